@@ -13,9 +13,14 @@ use crate::sys::directory::{
     StagedFile,
 };
 
-use super::record::{LIVE_LINE, MAX_LEN, READ_LOCK_LINE};
+use super::file_system::FileSystem;
+use super::record::MAX_LEN;
+use super::second_names;
 use super::staleness::{Content, Flock};
-use super::takeover::{After, Files, LOCK_PATIENCE};
+use super::takeover::{After, Creation, Files, HeldLocks, RecordFor, LOCK_PATIENCE};
+
+/// More than the time in which a process writes a record over another.
+const WRITE_TIME: Duration = Duration::from_millis(5);
 
 /// What files are called that are to become locks (sema-lockfile(5), FILES).
 pub(super) const STAGED_NAMES: PrivateNames = PrivateNames {
@@ -96,40 +101,44 @@ impl<'a> LockFiles<'a> {
         }
     }
 
-    /// Locks the file and writes the record. Where files cannot be locked, the record does not say
-    /// that the file is locked.
-    ///
-    /// If the file has a name already, another process may lock it for a moment to look at it. This
-    /// process waits for that: a record that says that its file is locked, when it is not, would
-    /// give the lock away. Fails with [`io::ErrorKind::WouldBlock`] if that takes too long.
-    fn fill(&self, file: &File, record: &[u8]) -> io::Result<()> {
-        let missing = self.options.missing.locks;
-        let reading = !missing && lock_range(file, RangeLock::Read).unwrap_or(false);
-        let locked = match missing {
-            true => None,
-            false => supported(lock_within(file, LOCK_PATIENCE))?,
-        };
-        let record = match locked {
-            Some(false) => return Err(io::ErrorKind::WouldBlock.into()),
-            Some(true) if reading => record.to_vec(),
-            Some(true) => without(record, READ_LOCK_LINE),
-            None => without(&without(record, READ_LOCK_LINE), LIVE_LINE),
-        };
-        self.write(file, &record)
+    fn file_system(&self) -> Option<FileSystem> {
+        FileSystem::of(self.directory)
     }
 
-    fn write(&self, mut file: &File, record: &[u8]) -> io::Result<()> {
-        file.write_all(record)?;
+    /// Writes to the file at its start.
+    fn write_at_start(&self, file: &File, bytes: &[u8]) -> io::Result<()> {
+        file.write_all_at(bytes, 0)?;
         if self.options.is_synced {
             file.sync_all()?;
         }
         Ok(())
     }
 
-    /// A file that is complete when its name appears.
-    fn create_staged(&self, record: &[u8]) -> io::Result<File> {
+    /// Half a lock file must not stay. This process has it locked.
+    fn remove_if_ours(&self, file: &File) -> io::Result<()> {
+        if self.identity()? == Some(FileId::of(file)?) {
+            let _ = self.directory.remove(self.name);
+        }
+        Ok(())
+    }
+}
+
+impl Files for LockFiles<'_> {
+    type File = File;
+
+    fn creation(&self) -> io::Result<Creation> {
+        match self.file_system() {
+            Some(here) if here.has_single_kernel() => Ok(Creation::ByLink),
+            _ => second_names::creation_in(self.directory),
+        }
+    }
+
+    fn create_linked(&self, record: &RecordFor<'_>) -> io::Result<Option<File>> {
         let complete = |staged: StagedFile<'_>| {
-            self.fill(staged.file(), record)?;
+            let Some(locks) = self.lock_new(staged.file())? else {
+                return Err(io::ErrorKind::WouldBlock.into());
+            };
+            self.write_at_start(staged.file(), &record(locks))?;
             if self.options.missing.links {
                 return Err(io::ErrorKind::Unsupported.into());
             }
@@ -137,53 +146,49 @@ impl<'a> LockFiles<'a> {
             Ok(staged.into_file())
         };
         let mode = self.options.mode;
-        if self.options.missing.unnamed_files {
-            return StagedFile::private(self.directory, &STAGED_NAMES, mode).and_then(complete);
-        }
-        StagedFile::make(self.directory, &STAGED_NAMES, mode, complete)
-    }
-
-    /// A file that is not complete yet when its name appears: no process takes an empty file for a
-    /// stale one before the timeout is over.
-    fn create_in_place(&self, record: &[u8]) -> io::Result<Option<File>> {
-        let file = self.directory.create(self.name, self.options.mode)?;
-        let filled = self.fill(&file, record);
-        // If this process was asleep for very long, another one may have taken the empty file for a
-        // stale one.
-        let is_there = self.directory.identity(self.name)? == Some(FileId::of(&file)?);
-        match filled {
-            Ok(()) => Ok(is_there.then_some(file)),
-            // That process has the file locked, and decides what becomes of the name.
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
-            Err(error) => {
-                // Half a lock file must not stay.
-                if is_there {
-                    let _ = self.directory.remove(self.name);
-                }
-                Err(error)
-            }
-        }
-    }
-}
-
-impl Files for LockFiles<'_> {
-    type File = File;
-
-    fn create(&self, record: &[u8]) -> io::Result<Option<File>> {
-        let made = match self.create_staged(record) {
-            Err(error) if error.kind() == io::ErrorKind::Unsupported => {
-                self.create_in_place(record)
-            }
-            made => made.map(Some),
+        let made = match self.options.missing.unnamed_files {
+            true => StagedFile::private(self.directory, &STAGED_NAMES, mode).and_then(complete),
+            false => StagedFile::make(self.directory, &STAGED_NAMES, mode, complete),
         };
-        match made {
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(None),
-            other => other,
+        unless_taken(made)
+    }
+
+    fn create_empty(&self) -> io::Result<Option<File>> {
+        unless_taken(self.directory.create(self.name, self.options.mode))
+    }
+
+    /// If the file has a name already, another process may lock it for a moment to look at it. This
+    /// process waits for that: a record that says that its file is locked, when it is not, would
+    /// give the lock away.
+    fn lock_new(&self, file: &File) -> io::Result<Option<HeldLocks>> {
+        let missing = self.options.missing.locks;
+        let has_read_lock = !missing && lock_range(file, RangeLock::Read).unwrap_or(false);
+        let locked = match missing {
+            true => None,
+            false => supported(lock_within(file, LOCK_PATIENCE))?,
+        };
+        let has_flock = locked == Some(true);
+        Ok((locked != Some(false)).then(|| HeldLocks {
+            has_flock,
+            has_read_lock: has_read_lock && has_flock,
+            file_system: self.file_system(),
+        }))
+    }
+
+    fn write(&self, file: &File, record: &[u8]) -> io::Result<()> {
+        let written = self.write_at_start(file, record);
+        if written.is_err() {
+            self.remove_if_ours(file)?;
         }
+        written
     }
 
     fn open(&self) -> io::Result<Entry> {
         self.directory.open_file(self.name)
+    }
+
+    fn is_mount_point(&self, file: &File) -> bool {
+        self.directory.is_mount_point(self.name, file)
     }
 
     fn open_to_write(&self, file: &File) -> io::Result<Option<File>> {
@@ -207,7 +212,7 @@ impl Files for LockFiles<'_> {
         let deadline = Instant::now() + patience;
         loop {
             let flock = self.lock_once(file)?;
-            if flock != Flock::Theirs || Instant::now() >= deadline {
+            if flock != Flock::HeldByOther || Instant::now() >= deadline {
                 return Ok(flock);
             }
             thread::sleep(POLL);
@@ -216,6 +221,10 @@ impl Files for LockFiles<'_> {
 
     fn read(&self, file: &File) -> io::Result<Content> {
         read(file)
+    }
+
+    fn pause(&self) {
+        thread::sleep(WRITE_TIME);
     }
 
     fn id(&self, file: &File) -> io::Result<FileId> {
@@ -233,13 +242,19 @@ impl Files for LockFiles<'_> {
     }
 
     fn rewrite(&self, file: &File, record: &[u8], mode: u32) -> io::Result<()> {
-        if file.metadata()?.mode() != mode {
+        let found = file.metadata()?;
+        if found.mode() != mode {
             file.set_permissions(Permissions::from_mode(mode))?;
         }
-        let rewritten = file.set_len(0).and_then(|()| self.write(file, record));
-        if rewritten.is_err() && self.identity()? == Some(FileId::of(file)?) {
-            // Half a lock file must not stay.
-            let _ = self.directory.remove(self.name);
+        // A process that dies before the truncation leaves its record, which empty lines follow.
+        let old_len = usize::try_from(found.len()).unwrap_or(MAX_LEN).min(MAX_LEN);
+        let mut padded = record.to_vec();
+        padded.resize(record.len().max(old_len), b'\n');
+        let rewritten = self
+            .write_at_start(file, &padded)
+            .and_then(|()| file.set_len(record.len() as u64));
+        if rewritten.is_err() {
+            self.remove_if_ours(file)?;
         }
         rewritten
     }
@@ -267,18 +282,18 @@ impl LockFiles<'_> {
         }
         let reading = supported(lock_range(file, RangeLock::Read))?;
         if reading == Some(false) {
-            return Ok(Flock::Theirs);
+            return Ok(Flock::HeldByOther);
         }
         match supported(lock_within(file, Duration::ZERO))? {
-            Some(true) => return Ok(Flock::Ours),
+            Some(true) => return Ok(Flock::Acquired),
             None => return Ok(Flock::Unknown),
             Some(false) => {}
         }
         if reading.is_some() && supported(lock_range(file, RangeLock::Write))? == Some(true) {
-            return Ok(Flock::Bystanders);
+            return Ok(Flock::HeldByNonParticipant);
         }
         unlock_range(file);
-        Ok(Flock::Theirs)
+        Ok(Flock::HeldByOther)
     }
 }
 
@@ -290,14 +305,26 @@ fn supported(locked: io::Result<bool>) -> io::Result<Option<bool>> {
     }
 }
 
-/// A record without one of its lines.
-fn without(record: &[u8], line: &str) -> Vec<u8> {
-    let text = String::from_utf8_lossy(record);
-    text.replacen(&format!("\n{line}"), "\n", 1).into_bytes()
+/// `None` if the name is taken.
+fn unless_taken(made: io::Result<File>) -> io::Result<Option<File>> {
+    match made {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(None),
+        made => made.map(Some),
+    }
 }
 
-/// Reads a lock file: one byte more than the longest record at most.
+/// Reads a lock file: one byte more than the longest record at most. A taker may be writing its
+/// record over the old one, so a file that looks like one of another program is read once more.
 pub(super) fn read(file: &File) -> io::Result<Content> {
+    let content = read_once(file)?;
+    if content.is_lock_file {
+        return Ok(content);
+    }
+    thread::sleep(WRITE_TIME);
+    read_once(file)
+}
+
+fn read_once(file: &File) -> io::Result<Content> {
     // Most records are short.
     let mut bytes = vec![0; 1024];
     let mut len = 0;
@@ -313,10 +340,9 @@ pub(super) fn read(file: &File) -> io::Result<Content> {
         }
     }
     bytes.truncate(len);
-    Ok(Content {
-        bytes,
-        modified: u64::try_from(file.metadata()?.mtime()).unwrap_or(0),
-    })
+    let modified = u64::try_from(file.metadata()?.mtime()).unwrap_or(0);
+    let (id, file_system) = (FileId::of(file)?, FileSystem::of(file));
+    Ok(Content::new(bytes, modified, id, file_system))
 }
 
 /// A file for this process alone; the umask applies to `mode`.
@@ -335,8 +361,6 @@ mod tests {
     use rustix::fs::{flock, FlockOperation};
 
     use super::*;
-
-    const RECORD: &[u8] = b"pid=1\ntimestamp=0000000001\nx-live=flock\n";
 
     fn with_files(check: impl FnOnce(&Path, &LockFiles<'_>)) {
         let scratch = tempfile::tempdir().expect("a directory");
@@ -362,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_is_not_written_before_the_file_is_locked() {
+    fn a_new_file_waits_for_a_process_that_looks_at_it() {
         with_files(|path, files| {
             let ours = files.directory.create(path, 0o644).expect("a file");
             let theirs = locked(path);
@@ -376,14 +400,15 @@ mod tests {
                 sender.send(()).expect("a thread");
                 let mut asked = Instant::now();
                 // On a busy machine, the other process has it for longer than the patience.
-                while let Err(error) = files.fill(&ours, RECORD) {
-                    assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
+                let locks = loop {
+                    if let Some(locks) = files.lock_new(&ours).expect("an attempt") {
+                        break locks;
+                    }
                     assert!(asked.elapsed() >= LOCK_PATIENCE, "it did not wait");
-                    assert_eq!(fs::read(path).expect("a file"), b"");
                     asked = Instant::now();
-                }
+                };
+                assert!(locks.has_flock && locks.has_read_lock);
             });
-            assert_eq!(fs::read(path).expect("a record"), RECORD);
             let third = File::open(path).expect("a file");
             let refused = flock(&third, FlockOperation::NonBlockingLockExclusive);
             assert!(refused.is_err(), "the record says that we have it locked");
@@ -395,9 +420,7 @@ mod tests {
         with_files(|path, files| {
             let ours = files.directory.create(path, 0o644).expect("a file");
             let _theirs = locked(path);
-            let error = files.fill(&ours, RECORD).expect_err("locked");
-            assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
-            assert_eq!(fs::read(path).expect("a file"), b"");
+            assert_eq!(files.lock_new(&ours).expect("an attempt"), None);
         });
     }
 

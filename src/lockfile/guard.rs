@@ -90,7 +90,7 @@ impl<'a> SemaphoreGuard<'a> {
             directory,
             name: semaphore.lock_path.name.clone(),
             options: options.files,
-            record: Record::parse(&read(&file)?.bytes),
+            record: *read(&file)?.record,
             file,
             creator: process::id(),
             is_lost: AtomicBool::new(false),
@@ -201,7 +201,7 @@ impl HeldFile {
     /// if the file system keeps flock(2) local to a host, or if it dropped our flock after a
     /// disconnect.
     fn is_our_record(&self) -> io::Result<bool> {
-        let now = Record::parse(&read(&self.file)?.bytes);
+        let now = *read(&self.file)?.record;
         let grant = |record: &Record| {
             let Record { host, boot, .. } = record.clone();
             (record.pid, record.since, record.start, host, boot)

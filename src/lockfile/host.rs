@@ -3,23 +3,44 @@
 use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt;
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use crate::sys::directory::Directory;
 
 use super::files::new_file;
 use super::record::{LockInfo, Record};
-use super::staleness::{Host, HostId, UNKNOWN_PID_NAMESPACE};
-use super::takeover::is_forbidden;
+use super::staleness::{Content, Host, HostId, UNKNOWN_PID_NAMESPACE};
+use super::takeover::{is_forbidden, HeldLocks};
 use super::HolderKind;
 use crate::sys::process::{self, Process};
 
 const OWN_PID_NAMESPACE: &str = "/proc/self/ns/pid";
 
-/// This host, with the file system of a directory.
+/// This host as one operation on a lock finds it, with the file system of a directory.
 pub(super) struct LocalHost<'a> {
     pub(super) directory: &'a Directory,
+    pub(super) id: HostId,
+    pub(super) last_seen: &'a LastSeen,
+}
+
+/// The last content of a lock that the clocks could not tell the age of, and since when this process
+/// has seen it unchanged, by the clock that counts from boot.
+#[derive(Debug, Default)]
+pub(super) struct LastSeen(Mutex<Option<(Content, Duration)>>);
+
+impl LastSeen {
+    /// For how long the lock has had this content at `now`, as far as this process has seen.
+    fn unchanged_for(&self, content: &Content, now: Duration) -> Duration {
+        let mut seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*seen {
+            Some((last, since)) if last == content => now.saturating_sub(*since),
+            _ => {
+                *seen = Some((content.clone(), now));
+                Duration::ZERO
+            }
+        }
+    }
 }
 
 /// Seconds since 1970, by the clock of the directory's file system, or why that cannot be told.
@@ -36,6 +57,10 @@ pub(super) fn file_system_now(directory: &Directory) -> io::Result<u64> {
 }
 
 impl Host for LocalHost<'_> {
+    fn id(&self) -> &HostId {
+        &self.id
+    }
+
     fn now(&self) -> u64 {
         seconds_since_1970()
     }
@@ -48,14 +73,18 @@ impl Host for LocalHost<'_> {
         process::booted_at()
     }
 
+    fn uptime(&self) -> Option<u64> {
+        process::uptime()
+    }
+
+    fn unchanged_for(&self, content: &Content) -> u64 {
+        let now = process::time_since_boot().unwrap_or_default();
+        self.last_seen.unchanged_for(content, now).as_secs()
+    }
+
     fn process(&self, pid: u32) -> Option<Process> {
         process::look_up(pid)
     }
-}
-
-/// The identity of this host; empty if it cannot be read for the moment.
-pub(super) fn host_id() -> HostId {
-    find_host_id().unwrap_or_default()
 }
 
 /// Reads the identity of this host. Without it, no lock can be judged. Fails if the process lacks a
@@ -63,11 +92,12 @@ pub(super) fn host_id() -> HostId {
 pub(super) fn find_host_id() -> io::Result<HostId> {
     let name = rustix::system::uname();
     let host = name.nodename().to_string_lossy().trim().to_owned();
-    let boot = boot_id()?.clone();
+    let known = |text: &String| !text.is_empty();
+    let boot = boot_id()?.clone().filter(known);
     // Not kept: a fork may be in another namespace, even with the same number.
     let pid_namespace = if_there(fs::read_link(OWN_PID_NAMESPACE))?;
     Ok(HostId {
-        host: Some(host),
+        host: Some(host).filter(known),
         boot,
         pid_namespace: pid_namespace.and_then(|link| {
             let link = link.to_string_lossy();
@@ -150,15 +180,19 @@ impl Default for LockInfo {
     }
 }
 
-/// The record of a grant to the process of `info` on `host`, which is this one, as of now.
+/// The record of a grant to the process of `info` on `host`, which is this one, as of now. A guard
+/// promises to keep its locks on the file.
 pub(super) fn stamped(
     host: HostId,
     info: &LockInfo,
     token: Option<&str>,
     holder: HolderKind,
+    locks: HeldLocks,
 ) -> Record {
     let now = seconds_since_1970();
     let unknown = || (!has_no_pid_namespaces()).then(|| UNKNOWN_PID_NAMESPACE.to_owned());
+    let is_live = holder == HolderKind::Guard && locks.has_flock;
+    let file_system = locks.file_system.filter(|_| is_live);
     Record {
         pid: Some(info.pid),
         timestamp: Some(now),
@@ -169,14 +203,29 @@ pub(super) fn stamped(
         pid_namespace: host.pid_namespace.or_else(unknown),
         start: process::comparable_start(info.pid),
         token: token.map(str::to_owned),
-        is_live: holder == HolderKind::Guard,
-        has_read_lock: holder == HolderKind::Guard,
+        file_system: file_system.map(|file_system| file_system.to_string()),
+        is_live,
+        has_read_lock: is_live && locks.has_read_lock,
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sys::directory::FileId;
+
+    #[test]
+    fn a_file_is_as_old_as_this_process_has_seen_it_unchanged() {
+        let seconds = Duration::from_secs;
+        let content = |text: &str| {
+            let bytes = text.as_bytes().to_vec();
+            Content::new(bytes, 5, FileId::of_model(0, 1), None)
+        };
+        let seen = LastSeen::default();
+        let ages = [("", 10), ("", 70), ("pid=1", 80), ("pid=1", 95), ("", 100)];
+        let ages = ages.map(|(text, now)| seen.unchanged_for(&content(text), seconds(now)));
+        assert_eq!(ages, [0, 60, 0, 15, 0].map(seconds));
+    }
 
     #[test]
     fn age_is_counted_from_the_timestamp_and_the_future_is_young() {

@@ -20,12 +20,14 @@
 
 mod config;
 mod error;
+mod file_system;
 mod files;
 mod guard;
 mod host;
 mod path;
 mod record;
 mod release;
+mod second_names;
 mod staleness;
 mod status;
 mod takeover;
@@ -56,11 +58,13 @@ pub use takeover::Obstacle;
 pub(crate) use wait::{acquire_any, acquire_any_detached, wait_any, WaitLimit, Waited};
 
 use files::LockFiles;
-use host::{find_host_id, host_id, stamped, LocalHost};
+use host::{find_host_id, stamped, LastSeen, LocalHost};
 use path::LockPath;
-pub(crate) use record::{is_of_lock_file, Record};
+#[cfg(all(feature = "programs", any(test, fuzzing)))]
+pub(crate) use record::is_of_lock_file;
+pub(crate) use record::Record;
 use staleness::{judge, Content, Flock, Judgement};
-use takeover::{Taker, Tried, Verdict};
+use takeover::{Outcome, Taker, Verdict};
 
 /// A lock whose state is a file.
 #[derive(Debug)]
@@ -69,6 +73,7 @@ pub struct Semaphore {
     lock_path: LockPath,
     config: SemaphoreConfig,
     options: SemaphoreOptions,
+    last_seen: LastSeen,
 }
 
 /// What an attempt to take a lock gives.
@@ -119,6 +124,7 @@ impl Semaphore {
             lock_path,
             config,
             options,
+            last_seen: LastSeen::default(),
         })
     }
 
@@ -222,11 +228,13 @@ impl Semaphore {
         match self.release(&terms) {
             Ok(ReleaseOutcome::Released) | Err(SemaphoreError::NotLocked) => Ok(()),
             Ok(ReleaseOutcome::Kept(busy)) => Err(match busy.obstacle {
-                Obstacle::NotAFile => path::invalid("not a regular file", &self.path),
                 Obstacle::Unreadable | Obstacle::NotRemovable => {
                     SemaphoreError::IoError(io::ErrorKind::PermissionDenied.into())
                 }
-                _ => busy.to_error(),
+                obstacle => match obstacle.hopeless_reason() {
+                    Some(reason) => path::invalid(reason, &self.path),
+                    None => busy.to_error(),
+                },
             }),
             Err(error) => Err(error),
         }
@@ -258,39 +266,62 @@ impl Semaphore {
         holder: HolderKind,
         hold: impl FnOnce(Directory, File) -> io::Result<T>,
     ) -> SemaphoreResult<Attempt<T>> {
-        let host = find_host_id()?;
         let directory = self.directory()?;
+        let host = self.host(&directory)?;
         let files = self.files(&directory);
         let token = self.options.token.as_deref();
         let taker = Taker {
-            record: &|| {
-                stamped(host.clone(), info, token, holder)
-                    .print()
-                    .into_bytes()
+            record: &|locks| {
+                let record = stamped(host.id.clone(), info, token, holder, locks);
+                record.print().into_bytes()
             },
-            may_take: &|content| self.may_take(content, Flock::Ours, &directory),
+            may_take: &|content| self.may_take(content, Flock::Acquired, &host),
         };
         match takeover::acquire(&files, &taker)? {
-            Tried::Done(file) => Ok(Attempt::Granted(hold(directory, file)?)),
-            Tried::Obstructed(obstacle, content) => {
-                Ok(Attempt::Busy(self.busy(obstacle, content, &directory)?))
+            Outcome::Done(file) => Ok(Attempt::Granted(hold(directory, file)?)),
+            Outcome::Blocked(obstacle, content) => {
+                let is_final = obstacle.hopeless_reason().is_some();
+                // Whatever happens to this lock, this process could make no other.
+                let obstacle = match is_final || directory.may_change_names() {
+                    true => obstacle,
+                    false => Obstacle::UnwritableDirectory,
+                };
+                Ok(Attempt::Busy(self.busy(obstacle, content, &host)?))
             }
         }
     }
 
+    /// This host, with the file system of the directory. Fails if this process lacks a file
+    /// descriptor or memory for the moment.
+    fn host<'a>(&'a self, directory: &'a Directory) -> io::Result<LocalHost<'a>> {
+        Ok(LocalHost {
+            directory,
+            id: find_host_id()?,
+            last_seen: &self.last_seen,
+        })
+    }
+
+    /// As [`Semaphore::host`], to look only. What cannot be read is unknown.
+    fn host_to_look<'a>(&'a self, directory: &'a Directory) -> LocalHost<'a> {
+        LocalHost {
+            directory,
+            id: find_host_id().unwrap_or_default(),
+            last_seen: &self.last_seen,
+        }
+    }
+
     /// Whether a file with this content and this flock may be taken over.
-    fn may_take(&self, content: &Content, flock: Flock, directory: &Directory) -> Verdict {
-        if !is_of_lock_file(&content.bytes) {
+    fn may_take(&self, content: &Content, flock: Flock, host: &LocalHost<'_>) -> Verdict {
+        if !content.is_lock_file {
             return Err(Obstacle::NotALockFile);
         }
-        let judgement = self.judge(content, flock, directory);
+        let judgement = self.judge(content, flock, host);
         judgement.is_stale.then_some(()).ok_or(Obstacle::NotStale)
     }
 
-    fn judge(&self, content: &Content, flock: Flock, directory: &Directory) -> Judgement {
+    fn judge(&self, content: &Content, flock: Flock, host: &LocalHost<'_>) -> Judgement {
         let (timeout, rule) = (self.config.stale_timeout, self.options.stale_rule);
-        let host = LocalHost { directory };
-        judge(content, flock, timeout, rule, &host_id(), &host)
+        judge(content, flock, timeout, rule, host)
     }
 
     fn not_a_lock_file(&self) -> SemaphoreError {
@@ -302,17 +333,17 @@ impl Semaphore {
         &self,
         obstacle: Obstacle,
         content: Option<Content>,
-        directory: &Directory,
+        host: &LocalHost<'_>,
     ) -> SemaphoreResult<Busy> {
         let flock = match obstacle {
             Obstacle::NotALockFile => return Err(self.not_a_lock_file()),
-            Obstacle::Locked => Flock::Theirs,
+            Obstacle::Locked => Flock::HeldByOther,
             _ => Flock::Unknown,
         };
         let Some(content) = content else {
             return Ok(Busy::unknown(obstacle));
         };
-        let mut busy = self.busy_with(obstacle, &content, flock, directory);
+        let mut busy = self.busy_with(obstacle, &content, flock, host);
         // Stale only if its holder has not locked it, which cannot be told: the process decides.
         if obstacle == Obstacle::NoLocks && !busy.details.is_stale {
             busy.obstacle = Obstacle::NotStale;

@@ -80,6 +80,8 @@ pub(crate) struct Record {
     /// When the process was started, in clock ticks since boot.
     pub(super) start: Option<u64>,
     pub(super) token: Option<String>,
+    /// Where the file is that the holder keeps locked: the type and the id of its file system.
+    pub(super) file_system: Option<String>,
     /// The holder keeps the file locked by flock(2) while it is alive.
     pub(super) is_live: bool,
     /// The holder also keeps it locked by fcntl(2).
@@ -90,7 +92,8 @@ impl Record {
     /// Reads all fields that can be read.
     pub(crate) fn parse(content: &[u8]) -> Record {
         let mut record = Record::default();
-        if content.len() > MAX_LEN {
+        // A power cut has left NUL bytes in place of the rest: nothing of it is certain.
+        if content.len() > MAX_LEN || content.ends_with(b"\0") {
             return record;
         }
         let text = String::from_utf8_lossy(content);
@@ -101,16 +104,19 @@ impl Record {
             };
             let value = value.trim();
             let owned = || Some(value.to_owned());
+            // An empty identity is unknown.
+            let identity = || owned().filter(|value| !value.is_empty());
             match key.trim() {
                 "pid" => record.pid = digits(value),
                 "timestamp" => record.timestamp = digits(value),
                 "tag" => record.tag = owned(),
                 "x-since" => record.since = digits(value),
-                "x-host" => record.host = owned(),
-                "x-boot" => record.boot = owned(),
-                "x-pidns" => record.pid_namespace = owned(),
+                "x-host" => record.host = identity(),
+                "x-boot" => record.boot = identity(),
+                "x-pidns" => record.pid_namespace = identity(),
                 "x-start" => record.start = digits(value),
                 "x-token" => record.token = owned(),
+                "x-fs" => record.file_system = identity(),
                 "x-fcntl" => record.has_read_lock = value == "read",
                 "x-live" => record.is_live = value == "flock",
                 _ => {}
@@ -142,6 +148,7 @@ impl Record {
         line("x-pidns", self.pid_namespace.clone());
         line("x-start", self.start.map(|start| start.to_string()));
         line("x-token", self.token.clone());
+        line("x-fs", self.file_system.clone());
         if self.has_read_lock {
             text.push_str(READ_LOCK_LINE);
         }
@@ -162,11 +169,14 @@ impl Record {
 }
 
 /// Whether a file with this content is a lock file: empty, a record, or the beginning of a record
-/// with its first key at least. Any other file belongs to another program and must be left alone.
+/// with its first key at least. NUL bytes may follow, as after a power cut. Any other file belongs to
+/// another program and must be left alone.
 pub(crate) fn is_of_lock_file(content: &[u8]) -> bool {
     if content.len() > MAX_LEN {
         return false;
     }
+    let len = content.iter().rposition(|byte| *byte != 0);
+    let content = &content[..len.map_or(0, |last| last + 1)];
     let text = String::from_utf8_lossy(content);
     let text = text.strip_prefix('\u{feff}').unwrap_or(&text);
     let mut lines = text
@@ -278,11 +288,12 @@ mod tests {
                 timestamp: Some(self.number()),
                 tag: self.maybe(Dice::word),
                 since: self.maybe(Dice::number),
-                host: self.maybe(Dice::word),
-                boot: self.maybe(Dice::word),
-                pid_namespace: self.maybe(Dice::word),
+                host: self.maybe(Dice::word).filter(|text| !text.is_empty()),
+                boot: self.maybe(Dice::word).filter(|text| !text.is_empty()),
+                pid_namespace: self.maybe(Dice::word).filter(|text| !text.is_empty()),
                 start: self.maybe(Dice::number),
                 token: self.maybe(Dice::word),
+                file_system: self.maybe(Dice::word).filter(|text| !text.is_empty()),
                 is_live: self.throw(2) == 1,
                 has_read_lock: self.throw(2) == 1,
             }
@@ -469,6 +480,24 @@ mod tests {
     }
 
     #[test]
+    fn what_a_power_cut_leaves_is_an_unreadable_lock() {
+        for len in [1, 2, 100, MAX_LEN] {
+            let zeros = vec![0; len];
+            assert!(is_of_lock_file(&zeros), "{len}");
+            assert_eq!(Record::parse(&zeros), Record::default(), "{len}");
+        }
+        assert!(!is_of_lock_file(&vec![0; MAX_LEN + 1]));
+        for seed in seeds().take(100) {
+            let text = Dice(seed).record().print();
+            for end in "pid=".len()..=text.len() {
+                let bytes = [&text.as_bytes()[..end], &[0; 7]].concat();
+                assert!(is_of_lock_file(&bytes), "seed {seed}: {:?}", &text[..end]);
+                assert_eq!(Record::parse(&bytes), Record::default(), "seed {seed}");
+            }
+        }
+    }
+
+    #[test]
     fn files_of_other_programs_are_no_lock_files() {
         let long = format!("pid=7\ntimestamp=9\n{}", "x".repeat(MAX_LEN));
         for text in [
@@ -493,8 +522,11 @@ mod tests {
             "\n",
             "\n \r\n",
             "\u{feff}",
-            "pid=7\n\0\0",
-            "\0",
+            "\0\n",
+            "\0pid=7\n",
+            "pid=7\n\0\0user=root\n",
+            "pid\0\0",
+            "#!/bin/sh\n\0",
             "x",
             &long,
         ] {
@@ -579,6 +611,7 @@ mod tests {
             pid_namespace: Some("4026531836".into()),
             start: Some(u64::MAX),
             token: longest(),
+            file_system: longest(),
             has_read_lock: true,
             is_live: true,
         };

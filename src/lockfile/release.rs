@@ -1,13 +1,11 @@
 //! The release of a lock by its terms, without its guard.
 
-use crate::sys::directory::Directory;
-
 use super::error::{SemaphoreError, SemaphoreResult};
-use super::host::{find_host_id, host_id};
-use super::record::{is_of_lock_file, token_as_read, Record};
+use super::host::LocalHost;
+use super::record::token_as_read;
 use super::staleness::{is_of_elsewhere, Alive, Content, Flock};
 use super::status::Busy;
-use super::takeover::{self, may_pass, Obstacle, Tried, Verdict};
+use super::takeover::{self, may_pass, Obstacle, Outcome, Verdict};
 use super::Semaphore;
 
 /// The conditions of a release.
@@ -66,20 +64,20 @@ impl Semaphore {
     /// [`SemaphoreError::NotLocked`] if there is no lock, [`SemaphoreError::NotALockFile`] if the
     /// file belongs to another program, or an error of the system.
     pub fn release(&self, terms: &ReleaseTerms) -> SemaphoreResult<ReleaseOutcome> {
-        find_host_id()?;
         let directory = self.directory()?;
+        let host = self.host(&directory)?;
         let files = self.files(&directory);
-        let allows = |content: &Content, flock| self.allows(terms, content, flock, &directory);
+        let allows = |content: &Content, flock| self.allows(terms, content, flock, &host);
         Ok(match takeover::remove(&files, &allows)? {
-            Tried::Done(true) => ReleaseOutcome::Released,
-            Tried::Done(false) => return Err(SemaphoreError::NotLocked),
-            Tried::Obstructed(obstacle, content) => {
-                ReleaseOutcome::Kept(self.busy(obstacle, content, &directory)?)
+            Outcome::Done(true) => ReleaseOutcome::Released,
+            Outcome::Done(false) => return Err(SemaphoreError::NotLocked),
+            Outcome::Blocked(obstacle, content) => {
+                ReleaseOutcome::Kept(self.busy(obstacle, content, &host)?)
             }
         })
     }
 
-    /// Releases a lock that was just taken for this process, and that no process will use.
+    /// Undoes a grant to a process that has ended.
     pub(crate) fn give_back(&self, pid: u32) {
         let terms = ReleaseTerms {
             pid: Some(pid),
@@ -94,35 +92,35 @@ impl Semaphore {
         terms: &ReleaseTerms,
         content: &Content,
         flock: Flock,
-        directory: &Directory,
+        host: &LocalHost<'_>,
     ) -> Verdict {
-        if !is_of_lock_file(&content.bytes) {
+        if !content.is_lock_file {
             return Err(Obstacle::NotALockFile);
         }
         if terms.force {
             return Ok(());
         }
-        let record = Record::parse(&content.bytes);
+        let record = &content.record;
         let token = terms.token.as_deref().map(token_as_read);
         let is_another = |pid| record.pid != Some(pid);
         if terms.pid.is_some_and(is_another) || (token.is_some() && record.token != token) {
             return Err(Obstacle::NotStale);
         }
-        let is_stale = || record.is_live || self.may_take(content, Flock::Ours, directory).is_ok();
+        let is_stale = || record.is_live || self.may_take(content, Flock::Acquired, host).is_ok();
         // A guard keeps its file locked, and a taker a stale one. Any other file can be locked by a
         // process that may only read it.
-        may_pass(flock, flock == Flock::Theirs && is_stale())?;
+        may_pass(flock, flock == Flock::HeldByOther && is_stale())?;
         // A process of another host may have the same number, but not the same token.
         let is_own = record.pid == Some(terms.asking);
         let is_named = terms.pid.is_some_and(|pid| pid != terms.asking);
-        let is_of_here = !is_of_elsewhere(&record, &host_id());
+        let is_of_here = !is_of_elsewhere(record, &host.id);
         if terms.token.is_some() || (is_of_here && (is_own || is_named)) {
             return Ok(());
         }
-        if flock == Flock::Theirs {
+        if flock == Flock::HeldByOther {
             return Err(Obstacle::Locked);
         }
-        let judgement = self.judge(content, flock, directory);
+        let judgement = self.judge(content, flock, host);
         let is_released = match judgement.alive {
             Alive::Yes => false,
             Alive::No => judgement.is_stale || record.info().is_some(),

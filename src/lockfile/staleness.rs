@@ -3,7 +3,9 @@
 
 use std::time::Duration;
 
-use super::record::Record;
+use super::file_system::FileSystem;
+use super::record::{is_of_lock_file, Record};
+use crate::sys::directory::FileId;
 use crate::sys::process::Process;
 
 /// The most that clocks differ, in seconds. A later timestamp is from a wrong clock.
@@ -46,12 +48,18 @@ pub(super) struct HostId {
 
 /// What is known of the host that judges.
 pub(super) trait Host {
+    fn id(&self) -> &HostId;
     /// Seconds since 1970, by the clock of the system.
     fn now(&self) -> u64;
     /// Seconds since 1970, by the clock of the file system.
     fn file_system_now(&self) -> Option<u64>;
     /// When this kernel was booted, in seconds since 1970.
     fn booted_at(&self) -> Option<u64>;
+    /// Seconds since this kernel was booted.
+    fn uptime(&self) -> Option<u64>;
+    /// For how many seconds this process has seen the file with this content, whatever the clocks
+    /// say.
+    fn unchanged_for(&self, content: &Content) -> u64;
     /// The process with this number on this host.
     fn process(&self, pid: u32) -> Option<Process>;
 }
@@ -60,12 +68,12 @@ pub(super) trait Host {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Flock {
     /// No other process has it locked; after an attempt to lock it, this process has.
-    Ours,
+    Acquired,
     /// Another process has it locked by flock(2), but not by fcntl(2), as a holder and a taker do.
     /// After an attempt to lock it, this process has it locked by fcntl(2), so that they cannot.
-    Bystanders,
+    HeldByNonParticipant,
     /// Another process has it locked.
-    Theirs,
+    HeldByOther,
     /// This process has not tried, or the system refuses such locks.
     Unknown,
 }
@@ -74,18 +82,45 @@ impl Flock {
     /// The same for a file with this record: its holder may have locked it by flock(2) alone.
     pub(super) fn of_record(self, record: &Record) -> Flock {
         match self {
-            Flock::Bystanders if record.is_live && !record.has_read_lock => Flock::Theirs,
+            Flock::HeldByNonParticipant if record.is_live && !record.has_read_lock => {
+                Flock::HeldByOther
+            }
             other => other,
         }
     }
 }
 
-/// The content of a lock file, and the time of its last change.
+/// The content of a lock file, with the record in it, and where and when it was written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Content {
     pub(super) bytes: Vec<u8>,
+    pub(super) record: Box<Record>,
+    /// Whether the file is a lock file, and not one of another program.
+    pub(super) is_lock_file: bool,
     /// Seconds since 1970, by the clock of the file system.
     pub(super) modified: u64,
+    pub(super) file: FileId,
+    pub(super) file_system: Option<FileSystem>,
+}
+
+impl Content {
+    /// What a file says that was last written at `modified`.
+    pub(super) fn new(
+        bytes: Vec<u8>,
+        modified: u64,
+        file: FileId,
+        file_system: Option<FileSystem>,
+    ) -> Content {
+        let record = Box::new(Record::parse(&bytes));
+        Content {
+            is_lock_file: is_of_lock_file(&bytes),
+            bytes,
+            record,
+            modified,
+            file,
+            file_system,
+        }
+    }
 }
 
 /// The judgement on a lock file.
@@ -104,21 +139,18 @@ pub(super) fn judge(
     flock: Flock,
     timeout: Option<Duration>,
     rule: StaleRule,
-    own: &HostId,
     host: &impl Host,
 ) -> Judgement {
-    let record = &Record::parse(&content.bytes);
-    let alive = liveness(record, flock, own, host);
-    let is_dead_for_sure = is_of_an_earlier_boot(record, own, host)
-        || (promises_flock(record, own) && matches!(flock, Flock::Ours | Flock::Bystanders));
-    let may_be_dead = alive != Alive::Yes && origin(record, own) != Origin::Unknown;
+    let alive = liveness(content, flock, host);
+    let is_dead_for_sure = alive == Alive::No && is_death_certain(content, flock, host);
+    let may_be_dead = alive != Alive::Yes && origin(&content.record, host.id()) != Origin::Unknown;
     // A process that has the file locked is in the way of a takeover, however old the lock is.
-    let counts_as_dead = flock != Flock::Theirs && (rule == StaleRule::Age || may_be_dead);
+    let counts_as_dead = flock != Flock::HeldByOther && (rule == StaleRule::Age || may_be_dead);
     let stale_in = match timeout {
         Some(_) if is_dead_for_sure => Some(0),
         Some(timeout) if counts_as_dead => {
             let stale_at = timeout.as_secs().saturating_add(1);
-            Some(stale_at.saturating_sub(age(content, record, host)))
+            Some(stale_at.saturating_sub(age(content, host)))
         }
         _ => None,
     };
@@ -130,29 +162,44 @@ pub(super) fn judge(
 }
 
 /// For how many seconds the holder has not confirmed that it holds the lock; 0 if unknown.
-fn age(content: &Content, record: &Record, host: &impl Host) -> u64 {
-    let now = host.now();
-    match record.info() {
-        Some(info) if info.timestamp <= now.saturating_add(CLOCK_TOLERANCE) => {
-            now.saturating_sub(info.timestamp)
+fn age(content: &Content, host: &impl Host) -> u64 {
+    let (record, now) = (&content.record, host.now());
+    if let Some(info) = record.info() {
+        if info.timestamp <= now.saturating_add(CLOCK_TOLERANCE) {
+            return now.saturating_sub(info.timestamp);
         }
-        // Unreadable, or written by a wrong clock: the clock of the file system decides.
-        _ => host
-            .file_system_now()
-            .map_or(0, |now| now.saturating_sub(content.modified)),
     }
+    // Unreadable, or written by a wrong clock: the clock of the file system decides.
+    let Some(now) = host.file_system_now() else {
+        return 0;
+    };
+    if content.modified <= now.saturating_add(CLOCK_TOLERANCE) {
+        return now.saturating_sub(content.modified);
+    }
+    // That clock was ahead, too, or is behind after a reboot without a battery.
+    let uptime = host
+        .uptime()
+        .filter(|_| is_of_another_boot_of_ours(content, host.id()));
+    uptime.unwrap_or_else(|| host.unchanged_for(content))
 }
 
-fn liveness(record: &Record, flock: Flock, own: &HostId, host: &impl Host) -> Alive {
-    if is_of_an_earlier_boot(record, own, host) {
-        return Alive::No;
-    }
-    if promises_flock(record, own) {
-        match flock {
-            Flock::Theirs => return Alive::Yes,
-            Flock::Ours | Flock::Bystanders => return Alive::No,
-            Flock::Unknown => {}
-        }
+/// Whether this host wrote the record before its last reboot, as far as names tell.
+fn is_of_another_boot_of_ours(content: &Content, own: &HostId) -> bool {
+    let survives = content.file_system.is_some_and(FileSystem::survives_reboot);
+    let Record { boot, host, .. } = &*content.record;
+    survives
+        && agreement(boot, &own.boot) == Agreement::Other
+        && agreement(host, &own.host) == Agreement::Same
+}
+
+fn liveness(content: &Content, flock: Flock, host: &impl Host) -> Alive {
+    let (record, own) = (&content.record, host.id());
+    let promise = promise(content, own);
+    match (promise, flock) {
+        (Promise::Decides | Promise::Supports, Flock::HeldByOther) => return Alive::Yes,
+        (Promise::Decides, Flock::Acquired | Flock::HeldByNonParticipant) => return Alive::No,
+        _ if is_of_an_earlier_boot(record, host) => return Alive::No,
+        _ => {}
     }
     let Some(info) = record
         .info()
@@ -168,6 +215,21 @@ fn liveness(record: &Record, flock: Flock, own: &HostId, host: &impl Host) -> Al
     }
 }
 
+/// Whether a holder that seems dead is dead, so that the lock is stale at any age.
+fn is_death_certain(content: &Content, flock: Flock, host: &impl Host) -> bool {
+    let (record, own) = (&content.record, host.id());
+    let is_unlocked = matches!(flock, Flock::Acquired | Flock::HeldByNonParticipant);
+    let is_of_same_namespace = record.boot.is_some()
+        && record.boot == own.boot
+        && record.pid_namespace == own.pid_namespace;
+    match promise(content, own) {
+        Promise::Decides if is_unlocked => true,
+        // The file may be unlocked only as this process reaches it. But its process is gone, too.
+        Promise::Supports if is_unlocked && is_of_same_namespace => true,
+        _ => is_of_an_earlier_boot(record, host),
+    }
+}
+
 /// Whether the process is the one in the record, and not a later one with the same number.
 fn is_the_one(record: &Record, timestamp: u64, process: &Process) -> bool {
     match (record.start, process.start_ticks) {
@@ -179,15 +241,45 @@ fn is_the_one(record: &Record, timestamp: u64, process: &Process) -> bool {
     }
 }
 
-/// Whether the holder keeps the file locked while it is alive, and this host can tell.
-pub(super) fn promises_flock(record: &Record, own: &HostId) -> bool {
-    record.is_live && agreement(&record.boot, &own.boot) == Agreement::Same
+/// What the lock on a file says about the guard that wrote its record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Promise {
+    /// Nothing: its writer made no promise, or has another kernel.
+    None,
+    /// If the file is locked, its guard is alive. If not, this process may reach the file in
+    /// another way than the guard, where the lock does not show.
+    Supports,
+    /// The guard is alive for as long as the file is locked, and no longer.
+    Decides,
 }
 
-/// Whether the record is of this host, from before its boot. A later record under our name may be
-/// of a clone of this host.
-fn is_of_an_earlier_boot(record: &Record, own: &HostId, host: &impl Host) -> bool {
+/// What the lock on this file says about its guard.
+pub(super) fn promise(content: &Content, own: &HostId) -> Promise {
+    let Content {
+        record,
+        file_system,
+        ..
+    } = content;
+    let is_of_our_boot = agreement(&record.boot, &own.boot) == Agreement::Same;
+    let here = file_system.filter(|here| here.has_single_kernel());
+    let is_same_way = match (&record.file_system, here) {
+        (Some(theirs), Some(here)) => *theirs == here.to_string(),
+        // An older release names none.
+        (None, Some(_)) => is_of_our_boot,
+        (_, None) => false,
+    };
+    match record.is_live {
+        true if is_same_way => Promise::Decides,
+        true if is_of_our_boot => Promise::Supports,
+        _ => Promise::None,
+    }
+}
+
+/// Whether the record is of this host, from before its boot. A newer record with our host name may
+/// come from a cloned machine.
+fn is_of_an_earlier_boot(record: &Record, host: &impl Host) -> bool {
     let is_before = |timestamp| host.booted_at().is_some_and(|boot| timestamp < boot);
+    let own = host.id();
     agreement(&record.boot, &own.boot) == Agreement::Other
         && agreement(&record.host, &own.host) == Agreement::Same
         && record.timestamp.is_some_and(is_before)
@@ -278,6 +370,8 @@ mod tests {
         own: HostId,
         booted_at: Option<u64>,
         file_system_now: Option<u64>,
+        uptime: Option<u64>,
+        unchanged_for: u64,
     }
 
     impl VirtualHost {
@@ -291,11 +385,38 @@ mod tests {
                 },
                 booted_at: Some(BOOTED),
                 file_system_now: Some(NOW),
+                uptime: Some(NOW - BOOTED),
+                unchanged_for: 0,
             }
         }
     }
 
+    fn on_ext4() -> Option<FileSystem> {
+        Some(FileSystem::of_type("ext4", 7))
+    }
+
+    fn content_on(file_system: Option<FileSystem>, text: &str, modified: u64) -> Content {
+        let bytes = text.as_bytes().to_vec();
+        Content::new(bytes, modified, FileId::of_model(0, 0), file_system)
+    }
+
+    fn content(text: &str, modified: u64) -> Content {
+        content_on(on_ext4(), text, modified)
+    }
+
     impl Host for VirtualHost {
+        fn id(&self) -> &HostId {
+            &self.own
+        }
+
+        fn uptime(&self) -> Option<u64> {
+            self.uptime
+        }
+
+        fn unchanged_for(&self, _: &Content) -> u64 {
+            self.unchanged_for
+        }
+
         fn now(&self) -> u64 {
             NOW
         }
@@ -325,17 +446,13 @@ mod tests {
         flock: Flock,
         rule: StaleRule,
     ) -> Judgement {
-        let content = Content {
-            bytes: text.as_bytes().to_vec(),
-            modified,
-        };
         let timeout = Some(Duration::from_secs(TIMEOUT));
-        judge(&content, flock, timeout, rule, &host.own, host)
+        judge(&content(text, modified), flock, timeout, rule, host)
     }
 
     fn judged(text: &str) -> Judgement {
         let rule = StaleRule::AgeAndLiveness;
-        judged_in(&VirtualHost::new(), text, NOW, Flock::Ours, rule)
+        judged_in(&VirtualHost::new(), text, NOW, Flock::Acquired, rule)
     }
 
     fn lines(pid: u32, timestamp: u64, more: &str) -> String {
@@ -543,9 +660,177 @@ mod tests {
         let text = lines(DEAD, OLD, "x-host=h\nx-boot=b\nx-live=flock\n");
         let host = VirtualHost::new();
         let rule = StaleRule::AgeAndLiveness;
-        let judgement = judged_in(&host, &text, NOW, Flock::Theirs, rule);
+        let judgement = judged_in(&host, &text, NOW, Flock::HeldByOther, rule);
         assert_eq!((judgement.alive, judgement.is_stale), (Alive::Yes, false));
         assert_eq!(judgement.stale_in, None);
+    }
+
+    #[test]
+    fn an_unlocked_file_proves_the_end_of_a_guard_only_in_the_same_way() {
+        use Alive::{No, Unknown, Yes};
+        let here = "x-host=h\nx-boot=b\nx-pidns=n\nx-start=100000\n";
+        let container = "x-host=g\nx-boot=a\nx-pidns=m\nx-start=1\n";
+        let fuse = FileSystem::of_type("fuse", 7);
+        let ext4 = FileSystem::of_type("ext4", 7);
+        let rows: &[(&str, u32, &str, &str, FileSystem, Alive, bool)] = &[
+            ("the same way", PID, here, "x-fs=ext4:7\n", ext4, No, true),
+            ("container", PID, container, "x-fs=ext4:7\n", ext4, No, true),
+            ("older release", PID, here, "", ext4, No, true),
+            (
+                "older, other boot",
+                PID,
+                container,
+                "",
+                ext4,
+                Unknown,
+                false,
+            ),
+            ("other id", PID, here, "x-fs=ext4:8\n", ext4, Yes, false),
+            (
+                "other type",
+                PID,
+                here,
+                "x-fs=overlay:7\n",
+                ext4,
+                Yes,
+                false,
+            ),
+            (
+                "other, dead",
+                DEAD,
+                here,
+                "x-fs=overlay:7\n",
+                ext4,
+                No,
+                true,
+            ),
+            (
+                "other, boot",
+                DEAD,
+                container,
+                "x-fs=xfs:7\n",
+                ext4,
+                Unknown,
+                false,
+            ),
+            (
+                "other, namespace",
+                DEAD,
+                "x-boot=b\nx-pidns=m\n",
+                "x-fs=xfs:7\n",
+                ext4,
+                Unknown,
+                false,
+            ),
+            (
+                "other, no namespace",
+                DEAD,
+                "x-boot=b\n",
+                "x-fs=xfs:7\n",
+                ext4,
+                No,
+                false,
+            ),
+            (
+                "FUSE, alive",
+                PID,
+                here,
+                "x-fs=65735546:7\n",
+                fuse,
+                Yes,
+                false,
+            ),
+            (
+                "FUSE, dead",
+                DEAD,
+                here,
+                "x-fs=65735546:7\n",
+                fuse,
+                No,
+                true,
+            ),
+            ("FUSE, older release", PID, here, "", fuse, Yes, false),
+            ("FUSE, older, dead", DEAD, here, "", fuse, No, true),
+        ];
+        for (what, pid, origin, fs, found_on, alive, is_stale) in rows {
+            // Young, so that no age makes it stale.
+            let text = lines(*pid, NOW, &format!("{origin}{fs}x-live=flock\n"));
+            let judged = |flock| {
+                let content = content_on(Some(*found_on), &text, NOW);
+                let timeout = Some(Duration::from_secs(TIMEOUT));
+                let rule = StaleRule::AgeAndLiveness;
+                judge(&content, flock, timeout, rule, &VirtualHost::new())
+            };
+            let unlocked = judged(Flock::Acquired);
+            let found = (unlocked.alive, unlocked.is_stale);
+            assert_eq!(found, (*alive, *is_stale), "{what}");
+            assert!(!judged(Flock::HeldByOther).is_stale, "{what}");
+        }
+    }
+
+    #[test]
+    fn without_a_timestamp_of_ours_the_locks_still_decide() {
+        for timestamp in [0, NOW + 1_000_000] {
+            let text = lines(PID, timestamp, "x-boot=a\nx-fs=ext4:7\nx-live=flock\n");
+            let host = VirtualHost::new();
+            let rule = StaleRule::AgeAndLiveness;
+            assert!(judged_in(&host, &text, NOW, Flock::Acquired, rule).is_stale);
+            let held = judged_in(&host, &text, NOW, Flock::HeldByOther, rule);
+            assert_eq!((held.alive, held.stale_in), (Alive::Yes, None));
+        }
+    }
+
+    #[test]
+    fn an_empty_identity_is_unknown() {
+        let record = Record::parse(b"x-host=\nx-boot= \nx-pidns=\nx-fs=\n");
+        assert_eq!(record, Record::default());
+    }
+
+    #[test]
+    fn a_lock_from_the_future_ages_by_uptime() {
+        const FUTURE: u64 = NOW + 1_000_000;
+        let rebooted = "x-host=h\nx-boot=a\nx-pidns=m\n";
+        let stale_in = |more: &str, modified, name: &str, uptime| {
+            let host = VirtualHost {
+                uptime: Some(uptime),
+                ..VirtualHost::new()
+            };
+            let file_system = Some(FileSystem::of_type(name, 7));
+            let content = content_on(file_system, &lines(DEAD, FUTURE, more), modified);
+            let (timeout, rule) = (Some(Duration::from_secs(TIMEOUT)), StaleRule::default());
+            judge(&content, Flock::Unknown, timeout, rule, &host).stale_in
+        };
+        assert_eq!(stale_in(rebooted, FUTURE, "ext4", 5), Some(TIMEOUT + 1 - 5));
+        assert_eq!(stale_in(rebooted, FUTURE, "ext4", TIMEOUT + 1), Some(0));
+        // Its file is not from the future: its age is known.
+        assert_eq!(stale_in(rebooted, OLD, "ext4", 5), Some(0));
+        for (more, name) in [
+            (rebooted, "tmpfs"),
+            (rebooted, "fuse"),
+            ("x-host=g\nx-boot=a\n", "ext4"),
+            ("x-host=h\nx-boot=b\n", "ext4"),
+            ("x-host=h\n", "ext4"),
+        ] {
+            let never = stale_in(more, FUTURE, name, TIMEOUT + 1);
+            assert_eq!(never, Some(TIMEOUT + 1), "{more} {name}");
+        }
+    }
+
+    #[test]
+    fn a_file_from_the_future_is_as_old_as_it_was_seen() {
+        const FUTURE: u64 = NOW + 1_000_000;
+        let zeros = "\0".repeat(100);
+        for text in ["", zeros.as_str(), &lines(DEAD, FUTURE, "")] {
+            for (unchanged_for, stale_in) in [(0, TIMEOUT + 1), (TIMEOUT, 1), (TIMEOUT + 1, 0)] {
+                let host = VirtualHost {
+                    unchanged_for,
+                    ..VirtualHost::new()
+                };
+                let rule = StaleRule::AgeAndLiveness;
+                let judged = judged_in(&host, text, FUTURE, Flock::Acquired, rule);
+                assert_eq!(judged.stale_in, Some(stale_in), "{text:?}");
+            }
+        }
     }
 
     #[test]
@@ -553,7 +838,7 @@ mod tests {
         let host = VirtualHost::new();
         let by_age = |timestamp| {
             let text = lines(PID, timestamp, "");
-            judged_in(&host, &text, NOW, Flock::Ours, StaleRule::Age).is_stale
+            judged_in(&host, &text, NOW, Flock::Acquired, StaleRule::Age).is_stale
         };
         assert!(by_age(OLD));
         assert!(!by_age(YOUNG));
@@ -567,13 +852,10 @@ mod tests {
             lines(DEAD, 0, "x-host=h\nx-boot=a\n"),
             String::new(),
         ] {
-            let content = Content {
-                bytes: text.clone().into_bytes(),
-                modified: 0,
-            };
+            let content = content(&text, 0);
             for rule in [StaleRule::Age, StaleRule::AgeAndLiveness] {
                 let host = VirtualHost::new();
-                let judgement = judge(&content, Flock::Ours, None, rule, &host.own, &host);
+                let judgement = judge(&content, Flock::Acquired, None, rule, &host);
                 assert!(
                     !judgement.is_stale && judgement.stale_in.is_none(),
                     "{text:?}"
@@ -591,7 +873,7 @@ mod tests {
                     ..VirtualHost::new()
                 };
                 let rule = StaleRule::AgeAndLiveness;
-                judged_in(&host, text, modified, Flock::Ours, rule).is_stale
+                judged_in(&host, text, modified, Flock::Acquired, rule).is_stale
             };
             assert!(at(OLD, NOW), "{text:?}");
             assert!(!at(YOUNG, NOW), "{text:?}");
@@ -606,7 +888,7 @@ mod tests {
         let stale = |timestamp, modified| {
             let text = lines(DEAD, timestamp, "");
             let rule = StaleRule::AgeAndLiveness;
-            judged_in(&VirtualHost::new(), &text, modified, Flock::Ours, rule).is_stale
+            judged_in(&VirtualHost::new(), &text, modified, Flock::Acquired, rule).is_stale
         };
         assert!(stale(NOW + 61, OLD));
         assert!(!stale(NOW + 61, YOUNG));
@@ -619,7 +901,7 @@ mod tests {
     fn a_lock_that_cannot_be_judged_is_not_stale() {
         let stale_in = |host: &VirtualHost, text: &str, modified| {
             let rule = StaleRule::AgeAndLiveness;
-            let judgement = judged_in(host, text, modified, Flock::Ours, rule);
+            let judgement = judged_in(host, text, modified, Flock::Acquired, rule);
             assert_eq!(judgement.is_stale, judgement.stale_in == Some(0), "{text}");
             judgement.stale_in
         };
@@ -657,7 +939,7 @@ mod tests {
             host.own.pid_namespace = own.map(str::to_owned);
             let judged = [PID, DEAD].map(|pid| {
                 let text = lines(pid, YOUNG, "x-host=h\nx-pidns=unknown\n");
-                judged_in(&host, &text, NOW, Flock::Ours, rule).alive
+                judged_in(&host, &text, NOW, Flock::Acquired, rule).alive
             });
             assert_eq!(judged, alive, "{own:?}");
         }
@@ -680,20 +962,10 @@ mod tests {
             for timestamp in [0, NOW, u64::MAX] {
                 for start in [0, u64::MAX] {
                     let text = lines(PID, timestamp, &format!("x-start={start}\n"));
-                    let content = Content {
-                        bytes: text.into_bytes(),
-                        modified: u64::MAX,
-                    };
+                    let content = content(&text, u64::MAX);
                     for rule in [StaleRule::Age, StaleRule::AgeAndLiveness] {
                         let host = VirtualHost::new();
-                        let judgement = judge(
-                            &content,
-                            Flock::Unknown,
-                            Some(timeout),
-                            rule,
-                            &host.own,
-                            &host,
-                        );
+                        let judgement = judge(&content, Flock::Unknown, Some(timeout), rule, &host);
                         assert!(timeout != Duration::MAX || !judgement.is_stale);
                     }
                 }
@@ -704,14 +976,11 @@ mod tests {
     #[test]
     fn a_fraction_of_a_second_counts_from_the_next_full_one() {
         let stale = |timestamp| {
-            let content = Content {
-                bytes: lines(DEAD, timestamp, "").into_bytes(),
-                modified: NOW,
-            };
+            let content = content(&lines(DEAD, timestamp, ""), NOW);
             let timeout = Some(Duration::from_millis(250));
             let host = VirtualHost::new();
             let rule = StaleRule::Age;
-            judge(&content, Flock::Ours, timeout, rule, &host.own, &host)
+            judge(&content, Flock::Acquired, timeout, rule, &host)
         };
         assert!(!stale(NOW).is_stale);
         assert!(stale(NOW - 1).is_stale);

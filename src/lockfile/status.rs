@@ -16,11 +16,11 @@ use crate::text::{digits, hex};
 
 use super::error::{SemaphoreError, SemaphoreResult};
 use super::files::{read, STAGED_NAMES};
-use super::host::{file_system_now, find_host_id, host_id};
+use super::host::{file_system_now, LocalHost};
 use super::path::invalid;
-use super::record::{is_of_lock_file, LockInfo, Record};
-use super::staleness::{promises_flock, Alive, Content, Flock};
-use super::takeover::{self, Files, Obstacle, Tried};
+use super::record::{LockInfo, Record};
+use super::staleness::{promise, Alive, Content, Flock, Promise};
+use super::takeover::{self, Found, Obstacle, Outcome};
 use super::Semaphore;
 
 /// A younger temporary file of another implementation is left alone.
@@ -125,16 +125,16 @@ impl Busy {
         }
     }
 
-    /// Whether no wait can end, because no lock can ever be at the path.
+    /// Whether no wait for the lock can end.
     pub(crate) fn is_hopeless(&self) -> bool {
-        matches!(self.obstacle, Obstacle::NotAFile | Obstacle::NotALockFile)
+        self.obstacle.hopeless_reason().is_some()
     }
 
     /// The error for a caller that has waited for the lock at `path`.
     pub(super) fn after_wait(&self, path: &Path) -> SemaphoreError {
-        match self.is_hopeless() {
-            true => invalid("not a regular file", path),
-            false => SemaphoreError::Timeout,
+        match self.obstacle.hopeless_reason() {
+            Some(reason) => invalid(reason, path),
+            None => SemaphoreError::Timeout,
         }
     }
 }
@@ -195,34 +195,33 @@ impl Semaphore {
         let Ok(Entry::File(file)) = opened else {
             return None;
         };
-        let record = Record::parse(&read(&file).ok()?.bytes);
+        let record = *read(&file).ok()?.record;
         Some((record.pid?, record))
     }
 
     /// The lock and its obstacle, as if it were not stale; `None` if it is free.
     pub(super) fn look(&self) -> SemaphoreResult<Option<Busy>> {
         let directory = self.directory()?;
-        let file = match directory.open_file(&self.lock_path.name)? {
-            Entry::Nothing => return Ok(None),
-            Entry::File(file) => file,
-            Entry::Unreadable => return Ok(Some(Busy::unknown(Obstacle::Unreadable))),
-            Entry::Other => return Ok(Some(Busy::unknown(Obstacle::NotAFile))),
+        let file = match takeover::find(&self.files(&directory))? {
+            Found::Nothing => return Ok(None),
+            Found::Unusable(obstacle) => return Ok(Some(Busy::unknown(obstacle))),
+            Found::File(file) => file,
         };
+        let host = self.host_to_look(&directory);
         let content = read(&file)?;
-        if !is_of_lock_file(&content.bytes) {
+        if !content.is_lock_file {
             return Err(self.not_a_lock_file());
         }
-        let record = Record::parse(&content.bytes);
         // Only where it matters: this shared lock is in the way of a taker for a moment.
-        let flock = match promises_flock(&record, &host_id()) {
-            true => look_at_flock(&file).of_record(&record),
-            false => Flock::Unknown,
+        let flock = match promise(&content, &host.id) {
+            Promise::None => Flock::Unknown,
+            _ => look_at_flock(&file).of_record(&content.record),
         };
         let obstacle = match flock {
-            Flock::Theirs => Obstacle::Locked,
+            Flock::HeldByOther => Obstacle::Locked,
             _ => Obstacle::NotStale,
         };
-        Ok(Some(self.busy_with(obstacle, &content, flock, &directory)))
+        Ok(Some(self.busy_with(obstacle, &content, flock, &host)))
     }
 
     /// A lock that is held, with what its file says.
@@ -231,10 +230,10 @@ impl Semaphore {
         obstacle: Obstacle,
         content: &Content,
         flock: Flock,
-        directory: &Directory,
+        host: &LocalHost<'_>,
     ) -> Busy {
-        let record = Record::parse(&content.bytes);
-        let judgement = self.judge(content, flock, directory);
+        let record = Record::clone(&content.record);
+        let judgement = self.judge(content, flock, host);
         let details = LockDetails {
             pid: record.pid,
             timestamp: record.timestamp,
@@ -252,9 +251,9 @@ impl Semaphore {
     pub(super) fn is_kept_locked(&self) -> SemaphoreResult<bool> {
         let directory = self.directory()?;
         let files = self.files(&directory);
-        Ok(match files.open()? {
-            Entry::File(found) => {
-                takeover::lock(&files, found, Duration::ZERO)?.flock == Flock::Theirs
+        Ok(match takeover::find(&files)? {
+            Found::File(found) => {
+                takeover::lock(&files, found, Duration::ZERO)?.flock == Flock::HeldByOther
             }
             _ => false,
         })
@@ -291,8 +290,8 @@ impl Semaphore {
         &self,
         without_flock: WithoutFlock,
     ) -> SemaphoreResult<(Cleaned, Option<Obstacle>)> {
-        find_host_id()?;
         let directory = self.directory()?;
+        let host = self.host(&directory)?;
         // Opened before the removal of the lock, since a failure says nothing of what is removed.
         let entries = match fs::read_dir(&self.lock_path.directory) {
             // The lock can be removed without it.
@@ -307,24 +306,23 @@ impl Semaphore {
                 // Which processes have it locked is looked at below.
                 let assumed = match flock {
                     Flock::Unknown => Flock::Unknown,
-                    _ => Flock::Ours,
+                    _ => Flock::Acquired,
                 };
-                let verdict = self.may_take(content, assumed, &directory);
-                let is_live = Record::parse(&content.bytes).is_live;
+                let verdict = self.may_take(content, assumed, &host);
+                let is_live = content.record.is_live;
                 verdict.and_then(|()| match flock {
                     // A guard has it locked, and lives.
-                    Flock::Theirs if is_live => Err(Obstacle::NotStale),
-                    Flock::Theirs => Err(Obstacle::Locked),
+                    Flock::HeldByOther if is_live => Err(Obstacle::NotStale),
+                    Flock::HeldByOther => Err(Obstacle::Locked),
                     Flock::Unknown if without_flock == WithoutFlock::Keep => Err(Obstacle::NoLocks),
-                    Flock::Ours | Flock::Bystanders | Flock::Unknown => Ok(()),
+                    Flock::Acquired | Flock::HeldByNonParticipant | Flock::Unknown => Ok(()),
                 })
             };
             match takeover::remove(&files, &allows)? {
-                Tried::Done(was_there) => cleaned.lock = was_there,
-                Tried::Obstructed(Obstacle::NotALockFile, _) => return Err(self.not_a_lock_file()),
-                Tried::Obstructed(why, content) => {
-                    let names_no_holder =
-                        |content: Content| Record::parse(&content.bytes).info().is_none();
+                Outcome::Done(was_there) => cleaned.lock = was_there,
+                Outcome::Blocked(Obstacle::NotALockFile, _) => return Err(self.not_a_lock_file()),
+                Outcome::Blocked(why, content) => {
+                    let names_no_holder = |content: Content| content.record.info().is_none();
                     // Only the clock of the file system tells how old such a lock is. Without it,
                     // an old one counts as young.
                     if why == Obstacle::NotStale && content.is_some_and(names_no_holder) {
@@ -381,9 +379,9 @@ impl Semaphore {
 /// Whether another process has the file locked.
 fn look_at_flock(file: &fs::File) -> Flock {
     match flock(file, FlockOperation::NonBlockingLockShared) {
-        Ok(()) => Flock::Ours,
-        Err(rustix::io::Errno::WOULDBLOCK) if has_range_lock(file) => Flock::Theirs,
-        Err(rustix::io::Errno::WOULDBLOCK) => Flock::Bystanders,
+        Ok(()) => Flock::Acquired,
+        Err(rustix::io::Errno::WOULDBLOCK) if has_range_lock(file) => Flock::HeldByOther,
+        Err(rustix::io::Errno::WOULDBLOCK) => Flock::HeldByNonParticipant,
         Err(_) => Flock::Unknown,
     }
 }

@@ -6,7 +6,9 @@
 //! process that may read the file can keep it locked by flock(2). Then a write lock by fcntl(2)
 //! counts as well, since it is not granted while a holder or a taker has the file locked.
 //!
-//! 1. A link, which replaces nothing, creates the name.
+//! 1. A link, which replaces nothing, creates the name. Where a lock on a file does not hold under
+//!    a second name, the name is created with an empty file. Its creator writes the record only
+//!    once it has the file locked, and has seen it empty and under the name since.
 //! 2. A taker rewrites a stale file in place. It has the file locked, has judged it again since,
 //!    and has seen it under the name after that. If the name still belongs to the file after the
 //!    rewrite, the lock belongs to the taker. With a write lock only, it removes the name instead.
@@ -21,16 +23,17 @@
 //! file during a takeover, the taker writes into a file without a name and sees that afterwards. It
 //! never displaces another file.
 //!
-//! Each call on [`Files`] is one step, except the rewrite, which is two. Between the system calls
-//! of a lock, a process has only locks that refuse other processes theirs. The tests run this code
-//! through every order of the steps of several processes.
+//! Each call on [`Files`] is one step, except the rewrite, which is three: a taker that dies within
+//! it leaves its own record, perhaps with an end of the old one. Between the system calls of a lock,
+//! a process has only locks that refuse other processes theirs. The tests run this code through
+//! every order of the steps of several processes.
 
 use std::io;
 use std::time::Duration;
 
 use crate::sys::directory::{Entry, FileId};
 
-use super::record::Record;
+use super::file_system::FileSystem;
 use super::staleness::{Content, Flock};
 
 /// How long this process waits for a file that another process has locked.
@@ -45,11 +48,23 @@ pub(super) trait Files {
     /// An open file. Once locked, it stays locked until it is dropped.
     type File;
 
+    /// How a new file gets the lock's name here. Not a step: no other process changes that.
+    fn creation(&self) -> io::Result<Creation>;
     /// Makes a file that is complete and locked when the lock's name appears; `None` if the name is
-    /// taken.
-    fn create(&self, record: &[u8]) -> io::Result<Option<Self::File>>;
+    /// taken. Fails with [`io::ErrorKind::Unsupported`] if the file system has no hard links.
+    fn create_linked(&self, record: &RecordFor<'_>) -> io::Result<Option<Self::File>>;
+    /// Makes an empty file under the lock's name; `None` if the name is taken.
+    fn create_empty(&self) -> io::Result<Option<Self::File>>;
+    /// Locks a new file as a holder does. Waits for [`LOCK_PATIENCE`] at most; `None` if another
+    /// process keeps it locked.
+    fn lock_new(&self, file: &Self::File) -> io::Result<Option<HeldLocks>>;
+    /// Writes the record into an empty file. After an error the lock's name is gone.
+    fn write(&self, file: &Self::File, record: &[u8]) -> io::Result<()>;
     /// Opens the file under the lock's name.
     fn open(&self) -> io::Result<Entry<Self::File>>;
+    /// Whether the lock's name is a mount point, so that other processes can see another file
+    /// there. Not a step.
+    fn is_mount_point(&self, file: &Self::File) -> bool;
     /// Opens the same file again for writing; `None` if this process may not write it.
     fn open_to_write(&self, file: &Self::File) -> io::Result<Option<Self::File>>;
     /// Whether a file that is open for writing may be rewritten: it is ours, has one name, and has
@@ -59,15 +74,17 @@ pub(super) trait Files {
     fn lock(&self, file: &Self::File, patience: Duration) -> io::Result<Flock>;
     /// Reads an open file.
     fn read(&self, file: &Self::File) -> io::Result<Content>;
-    /// The inode of an open file. Not a step, since it cannot change.
+    /// Waits for longer than a process needs to write a record.
+    fn pause(&self);
+    /// Which file an open file is. Not a step: that never changes.
     fn id(&self, file: &Self::File) -> io::Result<FileId>;
-    /// The inode under the lock's name.
+    /// Which file has the lock's name.
     fn identity(&self) -> io::Result<Option<FileId>>;
-    /// The mode of a new file here. Checks that the disk has room for the record, and that this
-    /// process may create names. Not a step, since no other process can see it.
+    /// Checks that there is room for a record, and that this process may make a file here. Gives the
+    /// permissions that a new lock would have.
     fn prepare(&self, record: &[u8]) -> io::Result<u32>;
-    /// Empties the file, writes the record, and sets the mode. After an error the file is
-    /// unchanged, or has lost the lock's name.
+    /// Sets the mode, writes the record over the old one, and cuts off what is left of that. A
+    /// reader can see a mixture. After an error the file is unchanged, or has lost the lock's name.
     fn rewrite(&self, file: &Self::File, record: &[u8], mode: u32) -> io::Result<()>;
     /// Removes the lock's name.
     fn remove(&self) -> io::Result<()>;
@@ -75,6 +92,29 @@ pub(super) trait Files {
     /// is no need to wait.
     fn settle(&self, after: After) -> bool;
 }
+
+/// How a new file gets the lock's name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Creation {
+    /// By a link to a complete file, or in place if the file system has no hard links.
+    ByLink,
+    /// In place: here, the lock on a file does not hold under a second name.
+    InPlace,
+}
+
+/// The locks of a holder on its file, for the record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct HeldLocks {
+    /// By flock(2).
+    pub(super) has_flock: bool,
+    /// For reading by fcntl(2).
+    pub(super) has_read_lock: bool,
+    /// Where the file is, for processes that find it unlocked.
+    pub(super) file_system: Option<FileSystem>,
+}
+
+/// The record of a process that has these locks on its file, with the present time.
+pub(super) type RecordFor<'a> = dyn Fn(HeldLocks) -> Vec<u8> + 'a;
 
 /// What came before a grant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,9 +126,9 @@ pub(super) enum After {
 
 /// What a process that wants the lock writes, and what it may take over.
 pub(super) struct Taker<'a> {
-    /// The record to write, with the present time. It says so if the holder keeps the file open
-    /// while it holds the lock.
-    pub(super) record: &'a dyn Fn() -> Vec<u8>,
+    /// The record to write. It names the locks if the holder keeps the file open while it holds the
+    /// lock.
+    pub(super) record: &'a RecordFor<'a>,
     /// Whether a file with this content may be taken over if no other process has it locked.
     pub(super) may_take: &'a dyn Fn(&Content) -> Verdict,
 }
@@ -98,11 +138,11 @@ pub(super) type Verdict = Result<(), Obstacle>;
 
 /// The result of an attempt to take or to remove the lock.
 #[must_use]
-pub(super) enum Tried<T> {
+pub(super) enum Outcome<T> {
     /// The lock is taken: its file. Or it is gone: whether it was there.
     Done(T),
     /// What is in the way, and what the file says, if it could be read.
-    Obstructed(Obstacle, Option<Content>),
+    Blocked(Obstacle, Option<Content>),
 }
 
 /// Why a lock cannot be taken or removed.
@@ -113,8 +153,10 @@ pub enum Obstacle {
     NotStale,
     /// It would be stale, but its file is locked: by a living holder, or by another taker.
     Locked,
-    /// It is stale, but this user may not replace the file.
+    /// It is stale, but this user may neither rewrite nor remove the file.
     NotRemovable,
+    /// This user may make no files in the directory.
+    UnwritableDirectory,
     /// It is stale, but the file system has no locks that make a takeover safe.
     NoLocks,
     /// Another process acted on it at the same time.
@@ -123,70 +165,153 @@ pub enum Obstacle {
     Unreadable,
     /// It is no file, but a link, a directory, a device, a pipe or a socket.
     NotAFile,
+    /// A file is mounted there. Other processes may see another file under this name.
+    MountPoint,
     /// The file belongs to another program: it is neither empty nor a record, nor the beginning of
     /// one.
     NotALockFile,
 }
 
+impl Obstacle {
+    /// Why no wait for the lock can end; `None` if one can.
+    pub(crate) fn hopeless_reason(self) -> Option<&'static str> {
+        match self {
+            Obstacle::NotAFile => Some("not a regular file"),
+            Obstacle::MountPoint => Some("it is a mount point, so others may see another file"),
+            Obstacle::NotRemovable => Some("stale, but this user may not remove the file"),
+            Obstacle::UnwritableDirectory => {
+                Some("this user may not create and remove files in the directory")
+            }
+            Obstacle::NotALockFile => Some("not a lock file"),
+            Obstacle::NotStale
+            | Obstacle::Locked
+            | Obstacle::NoLocks
+            | Obstacle::Contended
+            | Obstacle::Unreadable => None,
+        }
+    }
+}
+
+/// What is under the lock's name.
+pub(super) enum Found<F> {
+    Nothing,
+    File(F),
+    /// No file that can be a lock, or none that this process can read.
+    Unusable(Obstacle),
+}
+
+/// Looks for the lock's file.
+pub(super) fn find<F: Files>(files: &F) -> io::Result<Found<F::File>> {
+    Ok(match files.open()? {
+        Entry::Nothing => Found::Nothing,
+        Entry::Unreadable => Found::Unusable(Obstacle::Unreadable),
+        Entry::Other => Found::Unusable(Obstacle::NotAFile),
+        Entry::File(file) if files.is_mount_point(&file) => Found::Unusable(Obstacle::MountPoint),
+        Entry::File(file) => Found::File(file),
+    })
+}
+
 /// Tries to take the lock once. Returns its file, which is locked.
-pub(super) fn acquire<F: Files>(files: &F, taker: &Taker<'_>) -> io::Result<Tried<F::File>> {
+pub(super) fn acquire<F: Files>(files: &F, taker: &Taker<'_>) -> io::Result<Outcome<F::File>> {
     let mut after = After::Nothing;
     for _ in 0..MAX_ROUNDS {
-        match files.open()? {
-            Entry::Nothing => {}
-            Entry::Unreadable => return Ok(Tried::Obstructed(Obstacle::Unreadable, None)),
-            Entry::Other => return Ok(Tried::Obstructed(Obstacle::NotAFile, None)),
-            Entry::File(found) => match take_over(files, taker, found)? {
-                Some(tried) => return Ok(tried),
-                // This or another process has removed the stale file. A process that judged the old
-                // file as stale may still act on that.
-                None => {
+        match find(files)? {
+            Found::Nothing => {}
+            Found::Unusable(why) => return Ok(Outcome::Blocked(why, None)),
+            Found::File(found) => match take_over(files, taker, found)? {
+                Takeover::Taken(file) => return settled(files, After::Takeover, file),
+                Takeover::Blocked(why, content) => return Ok(Outcome::Blocked(why, Some(content))),
+                // A process that judged the old file as stale may still act on that.
+                Takeover::NameGone => {
                     after = After::Takeover;
                     continue;
                 }
             },
         }
-        if let Some(ours) = files.create(&(taker.record)())? {
+        if let Some(ours) = create(files, taker)? {
             return settled(files, after, ours);
         }
     }
-    Ok(Tried::Obstructed(Obstacle::Contended, None))
+    Ok(Outcome::Blocked(Obstacle::Contended, None))
 }
 
-/// Takes over the lock whose file is `found`. `None` if that was stale, and has lost the lock's
-/// name.
+/// Makes the lock's file; `None` if another process has taken the name.
+fn create<F: Files>(files: &F, taker: &Taker<'_>) -> io::Result<Option<F::File>> {
+    match files.creation()? {
+        Creation::InPlace => create_in_place(files, taker),
+        Creation::ByLink => match files.create_linked(taker.record) {
+            Err(error) if error.kind() == io::ErrorKind::Unsupported => {
+                create_in_place(files, taker)
+            }
+            made => made,
+        },
+    }
+}
+
+/// Makes a file that is not complete yet when its name appears. No process takes an empty file for
+/// a stale one before the timeout is over.
+fn create_in_place<F: Files>(files: &F, taker: &Taker<'_>) -> io::Result<Option<F::File>> {
+    let Some(file) = files.create_empty()? else {
+        return Ok(None);
+    };
+    // If this process was asleep for very long, a taker may have rewritten or removed the empty
+    // file. That process decides what becomes of the name.
+    let Some(locks) = files.lock_new(&file)? else {
+        return Ok(None);
+    };
+    if !is_still_ours(files, &file)? || !files.read(&file)?.bytes.is_empty() {
+        return Ok(None);
+    }
+    files.write(&file, &(taker.record)(locks))?;
+    Ok(Some(file))
+}
+
+/// The result of an attempt to take over a file.
+enum Takeover<F> {
+    /// The lock is taken. This is its file.
+    Taken(F),
+    /// The lock is not stale, or cannot be taken over.
+    Blocked(Obstacle, Content),
+    /// The file has lost the lock's name, by this or by another process.
+    NameGone,
+}
+
+/// Takes over the lock whose file is `found`, if it is stale.
 fn take_over<F: Files>(
     files: &F,
     taker: &Taker<'_>,
     found: F::File,
-) -> io::Result<Option<Tried<F::File>>> {
-    let held = |why, content| Ok(Some(Tried::Obstructed(why, Some(content))));
+) -> io::Result<Takeover<F::File>> {
     // A lock that is simply held is only read. Its file is not locked even for a moment.
     let content = files.read(&found)?;
     if let Err(why) = (taker.may_take)(&content) {
-        return held(why, content);
+        return Ok(Takeover::Blocked(why, content));
     }
     // It may have changed, or lost its name, before this process locked it.
     let locked = lock(files, found, Duration::ZERO)?;
     let (file, judged) = (locked.file, locked.content);
     let can_rewrite = match locked.flock {
-        Flock::Ours => locked.is_writable && files.may_rewrite(&file)?,
+        Flock::Acquired => locked.is_writable && files.may_rewrite(&file)?,
         // A guard must have its file locked by flock(2).
-        Flock::Bystanders => false,
-        Flock::Theirs => return held(Obstacle::Locked, judged),
-        Flock::Unknown => return held(Obstacle::NoLocks, judged),
+        Flock::HeldByNonParticipant => false,
+        Flock::HeldByOther => return Ok(Takeover::Blocked(Obstacle::Locked, judged)),
+        Flock::Unknown => return Ok(Takeover::Blocked(Obstacle::NoLocks, judged)),
     };
     let verdict = (taker.may_take)(&judged);
     // Only after the judgement: a holder may release a lock that another process has locked, but
     // only while it is alive.
     let id = files.id(&file)?;
     if files.identity()? != Some(id) {
-        return Ok(None);
+        return Ok(Takeover::NameGone);
     }
     if let Err(why) = verdict {
-        return held(why, judged);
+        return Ok(Takeover::Blocked(why, judged));
     }
-    let record = (taker.record)();
+    let record = (taker.record)(HeldLocks {
+        has_flock: true,
+        has_read_lock: true,
+        file_system: judged.file_system,
+    });
     let changed = files.prepare(&record).and_then(|mode| {
         if can_rewrite {
             files.rewrite(&file, &record, mode)
@@ -197,12 +322,10 @@ fn take_over<F: Files>(
     match changed {
         // If another program has removed the name before the rewrite, the record is in a file
         // without a name and does no harm.
-        Ok(()) if can_rewrite && files.identity()? == Some(id) => {
-            settled(files, After::Takeover, file).map(Some)
-        }
-        Ok(()) => Ok(None),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(error) if is_forbidden(&error) => held(Obstacle::NotRemovable, judged),
+        Ok(()) if can_rewrite && files.identity()? == Some(id) => Ok(Takeover::Taken(file)),
+        Ok(()) => Ok(Takeover::NameGone),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Takeover::NameGone),
+        Err(error) if is_forbidden(&error) => Ok(Takeover::Blocked(Obstacle::NotRemovable, judged)),
         Err(error) => Err(error),
     }
 }
@@ -212,7 +335,7 @@ pub(super) struct LockedFile<F> {
     file: F,
     is_writable: bool,
     pub(super) flock: Flock,
-    /// What it says since.
+    /// What it says now that it is locked.
     content: Content,
 }
 
@@ -227,21 +350,38 @@ pub(super) fn lock<F: Files>(
     let is_writable = writable.is_some();
     let file = writable.unwrap_or(found);
     let flock = files.lock(&file, patience)?;
-    let content = files.read(&file)?;
+    let mut content = files.read(&file)?;
+    if flock == Flock::HeldByOther && !patience.is_zero() {
+        content = read_settled(files, &file, content)?;
+    }
     Ok(LockedFile {
         file,
         is_writable,
-        flock: flock.of_record(&Record::parse(&content.bytes)),
+        flock: flock.of_record(&content.record),
         content,
     })
 }
 
-/// A grant, unless a process that judged the file earlier has acted on that since.
-fn settled<F: Files>(files: &F, after: After, ours: F::File) -> io::Result<Tried<F::File>> {
-    if files.settle(after) && !is_still_ours(files, &ours)? {
-        return Ok(Tried::Obstructed(Obstacle::Contended, None));
+/// Reads a file that another process may be rewriting until two reads agree. Otherwise a mixture
+/// with the new time could look like a lock that is not stale, which no taker has locked.
+fn read_settled<F: Files>(files: &F, file: &F::File, mut content: Content) -> io::Result<Content> {
+    for _ in 0..MAX_ROUNDS {
+        files.pause();
+        let again = files.read(file)?;
+        if again == content {
+            break;
+        }
+        content = again;
     }
-    Ok(Tried::Done(ours))
+    Ok(content)
+}
+
+/// A grant, unless a process that judged the file earlier has acted on that since.
+fn settled<F: Files>(files: &F, after: After, ours: F::File) -> io::Result<Outcome<F::File>> {
+    if files.settle(after) && !is_still_ours(files, &ours)? {
+        return Ok(Outcome::Blocked(Obstacle::Contended, None));
+    }
+    Ok(Outcome::Done(ours))
 }
 
 /// Whether the lock's name still belongs to our file.
@@ -269,7 +409,7 @@ fn remove_name<F: Files>(files: &F) -> io::Result<bool> {
 /// `is_stale` supposes that no process has the file locked.
 pub(super) fn may_pass(flock: Flock, is_stale: bool) -> Verdict {
     match flock {
-        Flock::Theirs if is_stale => Err(Obstacle::Locked),
+        Flock::HeldByOther if is_stale => Err(Obstacle::Locked),
         _ => Ok(()),
     }
 }
@@ -279,13 +419,12 @@ pub(super) fn may_pass(flock: Flock, is_stale: bool) -> Verdict {
 pub(super) fn remove<F: Files>(
     files: &F,
     allows: &dyn Fn(&Content, Flock) -> Verdict,
-) -> io::Result<Tried<bool>> {
+) -> io::Result<Outcome<bool>> {
     for _ in 0..MAX_ROUNDS {
-        let found = match files.open()? {
-            Entry::Nothing => return Ok(Tried::Done(false)),
-            Entry::Unreadable => return Ok(Tried::Obstructed(Obstacle::Unreadable, None)),
-            Entry::Other => return Ok(Tried::Obstructed(Obstacle::NotAFile, None)),
-            Entry::File(found) => found,
+        let found = match find(files)? {
+            Found::Nothing => return Ok(Outcome::Done(false)),
+            Found::Unusable(why) => return Ok(Outcome::Blocked(why, None)),
+            Found::File(found) => found,
         };
         let locked = lock(files, found, LOCK_PATIENCE)?;
         let content = locked.content;
@@ -294,16 +433,16 @@ pub(super) fn remove<F: Files>(
             continue;
         }
         if let Err(why) = verdict {
-            return Ok(Tried::Obstructed(why, Some(content)));
+            return Ok(Outcome::Blocked(why, Some(content)));
         }
         return match remove_name(files) {
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-                Ok(Tried::Obstructed(Obstacle::NotRemovable, Some(content)))
+                Ok(Outcome::Blocked(Obstacle::NotRemovable, Some(content)))
             }
-            removed => removed.map(Tried::Done),
+            removed => removed.map(Outcome::Done),
         };
     }
-    Ok(Tried::Obstructed(Obstacle::Contended, None))
+    Ok(Outcome::Blocked(Obstacle::Contended, None))
 }
 
 /// Whether this user, or every user, lacks the right to change names here.

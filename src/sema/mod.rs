@@ -44,9 +44,6 @@ const LOST: u8 = 70;
 const FILE_ERROR: u8 = 74;
 const BUSY: u8 = 75;
 
-/// Why no lock can be at a path.
-const NOT_A_FILE: &str = "not a regular file";
-
 /// The first line of a refusal without a wait.
 const ALREADY_HELD: &str = "Lock already held";
 
@@ -214,10 +211,13 @@ fn release(request: &SemaRequest) -> CommandResult {
                     return Ok(DONE);
                 }
             }
-            Ok(ReleaseOutcome::Kept(busy)) if busy.is_hopeless() => {
-                failure = Some(Failure::at(slot.path(), NOT_A_FILE));
-            }
-            Ok(ReleaseOutcome::Kept(busy)) => kept = kept.or(Some((slot, busy))),
+            Ok(ReleaseOutcome::Kept(busy)) => match busy.obstacle {
+                Obstacle::NotAFile | Obstacle::MountPoint => {
+                    let reason = impediment(busy.obstacle).unwrap_or_default();
+                    failure = Some(Failure::at(slot.path(), reason));
+                }
+                _ => kept = kept.or(Some((slot, busy))),
+            },
             Err(SemaphoreError::NotLocked) => is_any_free = true,
             Err(error) => failure = Some(unusable(slot.path(), &error)?),
         }
@@ -244,9 +244,8 @@ fn released(path: &Path, was_there: bool, request: &SemaRequest) -> CommandResul
 /// Why a lock file cannot be removed, apart from its holder.
 fn impediment(obstacle: Obstacle) -> Option<&'static str> {
     match obstacle {
-        Obstacle::NotAFile => Some(NOT_A_FILE),
         Obstacle::NotRemovable => Some("this user may not remove the file"),
-        _ => None,
+        other => other.hopeless_reason(),
     }
 }
 
@@ -357,8 +356,8 @@ fn say(line: &str, object: &Object, request: &SemaRequest) -> CommandResult {
 fn refuse(slot: &Semaphore, busy: &Busy, request: &SemaRequest) -> CommandResult {
     use SubCommand::{Hold, Release, Run, Try, Wait};
     let (command, options) = (request.command, &request.options);
-    if busy.obstacle == Obstacle::NotAFile {
-        return Err(Failure::at(slot.path(), NOT_A_FILE));
+    if let Some(reason) = busy.obstacle.hopeless_reason() {
+        return Err(Failure::at(slot.path(), reason));
     }
     let line = match command {
         Release if busy.details.is_readable() => "Lock held by different process",

@@ -12,8 +12,6 @@ use crate::cli::waiting::age;
 use crate::lockfile::{Alive, Busy, LockDetails, Obstacle, Record, Semaphore, Status};
 use crate::text::Plain;
 
-use super::NOT_A_FILE;
-
 /// A JSON object that keeps the order of its keys.
 #[derive(Debug, Default)]
 pub(super) struct Object(Vec<(&'static str, Member)>);
@@ -183,12 +181,10 @@ fn note(busy: &Busy) -> Option<&'static str> {
         // Presumably the holder has it locked.
         Obstacle::Locked if busy.details.pid.is_some_and(runs) => None,
         Obstacle::Locked => Some("another process keeps the file locked"),
-        Obstacle::NotAFile => Some(NOT_A_FILE),
-        Obstacle::NotALockFile => Some("not a lock file"),
         Obstacle::Unreadable => Some("this user may not read the file"),
-        Obstacle::NotRemovable => Some("stale, but this user may not remove the file"),
         Obstacle::NoLocks => Some("stale, but the file system does not support locks on files"),
         Obstacle::Contended => Some("another process changed it at the same time"),
+        other => other.hopeless_reason(),
     }
 }
 

@@ -233,11 +233,26 @@ pub fn booted_at() -> Option<u64> {
     Some(boot?.as_secs())
 }
 
+/// For how many seconds the system has been up; `None` in a time namespace with another boot.
+pub fn uptime() -> Option<u64> {
+    let since_boot = if is_shifted() {
+        None
+    } else {
+        time_since_boot()
+    };
+    Some(since_boot?.as_secs())
+}
+
+/// The clock that counts from boot, also while the system is suspended.
+pub fn time_since_boot() -> Option<Duration> {
+    Duration::try_from(clock_gettime(ClockId::Boottime)).ok()
+}
+
 /// When the system was booted, since the epoch, as the clocks of this process have it now.
 fn boot() -> Option<Duration> {
     // Read first: a delay between the two clocks makes the boot earlier, never later.
     let now = SystemTime::now().duration_since(UNIX_EPOCH).ok()?;
-    now.checked_sub(Duration::try_from(clock_gettime(ClockId::Boottime)).ok()?)
+    now.checked_sub(time_since_boot()?)
 }
 
 fn to_pid(pid: u32) -> Option<Pid> {

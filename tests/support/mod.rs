@@ -12,6 +12,7 @@ pub mod footprint;
 pub mod latch;
 pub mod limited;
 pub mod locks;
+pub mod mounts;
 pub mod needs;
 #[cfg(feature = "programs")]
 mod signals;

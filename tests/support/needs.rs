@@ -132,6 +132,8 @@ fn find(name: &str) -> Option<Program> {
         "strace" => says(&program, &["sh", "-c", "echo traced"], "traced"),
         // There are several, with other options.
         "nc" => says(&program, &["-h"], "OpenBSD"),
+        // A container may have no file systems in user space.
+        "bindfs" | "ntfs-3g" => File::open("/dev/fuse").is_ok(),
         _ => true,
     };
     works.then_some(program)

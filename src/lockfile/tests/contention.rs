@@ -3,7 +3,7 @@
 use std::cell::Cell;
 
 use super::*;
-use crate::lockfile::takeover::{acquire, remove, After, Files, Tried};
+use crate::lockfile::takeover::{acquire, remove, After, Creation, Files, Outcome};
 use crate::sys::directory::{Entry, FileId};
 
 /// More looks than one attempt may need.
@@ -26,9 +26,31 @@ impl ReplacedFiles {
 impl Files for ReplacedFiles {
     type File = u64;
 
-    fn create(&self, _: &[u8]) -> io::Result<Option<u64>> {
+    fn creation(&self) -> io::Result<Creation> {
+        Ok(Creation::ByLink)
+    }
+
+    fn create_linked(&self, _: &RecordFor<'_>) -> io::Result<Option<u64>> {
         Ok(None)
     }
+
+    fn create_empty(&self) -> io::Result<Option<u64>> {
+        unreachable!("there are links")
+    }
+
+    fn lock_new(&self, _: &u64) -> io::Result<Option<HeldLocks>> {
+        unreachable!("there is no new file")
+    }
+
+    fn write(&self, _: &u64, _: &[u8]) -> io::Result<()> {
+        unreachable!("there is no new file")
+    }
+
+    fn is_mount_point(&self, _: &u64) -> bool {
+        false
+    }
+
+    fn pause(&self) {}
 
     fn open(&self) -> io::Result<Entry<u64>> {
         Ok(Entry::File(self.next()))
@@ -43,12 +65,12 @@ impl Files for ReplacedFiles {
     }
 
     fn lock(&self, _: &u64, _: Duration) -> io::Result<Flock> {
-        Ok(Flock::Ours)
+        Ok(Flock::Acquired)
     }
 
     fn read(&self, _: &u64) -> io::Result<Content> {
         let bytes = format!("pid={DEAD}\n").into_bytes();
-        Ok(Content { bytes, modified: 0 })
+        Ok(Content::new(bytes, 0, FileId::of_model(0, 0), None))
     }
 
     fn id(&self, file: &u64) -> io::Result<FileId> {
@@ -79,13 +101,13 @@ impl Files for ReplacedFiles {
 #[test]
 fn an_attempt_ends_although_the_file_is_replaced_for_ever() {
     let taker = Taker {
-        record: &Vec::new,
+        record: &|_| Vec::new(),
         may_take: &|_| Ok(()),
     };
     let attempt = acquire(&ReplacedFiles::default(), &taker).expect("an attempt");
     assert!(matches!(
         attempt,
-        Tried::Obstructed(Obstacle::Contended, None)
+        Outcome::Blocked(Obstacle::Contended, None)
     ));
 }
 
@@ -94,6 +116,6 @@ fn a_removal_ends_although_the_file_is_replaced_for_ever() {
     let removal = remove(&ReplacedFiles::default(), &|_, _| Ok(())).expect("a removal");
     assert!(matches!(
         removal,
-        Tried::Obstructed(Obstacle::Contended, None)
+        Outcome::Blocked(Obstacle::Contended, None)
     ));
 }

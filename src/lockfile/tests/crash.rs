@@ -43,15 +43,15 @@ fn victim() {
     let files = LockFiles::new(&directory, NAME.as_ref(), quick(missing));
     let files = FaultyFiles::new(files, 0, 0, Death::At(step));
     match acquire(&files, &directory, 0) {
-        Tried::Done(file) => assert!(takeover::release(&files, &file).expect("a release")),
-        Tried::Obstructed(why, _) => panic!("{why:?}"),
+        Outcome::Done(file) => assert!(takeover::release(&files, &file).expect("a release")),
+        Outcome::Blocked(why, _) => panic!("{why:?}"),
     }
 }
 
 /// Tries to take the lock so many seconds later.
-fn acquire<F: takeover::Files>(files: &F, directory: &Directory, seconds: u64) -> Tried<F::File> {
+fn acquire<F: takeover::Files>(files: &F, directory: &Directory, seconds: u64) -> Outcome<F::File> {
     let taker = Taker {
-        record: &|| {
+        record: &|_| {
             held(std::process::id(), HolderKind::Guard)
                 .print()
                 .into_bytes()
@@ -67,9 +67,9 @@ fn acquire_in_the_end(files: &LockFiles<'_>, directory: &Directory, what: &str) 
     let over = Instant::now() + Duration::from_secs(10);
     loop {
         match acquire(files, directory, 7200) {
-            Tried::Done(file) => return file,
-            Tried::Obstructed(Obstacle::Locked, _) if Instant::now() < over => {}
-            Tried::Obstructed(why, _) => panic!("{what}: {why:?}"),
+            Outcome::Done(file) => return file,
+            Outcome::Blocked(Obstacle::Locked, _) if Instant::now() < over => {}
+            Outcome::Blocked(why, _) => panic!("{what}: {why:?}"),
         }
     }
 }
@@ -118,11 +118,11 @@ fn recovers(path: &Path, missing: MissingFeatures, what: &str) {
     // It may succeed at once, and must succeed in two hours; then nothing else may.
     let at_once = acquire(&files, &directory, 0);
     let ours = match at_once {
-        Tried::Done(file) => file,
-        Tried::Obstructed(..) => acquire_in_the_end(&files, &directory, what),
+        Outcome::Done(file) => file,
+        Outcome::Blocked(..) => acquire_in_the_end(&files, &directory, what),
     };
     let again = acquire(&files, &directory, 7200);
-    assert!(matches!(again, Tried::Obstructed(..)), "{what}");
+    assert!(matches!(again, Outcome::Blocked(..)), "{what}");
     assert!(
         takeover::release(&files, &ours).expect("a release"),
         "{what}"

@@ -170,7 +170,7 @@ fn a_lock_renewed_during_a_takeover_is_kept() {
             quick(missing),
         );
         let taker = Taker {
-            record: &|| stamped(DEAD).print().into_bytes(),
+            record: &|_| stamped(DEAD).print().into_bytes(),
             // The taker judges the old record, and finds the renewed one once it has the file
             // locked.
             may_take: &|content| {
@@ -180,7 +180,7 @@ fn a_lock_renewed_during_a_takeover_is_kept() {
             },
         };
         let attempt = takeover::acquire(&files, &taker).expect("an attempt");
-        assert!(matches!(attempt, Tried::Obstructed(..)), "{missing:?}");
+        assert!(matches!(attempt, Outcome::Blocked(..)), "{missing:?}");
         assert_eq!(fs::read_to_string(path).expect("a record"), renewed);
         assert!(litter(path).is_empty());
     });

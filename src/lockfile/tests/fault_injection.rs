@@ -10,7 +10,7 @@ use rustix::process::{getpid, kill_process, Signal};
 
 use super::*;
 use crate::lockfile::files::LockFiles;
-use crate::lockfile::takeover::{After, Files};
+use crate::lockfile::takeover::{After, Creation, Files};
 use crate::sys::directory::{Entry, FileId};
 
 /// When a process dies.
@@ -75,9 +75,36 @@ impl<'a> FaultyFiles<'a> {
 impl Files for FaultyFiles<'_> {
     type File = File;
 
-    fn create(&self, record: &[u8]) -> io::Result<Option<File>> {
+    fn creation(&self) -> io::Result<Creation> {
+        self.files.creation()
+    }
+
+    fn create_linked(&self, record: &RecordFor<'_>) -> io::Result<Option<File>> {
         self.step();
-        self.files.create(record)
+        self.files.create_linked(record)
+    }
+
+    fn create_empty(&self) -> io::Result<Option<File>> {
+        self.step();
+        self.files.create_empty()
+    }
+
+    fn lock_new(&self, file: &File) -> io::Result<Option<HeldLocks>> {
+        self.step();
+        self.files.lock_new(file)
+    }
+
+    fn write(&self, file: &File, record: &[u8]) -> io::Result<()> {
+        self.step();
+        self.files.write(file, record)
+    }
+
+    fn is_mount_point(&self, file: &File) -> bool {
+        self.files.is_mount_point(file)
+    }
+
+    fn pause(&self) {
+        self.files.pause();
     }
 
     fn open(&self) -> io::Result<Entry> {
@@ -97,7 +124,7 @@ impl Files for FaultyFiles<'_> {
     fn lock(&self, file: &File, patience: Duration) -> io::Result<Flock> {
         self.step();
         if self.is_unguarded {
-            return Ok(Flock::Ours);
+            return Ok(Flock::Acquired);
         }
         self.files.lock(file, patience)
     }

@@ -15,8 +15,9 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant, SystemTime};
 
 use super::files::{LockFileOptions, MissingFeatures};
-use super::host::{self, host_id, LocalHost};
-use super::staleness::{judge, Host};
+use super::host::{self, find_host_id, LastSeen, LocalHost};
+use super::staleness::{judge, Host, HostId};
+use super::takeover::{HeldLocks, RecordFor};
 use super::wait::rest;
 use super::*;
 use crate::sys::process::Process;
@@ -34,7 +35,16 @@ fn held(pid: u32, holder: HolderKind) -> Record {
         pid,
         ..LockInfo::new()
     };
-    host::stamped(host_id(), &info, None, holder)
+    let locks = HeldLocks {
+        has_flock: true,
+        has_read_lock: true,
+        file_system: None,
+    };
+    host::stamped(own_id(), &info, None, holder, locks)
+}
+
+fn own_id() -> HostId {
+    find_host_id().expect("an identity")
 }
 
 /// All combinations of missing features.
@@ -92,6 +102,18 @@ struct LaterHost<'a> {
 }
 
 impl Host for LaterHost<'_> {
+    fn id(&self) -> &HostId {
+        self.now.id()
+    }
+
+    fn uptime(&self) -> Option<u64> {
+        self.now.uptime()
+    }
+
+    fn unchanged_for(&self, content: &Content) -> u64 {
+        self.now.unchanged_for(content)
+    }
+
     fn now(&self) -> u64 {
         self.now.now() + self.seconds
     }
@@ -112,12 +134,16 @@ impl Host for LaterHost<'_> {
 /// Whether a file may be taken over in so many seconds, with a timeout of one hour.
 fn may_take_in(seconds: u64, content: &Content, directory: &Directory) -> Verdict {
     let host = LaterHost {
-        now: LocalHost { directory },
+        now: LocalHost {
+            directory,
+            id: own_id(),
+            last_seen: &LastSeen::default(),
+        },
         seconds,
     };
     let timeout = Some(Duration::from_secs(3600));
     let rule = StaleRule::AgeAndLiveness;
-    let judgement = judge(content, Flock::Ours, timeout, rule, &host_id(), &host);
+    let judgement = judge(content, Flock::Acquired, timeout, rule, &host);
     judgement.is_stale.then_some(()).ok_or(Obstacle::NotStale)
 }
 

@@ -20,7 +20,8 @@ use crate::sys::directory::{Entry, FileId, RangeLock};
 use crate::lockfile::record::{LIVE_LINE, READ_LOCK_LINE};
 use crate::lockfile::staleness::{Content, Flock};
 use crate::lockfile::takeover::{
-    acquire, may_pass, release, remove, After, Files, Obstacle, Taker, Tried,
+    acquire, may_pass, release, remove, After, Creation, Files, HeldLocks, Obstacle, Outcome,
+    RecordFor, Taker,
 };
 
 /// The holder in the stale file, which is no process of the model.
@@ -62,8 +63,10 @@ enum FileStep {
     Rename,
     /// Removes the lock if it still has the record of the process that is long gone.
     RemoveLeftover,
-    Truncate(Handle),
-    Append(Handle, Vec<u8>),
+    /// Writes at this offset, over what is there.
+    Write(Handle, usize, Vec<u8>),
+    /// Cuts the file off at this length.
+    Truncate(Handle, usize),
     Close(Handle),
     IsAlive(usize),
     Enter,
@@ -123,6 +126,8 @@ enum Mutation {
     NoLookAfter,
     /// An empty file counts as stale at once.
     StaleWhenEmpty,
+    /// A process that has created an empty file does not look whether it is still empty.
+    NoLookAtNewFile,
 }
 
 /// Which processes may write the file of another.
@@ -140,6 +145,12 @@ struct Variant {
     writers: Writers,
     /// A reader has the first file locked by flock(2) for ever.
     has_reader: bool,
+    /// Processes create the lock in place.
+    creates_in_place: bool,
+    /// The file under the second name is another inode, as with FUSE.
+    links_make_inodes: bool,
+    /// A process can be asleep for so long that the empty file that it has created is old.
+    has_old_empty_files: bool,
     mutation: Option<Mutation>,
 }
 
@@ -175,7 +186,11 @@ impl ModelDisk {
         let answer = match step {
             FileStep::Create(bytes) => {
                 let is_locked = mutation != Some(Mutation::UnlockedFile);
-                self.create(Name::Lock, handle, bytes, is_locked)
+                let created = self.create(Name::Lock, handle, bytes, is_locked);
+                if self.variant.links_make_inodes && created != StepResult::Taken {
+                    self.split(handle);
+                }
+                created
             }
             FileStep::CreateOwn(bytes) => self.create(own, handle, bytes, true),
             FileStep::CreateEmpty => self.create(Name::Lock, handle, &[], false),
@@ -206,12 +221,15 @@ impl ModelDisk {
                 }
                 StepResult::Done
             }
-            FileStep::Truncate(handle) => {
-                self.inode(handle).bytes.clear();
+            FileStep::Write(handle, offset, bytes) => {
+                let old = &mut self.inode(handle).bytes;
+                let end = offset + bytes.len();
+                old.resize(old.len().max(end), 0);
+                old[*offset..end].copy_from_slice(bytes);
                 StepResult::Done
             }
-            FileStep::Append(handle, bytes) => {
-                self.inode(handle).bytes.extend_from_slice(bytes);
+            FileStep::Truncate(handle, len) => {
+                self.inode(handle).bytes.truncate(*len);
                 StepResult::Done
             }
             FileStep::Close(handle) => {
@@ -223,6 +241,11 @@ impl ModelDisk {
         };
         self.drop_unused_inodes();
         answer
+    }
+
+    fn has_empty_lock(&self) -> bool {
+        let lock = self.names.get(&Name::Lock);
+        lock.is_some_and(|inode| self.inodes[inode].bytes.is_empty())
     }
 
     fn drop_unused_inodes(&mut self) {
@@ -261,6 +284,19 @@ impl ModelDisk {
         StepResult::Opened(handle, inode)
     }
 
+    /// Gives the lock's name another inode than the one that its creator has open and locked.
+    fn split(&mut self, handle: Handle) {
+        const SECOND: usize = 1000;
+        let second = (handle.0, handle.1 + SECOND);
+        let inode = Inode {
+            bytes: self.inode(&handle).bytes.clone(),
+            locked_by: None,
+            range_locks: BTreeMap::new(),
+        };
+        self.inodes.insert(second, inode);
+        self.names.insert(Name::Lock, second);
+    }
+
     fn open(&mut self, handle: Handle) -> StepResult {
         match self.names.get(&Name::Lock) {
             None => StepResult::NotFound,
@@ -277,20 +313,20 @@ impl ModelDisk {
         let may_write = self.variant.may_write(handle.0);
         let inode = self.inode(&handle);
         if mutation == Some(Mutation::NoFlock) {
-            return Flock::Ours;
+            return Flock::Acquired;
         }
         if !inode.lock_range(handle, RangeLock::Read) {
-            return Flock::Theirs;
+            return Flock::HeldByOther;
         }
         if inode.flock(handle) {
-            return Flock::Ours;
+            return Flock::Acquired;
         }
         let is_alone = inode.lock_range(handle, RangeLock::Write);
         if (may_write && is_alone) || mutation == Some(Mutation::NoRangeLock) {
-            return Flock::Bystanders;
+            return Flock::HeldByNonParticipant;
         }
         inode.range_locks.remove(&handle);
-        Flock::Theirs
+        Flock::HeldByOther
     }
 
     fn remove(&mut self, path: Name) -> StepResult {
@@ -352,6 +388,8 @@ enum Progress {
     Locked(FileId, Option<Vec<u8>>),
     /// It has rewritten this file.
     Rewritten(FileId),
+    /// It has created an empty file and locked it.
+    Created,
 }
 
 /// The view of a process: the results of the steps that it has taken.
@@ -360,7 +398,7 @@ struct Replay<'a> {
     answers: &'a [StepResult],
     taken: Cell<usize>,
     next: RefCell<Option<FileStep>>,
-    mutation: Option<Mutation>,
+    variant: Variant,
     progress: RefCell<Progress>,
 }
 
@@ -415,7 +453,8 @@ impl Replay<'_> {
             .and_then(|rest| rest.chars().next())
         else {
             // An empty file, and a young one.
-            return self.mutation == Some(Mutation::StaleWhenEmpty);
+            return self.variant.has_old_empty_files
+                || self.variant.mutation == Some(Mutation::StaleWhenEmpty);
         };
         let owner = owner.to_digit(10).expect("an owner") as usize;
         let is_gone = || {
@@ -427,6 +466,17 @@ impl Replay<'_> {
         // A process that is dead has been dead for longer than the timeout.
         text.contains(LIVE_LINE) || is_gone()
     }
+}
+
+/// The locks of a holder whose file system no record names.
+const LOCKED: HeldLocks = HeldLocks {
+    has_flock: true,
+    has_read_lock: true,
+    file_system: None,
+};
+
+fn content(file: &OpenFile<'_>, bytes: Vec<u8>) -> Content {
+    Content::new(bytes, 0, file.id, None)
 }
 
 struct OpenFile<'a> {
@@ -444,9 +494,40 @@ impl Drop for OpenFile<'_> {
 impl<'a> Files for &'a Replay<'a> {
     type File = OpenFile<'a>;
 
-    fn create(&self, record: &[u8]) -> io::Result<Option<OpenFile<'a>>> {
-        self.opened(FileStep::Create(record.to_vec()))
+    fn creation(&self) -> io::Result<Creation> {
+        Ok(match self.variant.creates_in_place {
+            true => Creation::InPlace,
+            false => Creation::ByLink,
+        })
     }
+
+    fn create_linked(&self, record: &RecordFor<'_>) -> io::Result<Option<OpenFile<'a>>> {
+        self.opened(FileStep::Create(record(LOCKED)))
+    }
+
+    fn create_empty(&self) -> io::Result<Option<OpenFile<'a>>> {
+        self.opened(FileStep::CreateEmpty)
+    }
+
+    fn lock_new(&self, file: &OpenFile<'a>) -> io::Result<Option<HeldLocks>> {
+        match self.step(FileStep::Lock(file.handle))? {
+            StepResult::Locked(flock) => {
+                self.progress.replace(Progress::Created);
+                Ok((flock == Flock::Acquired).then_some(LOCKED))
+            }
+            other => panic!("{other:?} to a lock"),
+        }
+    }
+
+    fn write(&self, file: &OpenFile<'a>, record: &[u8]) -> io::Result<()> {
+        self.done(FileStep::Write(file.handle, 0, record.to_vec()))
+    }
+
+    fn is_mount_point(&self, _: &OpenFile<'a>) -> bool {
+        false
+    }
+
+    fn pause(&self) {}
 
     fn open(&self) -> io::Result<Entry<OpenFile<'a>>> {
         self.progress.take();
@@ -478,18 +559,21 @@ impl<'a> Files for &'a Replay<'a> {
     }
 
     fn read(&self, file: &OpenFile<'a>) -> io::Result<Content> {
-        if let (Some(Mutation::NoSecondReading), Progress::Locked(_, Some(bytes))) =
-            (self.mutation, &*self.progress.borrow())
-        {
-            let bytes = bytes.clone();
-            return Ok(Content { bytes, modified: 0 });
+        match (self.variant.mutation, &*self.progress.borrow()) {
+            (Some(Mutation::NoSecondReading), Progress::Locked(_, Some(bytes))) => {
+                return Ok(content(file, bytes.clone()));
+            }
+            (Some(Mutation::NoLookAtNewFile), Progress::Created) => {
+                return Ok(content(file, Vec::new()));
+            }
+            _ => {}
         }
         match self.step(FileStep::Read(file.handle))? {
             StepResult::Content(bytes) => {
                 if matches!(*self.progress.borrow(), Progress::Other) {
                     self.progress.replace(Progress::Read(bytes.clone()));
                 }
-                Ok(Content { bytes, modified: 0 })
+                Ok(content(file, bytes))
             }
             other => panic!("{other:?} to a read"),
         }
@@ -500,7 +584,7 @@ impl<'a> Files for &'a Replay<'a> {
     }
 
     fn identity(&self) -> io::Result<Option<FileId>> {
-        match (self.mutation, &*self.progress.borrow()) {
+        match (self.variant.mutation, &*self.progress.borrow()) {
             (Some(Mutation::NoLookBefore), Progress::Locked(id, _))
             | (Some(Mutation::NoLookAfter), Progress::Rewritten(id)) => return Ok(Some(*id)),
             _ => {}
@@ -517,8 +601,14 @@ impl<'a> Files for &'a Replay<'a> {
 
     fn rewrite(&self, file: &OpenFile<'a>, record: &[u8], _: u32) -> io::Result<()> {
         self.progress.replace(Progress::Rewritten(file.id));
-        self.done(FileStep::Truncate(file.handle))?;
-        self.done(FileStep::Append(file.handle, record.to_vec()))
+        // The kernel copies the record a part at a time. A reader sees any of the states between.
+        let old_len = STALE_DOUBLE.map_or(0, str::len);
+        let mut padded = record.to_vec();
+        padded.resize(record.len().max(old_len), b'\n');
+        let (head, tail) = padded.split_at("pid=0\n".len());
+        self.done(FileStep::Write(file.handle, 0, head.to_vec()))?;
+        self.done(FileStep::Write(file.handle, head.len(), tail.to_vec()))?;
+        self.done(FileStep::Truncate(file.handle, record.len()))
     }
 
     fn remove(&self) -> io::Result<()> {
@@ -542,7 +632,7 @@ fn taker<'a>(
         true => [READ_LOCK_LINE, LIVE_LINE].concat(),
         false => String::new(),
     };
-    let record = || format!("pid={}\n{lines}", replay.process).into_bytes();
+    let record = |_| format!("pid={}\n{lines}", replay.process).into_bytes();
     let may_take = |content: &Content| {
         let is_stale = replay.is_stale(content);
         is_stale.then_some(()).ok_or(Obstacle::NotStale)
@@ -552,8 +642,8 @@ fn taker<'a>(
         may_take: &may_take,
     };
     match acquire(&replay, &taker)? {
-        Tried::Done(file) => then(file),
-        Tried::Obstructed(..) => Ok(()),
+        Outcome::Done(file) => then(file),
+        Outcome::Blocked(..) => Ok(()),
     }
 }
 
@@ -610,7 +700,8 @@ fn releaser<'a>(replay: &'a Replay<'a>) -> io::Result<()> {
 /// Removes the lock if it is stale, and takes nothing.
 fn cleaner<'a>(replay: &'a Replay<'a>) -> io::Result<()> {
     let allows = |content: &Content, flock: Flock| {
-        let may = matches!(flock, Flock::Ours | Flock::Bystanders) && replay.is_stale(content);
+        let may = matches!(flock, Flock::Acquired | Flock::HeldByNonParticipant)
+            && replay.is_stale(content);
         may.then_some(()).ok_or(Obstacle::NotStale)
     };
     remove(&replay, &allows).map(drop)
@@ -622,7 +713,7 @@ fn script<'a>(replay: &'a Replay<'a>) -> io::Result<()> {
         return Ok(());
     };
     let record = format!("pid={}\n", replay.process);
-    replay.done(FileStep::Append(file.handle, record.into_bytes()))?;
+    replay.done(FileStep::Write(file.handle, 0, record.into_bytes()))?;
     drop(file);
     replay.hold()?;
     replay.done(FileStep::Remove)
@@ -751,15 +842,15 @@ impl Renaming {
         match step {
             FileStep::Create(bytes) => FileStep::Create(self.record(bytes)),
             FileStep::CreateOwn(bytes) => FileStep::CreateOwn(self.record(bytes)),
-            FileStep::Append(handle, bytes) => {
-                FileStep::Append(self.pair(*handle), self.record(bytes))
+            FileStep::Write(handle, offset, bytes) => {
+                FileStep::Write(self.pair(*handle), *offset, self.record(bytes))
             }
             FileStep::Lock(handle) => FileStep::Lock(self.pair(*handle)),
             FileStep::Flock(handle) => FileStep::Flock(self.pair(*handle)),
             FileStep::LockRange(handle) => FileStep::LockRange(self.pair(*handle)),
             FileStep::Read(handle) => FileStep::Read(self.pair(*handle)),
             FileStep::OpenToWrite(handle) => FileStep::OpenToWrite(self.pair(*handle)),
-            FileStep::Truncate(handle) => FileStep::Truncate(self.pair(*handle)),
+            FileStep::Truncate(handle, len) => FileStep::Truncate(self.pair(*handle), *len),
             FileStep::Close(handle) => FileStep::Close(self.pair(*handle)),
             FileStep::IsAlive(process) => FileStep::IsAlive(self.process(*process)),
             FileStep::CreateEmpty
@@ -861,7 +952,7 @@ impl Hasher for ByMultiplication {
 /// The state and the results of a search.
 struct Search {
     programs: Vec<Program>,
-    mutation: Option<Mutation>,
+    variant: Variant,
     /// Each process in each state of its own that was met.
     processes: Vec<ModelProcess>,
     /// Where each result takes a process, by their numbers in the list.
@@ -887,6 +978,8 @@ struct Search {
     double_grant: Option<Vec<String>>,
     /// The steps to an end that leaves a file behind, without a crash.
     litter: Option<Vec<String>>,
+    /// A path to a lock file without a record that the last process leaves.
+    empty_file: Option<Vec<String>>,
 }
 
 impl Search {
@@ -919,7 +1012,7 @@ impl Search {
         };
         let mut search = Search {
             programs: programs.to_vec(),
-            mutation: variant.mutation,
+            variant,
             processes: vec![at_end(Phase::Ended), at_end(Phase::Crashed)],
             successors: HashMap::default(),
             disks: Vec::new(),
@@ -934,6 +1027,7 @@ impl Search {
             path: Vec::new(),
             double_grant: None,
             litter: None,
+            empty_file: None,
         };
         for process in 0..programs.len() {
             search.beginnings[process] = search.advance(process, ENDED, Vec::new(), Phase::Runs);
@@ -961,7 +1055,7 @@ impl Search {
             answers: &answers,
             taken: Cell::new(0),
             next: RefCell::new(None),
-            mutation: self.mutation,
+            variant: self.variant,
             progress: RefCell::default(),
         };
         let _ = (self.programs[process])(&replay);
@@ -1025,6 +1119,9 @@ impl Search {
         let has_crashed = state.processes.contains(&CRASHED);
         if is_over && !has_crashed && !self.disks[state.disk].names.is_empty() {
             self.litter = Some(self.path_in_words());
+        }
+        if is_over && self.disks[state.disk].has_empty_lock() {
+            self.empty_file = Some(self.path_in_words());
         }
     }
 
@@ -1169,7 +1266,8 @@ fn assert_never_two(
     search
 }
 
-/// Asserts that there are never two holders, and that nothing is left at the end.
+/// Asserts that there are never two holders, that nothing is left at the end, and that even a crash
+/// leaves no file without a record.
 fn assert_safe(
     what: &str,
     programs: &[Program],
@@ -1180,6 +1278,12 @@ fn assert_safe(
     let search = assert_never_two(what, programs, lock, variant, crashes);
     if let Some(path) = search.litter {
         panic!("{what}: something is left\n{}", path.join("\n"));
+    }
+    if let Some(path) = search.empty_file.filter(|_| !variant.creates_in_place) {
+        panic!(
+            "{what}: a file without a record is left\n{}",
+            path.join("\n")
+        );
     }
 }
 
@@ -1253,6 +1357,35 @@ fn takers_that_may_not_rewrite_are_safe_among_ourselves() {
         assert_safe(what, &[guarded, guarded, guarded], lock, variant, 1);
         assert_safe(what, &[guarded, detached, cleaner], lock, variant, 1);
     }
+}
+
+#[test]
+fn creations_in_place_cause_no_second_holder() {
+    let variant = Variant {
+        creates_in_place: true,
+        links_make_inodes: true,
+        ..Variant::default()
+    };
+    let slow = Variant {
+        has_old_empty_files: true,
+        ..variant
+    };
+    assert_never_two("stale", &[guarded, guarded, detached], STALE, variant, 0);
+    assert_never_two("free", &[guarded, guarded, reader], None, variant, 0);
+    assert_never_two("free", &[guarded, detached, releaser], None, variant, 0);
+    assert_never_two("free", &[guarded, script, script], None, variant, 1);
+    assert_never_two("slow", &[guarded, detached], None, slow, 1);
+    assert_never_two("slow", &[guarded, detached, cleaner], None, slow, 0);
+}
+
+/// As with FUSE, where a link would give the lock to two.
+#[test]
+fn the_search_finds_the_double_grant_of_links_to_another_inode() {
+    let variant = Variant {
+        links_make_inodes: true,
+        ..Variant::default()
+    };
+    assert_caught("a link", &[guarded, guarded], None, variant, 0);
 }
 
 #[test]
@@ -1350,6 +1483,12 @@ fn without_any_part_of_the_takeover_there_are_two_holders() {
             STALE,
         ),
         (
+            Mutation::NoLookAtNewFile,
+            Writers::All,
+            &[guarded, detached],
+            None,
+        ),
+        (
             Mutation::StaleWhenEmpty,
             Writers::All,
             &[guarded, script],
@@ -1359,8 +1498,10 @@ fn without_any_part_of_the_takeover_there_are_two_holders() {
     for (plant, writers, programs, lock) in rows {
         let with = |mutation| Variant {
             writers: *writers,
-            has_reader: false,
+            creates_in_place: *plant == Mutation::NoLookAtNewFile,
+            has_old_empty_files: *plant == Mutation::NoLookAtNewFile,
             mutation,
+            ..Variant::default()
         };
         let what = format!("{plant:?}");
         assert_caught(&what, programs, *lock, with(Some(*plant)), 0);

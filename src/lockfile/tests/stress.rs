@@ -184,7 +184,7 @@ fn run(run: &Run) -> Seen {
     let directory = Directory::open(&locks).expect("the directory");
     let files = LockFiles::new(&directory, NAME.as_ref(), quick(run.missing));
     let taker = Taker {
-        record: &|| {
+        record: &|_| {
             held(std::process::id(), HolderKind::Guard)
                 .print()
                 .into_bytes()
@@ -192,7 +192,7 @@ fn run(run: &Run) -> Seen {
         may_take: &|content| may_take_in(7200, content, &directory),
     };
     let last = takeover::acquire(&files, &taker).expect("an attempt");
-    let is_free = matches!(last, Tried::Done(_));
+    let is_free = matches!(last, Outcome::Done(_));
     assert!(is_free || run.is_unguarded, "the lock is stuck");
     let seen = Seen {
         grants: witness.count("grants"),
@@ -264,10 +264,10 @@ fn worker() {
             false => HolderKind::Detached,
         };
         let taker = Taker {
-            record: &|| held(pid, holder).print().into_bytes(),
+            record: &|_| held(pid, holder).print().into_bytes(),
             may_take: &|content| may_take_in(ahead, content, &directory),
         };
-        let Tried::Done(file) = takeover::acquire(&files, &taker).expect("an attempt") else {
+        let Outcome::Done(file) = takeover::acquire(&files, &taker).expect("an attempt") else {
             files.rest();
             continue;
         };
@@ -290,12 +290,12 @@ fn worker() {
             // As if killed: no process has the file locked any more.
             drop(file);
         } else if is_released {
-            let own = |content: &Content, _| match Record::parse(&content.bytes).pid {
+            let own = |content: &Content, _| match content.record.pid {
                 Some(pid) if pid == dead_pid => Ok(()),
                 _ => Err(Obstacle::NotStale),
             };
             let removed = takeover::remove(&files, &own).expect("a release");
-            if !matches!(removed, Tried::Done(true)) {
+            if !matches!(removed, Outcome::Done(true)) {
                 witness.note("losses");
             }
         } else {

@@ -11,7 +11,7 @@ pub use staged::{PrivateNames, SetAside, StagedFile};
 use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -19,8 +19,8 @@ use std::time::{Duration, Instant};
 use nix::fcntl::{fcntl, FcntlArg};
 use nix::libc;
 use rustix::fs::{
-    flock, fstat, fsync, linkat, openat, statat, unlinkat, AtFlags, FileType, FlockOperation, Mode,
-    OFlags, Stat, CWD,
+    accessat, flock, fstat, fsync, linkat, openat, statat, statx, unlinkat, Access, AtFlags,
+    FileType, FlockOperation, Mode, OFlags, Stat, StatxFlags, CWD,
 };
 use rustix::io::{retry_on_intr, Errno};
 
@@ -50,6 +50,11 @@ impl FileId {
 
     pub fn of(file: &File) -> io::Result<FileId> {
         Ok(FileId::from(&fstat(file)?))
+    }
+
+    /// The number of the file system.
+    pub fn device(self) -> u64 {
+        self.0
     }
 }
 
@@ -100,6 +105,27 @@ impl Directory {
     /// Which file has `name`, if any. A link is not followed.
     pub fn identity(&self, name: impl AsRef<Path>) -> io::Result<Option<FileId>> {
         Ok(self.stat(name.as_ref())?.map(|stat| FileId::from(&stat)))
+    }
+
+    /// Whether `file`, which was opened under `name`, is mounted there. Where the kernel does not
+    /// tell, it is not.
+    pub fn is_mount_point(&self, name: impl AsRef<Path>, file: &File) -> bool {
+        let of_name = mount_of(self, name.as_ref(), AtFlags::SYMLINK_NOFOLLOW);
+        let of_directory = mount_of(self, Path::new(""), AtFlags::EMPTY_PATH);
+        match (of_name, of_directory) {
+            (Some(name), Some(directory)) => name != directory,
+            _ => match (mount_in_proc(file), mount_in_proc(self)) {
+                (Some(file), Some(directory)) => file != directory,
+                _ => false,
+            },
+        }
+    }
+
+    /// Whether this process may make and remove names. Anything but a refusal counts as yes.
+    pub fn may_change_names(&self) -> bool {
+        let access = Access::WRITE_OK | Access::EXEC_OK;
+        let asked = accessat(&self.0, ".", access, AtFlags::EACCESS);
+        !matches!(asked, Err(Errno::ACCESS | Errno::PERM | Errno::ROFS))
     }
 
     /// Opens the regular file under `name`. A link is not followed, and a device is not opened,
@@ -317,14 +343,31 @@ fn whole_file(_: RangeLock) -> Option<libc::flock> {
     None
 }
 
+/// The number of the mount that a file is reached through, by statx(2).
+fn mount_of(directory: &Directory, name: &Path, flags: AtFlags) -> Option<u64> {
+    let flags = flags | AtFlags::NO_AUTOMOUNT;
+    let found = statx(&directory.0, name, flags, StatxFlags::MNT_ID).ok()?;
+    let is_known = found.stx_mask & StatxFlags::MNT_ID.bits() != 0;
+    is_known.then_some(found.stx_mnt_id)
+}
+
+/// The same before Linux 5.8.
+fn mount_in_proc(file: &impl AsFd) -> Option<String> {
+    let path = format!("/proc/self/fdinfo/{}", file.as_fd().as_raw_fd());
+    let info = fs::read_to_string(path).ok()?;
+    let mount = info.lines().find_map(|line| line.strip_prefix("mnt_id:"))?;
+    Some(mount.trim().to_owned())
+}
+
 fn is_file(stat: &Stat) -> bool {
     FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile
 }
 
 fn without_links(result: rustix::io::Result<()>) -> io::Result<()> {
     match result {
-        // FAT, for one, says EPERM.
+        // FAT, for one, says EPERM, and some file systems in user space the last three.
         Err(Errno::PERM | Errno::OPNOTSUPP | Errno::NOSYS | Errno::MLINK) => Err(unsupported()),
+        Err(Errno::IO | Errno::XDEV | Errno::INVAL) => Err(unsupported()),
         other => Ok(other?),
     }
 }

@@ -68,9 +68,15 @@ pub struct StagedFile<'a> {
 
 /// A private name, removed on drop.
 #[derive(Debug)]
-struct PrivateName<'a> {
+pub struct PrivateName<'a> {
     directory: &'a Directory,
     name: OsString,
+}
+
+impl PrivateName<'_> {
+    pub fn name(&self) -> &OsStr {
+        &self.name
+    }
 }
 
 impl<'a> StagedFile<'a> {
@@ -148,6 +154,20 @@ impl<'a> StagedFile<'a> {
             return Ok(());
         }
         linked
+    }
+
+    /// Gives the file one more private name. Fails as [`StagedFile::link`] does.
+    pub fn link_privately(&self, names: &PrivateNames) -> io::Result<PrivateName<'a>> {
+        let (name, ()) = names.try_each(|name| self.link(name))?;
+        Ok(PrivateName {
+            directory: self.directory,
+            name,
+        })
+    }
+
+    /// Its private name, if it has one.
+    pub fn private_name(&self) -> Option<&OsStr> {
+        self.private_name.as_ref().map(PrivateName::name)
     }
 
     /// The file, without its private name.
