@@ -1176,7 +1176,8 @@ fn an_error_of_the_system_names_no_holder() {
         (&["run", "f", "--", "true"], 74, live),
     ] {
         let output = place.as_nobody("sema", arguments);
-        let expected = format!("Error: IO error: {reason}\n");
+        let prefix = if status == 3 { "Error" } else { "sema" };
+        let expected = format!("{prefix}: IO error: {reason}\n");
         assert_eq!(text(&output.stderr), expected, "{arguments:?}");
         assert_eq!(output.status.code(), Some(status), "{arguments:?}");
     }
