@@ -91,6 +91,18 @@ pub fn escaped_json(json: &str) -> String {
     escaped
 }
 
+/// A JSON text on one line, with an escape in place of each character that [`Plain`] escapes.
+pub fn without_hidden(json: &str) -> String {
+    let mut escaped = String::with_capacity(json.len());
+    for c in json.chars() {
+        match c.is_control() || is_unseen(c) {
+            true => escaped += &format!("\\u{:04x}", u32::from(c)),
+            false => escaped.push(c),
+        }
+    }
+    escaped
+}
+
 /// Says that `value` does not fit the option or variable `name`; `reason` says what does.
 pub fn invalid_value(value: &str, name: &str, reason: &str) -> String {
     format!(
@@ -184,6 +196,18 @@ mod tests {
         let read = |text: &str| serde_json::from_str::<serde_json::Value>(text).expect("JSON");
         assert_eq!(read(&escaped), read(json));
         assert_eq!(escaped_json("\u{1b}[2J"), "\\u001b[2J");
+    }
+
+    #[test]
+    fn json_hides_nothing_and_means_the_same() {
+        let json = "\"a\u{9b}\u{7f}ü\u{202e}\u{1f512}\u{85}\"";
+        let shown = without_hidden(json);
+        assert_eq!(
+            shown,
+            "\"a\\u009b\\u007fü\\u202e\u{1f512}\\u0085\""
+        );
+        let read = |text: &str| serde_json::from_str::<String>(text).expect("JSON");
+        assert_eq!(read(&shown), read(json));
     }
 
     #[test]

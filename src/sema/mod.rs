@@ -302,6 +302,12 @@ fn clean(request: &SemaRequest) -> CommandResult {
     let failure = obstacle
         .and_then(why_not_cleaned)
         .map(|cause| Failure::at(&request.path, cause));
+    if obstacle == Some(Obstacle::Contended) && !request.options.quiet {
+        let path = shown_path(&request.path);
+        complain(&format!(
+            "Left: {path}: another process changed it at the same time\n"
+        ));
+    }
     tell_cleaned(&cleaned, failure.is_some(), request)?;
     failure.map_or(Ok(DONE), Err)
 }
@@ -315,7 +321,6 @@ fn why_not_cleaned(obstacle: Obstacle) -> Option<&'static str> {
             Some("stale, but the file system does not support locks on files; see --force")
         }
         Obstacle::Locked => Some("stale, but another process keeps the file locked"),
-        Obstacle::Contended => Some("another process changed it at the same time"),
         other => impediment(other),
     }
 }

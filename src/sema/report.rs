@@ -10,7 +10,7 @@ use crate::cli::failure::Failure;
 use crate::cli::output;
 use crate::cli::waiting::age;
 use crate::lockfile::{Alive, Busy, LockDetails, Obstacle, Record, Semaphore, Status};
-use crate::text::Plain;
+use crate::text::{without_hidden, Plain};
 
 /// A JSON object that keeps the order of its keys.
 #[derive(Debug, Default)]
@@ -66,7 +66,7 @@ impl Object {
         let inside = format!("{line_break}{indent}");
         let members = self.0.iter().map(|(key, member)| {
             let value = match member {
-                Member::Value(value) => value.to_string(),
+                Member::Value(value) => without_hidden(&value.to_string()),
                 Member::Object(object) => object.json(colon, &inside, indent),
             };
             format!("{}{colon}{value}", Value::from(*key))
@@ -223,10 +223,14 @@ mod tests {
         let object = Object::new()
             .with("z", 1)
             .with("a", "say \"hi\"\n\u{1b}")
+            .with("b", "\u{9b}ü\u{202e}")
             .with("n", Option::<u32>::None)
             .with_any("left", Option::<u32>::None);
         let text = object.compact();
-        assert_eq!(text, r#"{"z":1,"a":"say \"hi\"\n\u001b","n":null}"#);
+        assert_eq!(
+            text,
+            r#"{"z":1,"a":"say \"hi\"\n\u001b","b":"\u009bü\u202e","n":null}"#
+        );
         let back: Value = serde_json::from_str(&text).expect("JSON");
         assert_eq!(back["a"], "say \"hi\"\n\u{1b}");
     }
