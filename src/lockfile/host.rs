@@ -24,8 +24,8 @@ pub(super) struct LocalHost<'a> {
     pub(super) last_seen: &'a LastSeen,
 }
 
-/// The last content of a lock that the clocks could not tell the age of, and since when this process
-/// has seen it unchanged, by the clock that counts from boot.
+/// The last content of a lock that the clocks could not tell the age of, and since when this
+/// process has seen it unchanged, by the clock that counts from boot.
 #[derive(Debug, Default)]
 pub(super) struct LastSeen(Mutex<Option<(Content, Duration)>>);
 

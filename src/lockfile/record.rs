@@ -169,8 +169,8 @@ impl Record {
 }
 
 /// Whether a file with this content is a lock file: empty, a record, or the beginning of a record
-/// with its first key at least. NUL bytes may follow, as after a power cut. Any other file belongs to
-/// another program and must be left alone.
+/// with its first key at least. NUL bytes may follow, as after a power cut. Any other file belongs
+/// to another program and must be left alone.
 pub(crate) fn is_of_lock_file(content: &[u8]) -> bool {
     if content.len() > MAX_LEN {
         return false;

@@ -666,7 +666,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unlocked_file_proves_the_end_of_a_guard_only_in_the_same_way() {
+    fn an_unlocked_file_proves_an_end_only_to_a_like_mount() {
         use Alive::{No, Unknown, Yes};
         let here = "x-host=h\nx-boot=b\nx-pidns=n\nx-start=100000\n";
         let container = "x-host=g\nx-boot=a\nx-pidns=m\nx-start=1\n";

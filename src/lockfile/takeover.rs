@@ -24,9 +24,9 @@
 //! never displaces another file.
 //!
 //! Each call on [`Files`] is one step, except the rewrite, which is three: a taker that dies within
-//! it leaves its own record, perhaps with an end of the old one. Between the system calls of a lock,
-//! a process has only locks that refuse other processes theirs. The tests run this code through
-//! every order of the steps of several processes.
+//! it leaves its own record, perhaps with an end of the old one. Between the system calls of a
+//! lock, a process has only locks that refuse other processes theirs. The tests run this code
+//! through every order of the steps of several processes.
 
 use std::io;
 use std::time::Duration;
@@ -80,8 +80,8 @@ pub(super) trait Files {
     fn id(&self, file: &Self::File) -> io::Result<FileId>;
     /// Which file has the lock's name.
     fn identity(&self) -> io::Result<Option<FileId>>;
-    /// Checks that there is room for a record, and that this process may make a file here. Gives the
-    /// permissions that a new lock would have.
+    /// Checks that there is room for a record, and that this process may make a file here. Gives
+    /// the permissions that a new lock would have.
     fn prepare(&self, record: &[u8]) -> io::Result<u32>;
     /// Sets the mode, writes the record over the old one, and cuts off what is left of that. A
     /// reader can see a mixture. After an error the file is unchanged, or has lost the lock's name.
