@@ -20,8 +20,11 @@ fish = $(share)/fish/vendor_completions.d
 doc = $(share)/doc/latchd
 licences = LICENSE-APACHE LICENSE-MIT
 
+# The paths of the registry are in the programs, which are the same wherever that is.
+REMAP = --remap-path-prefix=$${CARGO_HOME:-$$HOME/.cargo}=/cargo
+
 all:
-	$(CARGO) build --release --locked --bins --target-dir target
+	RUSTFLAGS="$(REMAP) $$RUSTFLAGS" $(CARGO) build --release --locked --bins --target-dir target
 
 install:
 	install -d "$(to)/bin" "$(to)/sbin" "$(bash)" "$(zsh)" "$(fish)" "$(doc)"

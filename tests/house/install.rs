@@ -100,6 +100,24 @@ fn make_uninstall_removes_what_was_installed() {
     assert!(!nothing.exists());
 }
 
+/// So the same bytes come out wherever that is, and they do not name who built them.
+#[test]
+fn a_build_by_make_leaves_the_home_of_cargo_out() {
+    needs!("make");
+    let mut make = Command::new("make");
+    make.args(["-n", "all"])
+        .current_dir(env!("CARGO_MANIFEST_DIR"));
+    let output = make
+        .env_remove("MAKEFLAGS")
+        .output()
+        .expect("make is installed");
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(
+        said.contains("--remap-path-prefix=${CARGO_HOME:-$HOME/.cargo}=/cargo"),
+        "{said}"
+    );
+}
+
 /// Makes a target with the programs of this build, unless `variables` name others.
 fn run(make: &Program, target: &str, variables: &[&str]) -> Output {
     let built = Path::new(env!("CARGO_BIN_EXE_latch")).parent();
