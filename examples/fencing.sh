@@ -23,7 +23,7 @@ trap 'exit 1' HUP INT TERM
 # write NAME, for a command under the lock: writes to what the lock protects, unless it
 # has seen a higher fence.
 cat >"$dir/write" <<'END'
-if latch fence-check "$dir/fence" "$LATCH_TOKEN"; then
+if latch fence-check "$dir/fence"; then
     echo "written by $1" >>"$dir/store"
     echo "$1: written"
 else

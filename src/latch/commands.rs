@@ -53,7 +53,7 @@ pub(super) fn acquire(options: &options::Acquire) -> CommandResult {
 }
 
 pub(super) fn renew(options: &options::Renew) -> CommandResult {
-    let token = token(&options.token)?;
+    let token = token(options.token.as_deref())?;
     let client = options.client(None)?;
     let target = Target::new(client, &options.key, options.lease, options.limit);
     let renewed = target.ask(|connection| connection.renew(&target.key, target.slot, token));
@@ -62,7 +62,7 @@ pub(super) fn renew(options: &options::Renew) -> CommandResult {
 }
 
 pub(super) fn release(options: &options::Release) -> CommandResult {
-    let token = token(&options.token)?;
+    let token = token(options.token.as_deref())?;
     let target = Target::new(options.client(None)?, &options.key, None, options.limit);
     let mut asked_count = 0;
     let released = target.ask(|connection| {

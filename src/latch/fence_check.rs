@@ -23,7 +23,7 @@ const RECORD_LEN: usize = 17;
 const LOCK_PATIENCE: Duration = Duration::from_secs(5);
 
 pub(super) fn run(options: &options::FenceCheck) -> CommandResult {
-    let token = token(&options.token)?;
+    let token = token(options.token.as_deref())?;
     match remember_if_current(&options.file, token.fence()) {
         Ok(true) => Ok(0),
         Ok(false) => Err(Failure::silent(OUTDATED)),

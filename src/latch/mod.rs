@@ -15,7 +15,7 @@ mod table;
 use std::env;
 use std::ffi::OsString;
 use std::fmt::Display;
-use std::io;
+use std::io::{self, BufRead, Read};
 use std::process::ExitCode;
 
 use crate::cli::arguments::{self, Parsed, Program};
@@ -24,10 +24,19 @@ use crate::cli::output;
 use crate::client::environment::VARIABLES;
 use crate::client::{Auth, Error, InvalidToken, Token};
 use crate::supervise;
-use crate::text::Escaped;
+use crate::text::{reason, Escaped};
 use options::{Flags, SubCommand};
 
 const PROGRAM: &str = "latch";
+
+/// The variable with the token of the grant under which a command runs.
+const TOKEN_VARIABLE: &str = "LATCH_TOKEN";
+
+/// What stands for `-` behind the key or the file, as argh takes no such word. No key is like it.
+const STANDARD_INPUT: &str = "\n-";
+
+/// More bytes than a line with a token has.
+const MAX_TOKEN_LINE: u64 = 256;
 
 const SELF: Program = Program {
     name: PROGRAM,
@@ -56,7 +65,11 @@ pub fn main() -> ExitCode {
         .take_while(|argument| argument != "--")
         .collect();
     let command: Vec<OsString> = arguments.collect();
-    let words = ours.iter().cloned();
+    let words = ours.iter().cloned().enumerate();
+    let words = words.map(|(at, word)| match at > 1 && word == "-" {
+        true => STANDARD_INPUT.into(),
+        false => word,
+    });
     let is_run = ours.first().is_some_and(|name| name == "run");
     let switches = options::switches();
     let switches: Vec<&str> = switches.iter().map(String::as_str).collect();
@@ -164,8 +177,31 @@ fn report(failures: Vec<Failure>) -> u8 {
     }
 }
 
-fn token(text: &str) -> Result<Token, Failure> {
-    text.parse().map_err(|error: InvalidToken| usage(error))
+/// The token that the command line gives, else standard input if it says `-`, else the environment:
+/// `ps` shows the command line to all users of the host.
+fn token(given: Option<&str>) -> Result<Token, Failure> {
+    let text = match given {
+        None => env::var(TOKEN_VARIABLE).unwrap_or_default(),
+        Some(STANDARD_INPUT) => {
+            let mut line = String::new();
+            let read = io::stdin().lock().take(MAX_TOKEN_LINE).read_line(&mut line);
+            read.map_err(|error| {
+                let why = format!(
+                    "cannot read the token from standard input: {}",
+                    reason(&error)
+                );
+                Failure::new(FILE_ERROR, why)
+            })?;
+            line
+        }
+        Some(text) => text.to_owned(),
+    };
+    if given.is_none() && text.is_empty() {
+        return Err(usage("expected a token, or LATCH_TOKEN"));
+    }
+    text.trim()
+        .parse()
+        .map_err(|error: InvalidToken| usage(error))
 }
 
 fn busy(place: &str, status: Option<u8>) -> Failure {

@@ -255,9 +255,9 @@ command! {
         /// the key that is held
         #[argh(positional)]
         key: String,
-        /// the token of the grant
+        /// the token of the grant; - reads it from standard input (LATCH_TOKEN)
         #[argh(positional)]
-        token: String,
+        token: Option<String>,
         /// length of the lease (the server's default)
         #[argh(option, arg_name = "time", from_str_fn(lease))]
         lease: Option<Duration>,
@@ -274,9 +274,9 @@ command! {
         /// the key that is held
         #[argh(positional)]
         key: String,
-        /// the token of the grant
+        /// the token of the grant; - reads it from standard input (LATCH_TOKEN)
         #[argh(positional)]
-        token: String,
+        token: Option<String>,
         /// the key is a semaphore with this many slots
         #[argh(option, arg_name = "count", from_str_fn(limit))]
         limit: Option<u32>,
@@ -368,9 +368,9 @@ pub(super) struct FenceCheck {
     /// the file with the highest fence; created if it does not exist
     #[argh(positional)]
     pub(super) file: PathBuf,
-    /// the token to check
+    /// the token to check; - reads it from standard input (LATCH_TOKEN)
     #[argh(positional)]
-    pub(super) token: String,
+    pub(super) token: Option<String>,
 }
 
 /// How long a command waits.

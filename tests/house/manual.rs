@@ -226,13 +226,12 @@ fn the_manual_of_latch_names_the_booleans_and_the_operands() {
         let (_, shown) = synopsis
             .split_once(&format!(".Cm {name}\n"))
             .expect("every sub-command is in the SYNOPSIS");
-        let shown = shown.lines().next().unwrap_or_default();
-        let shown: Vec<&str> = shown
-            .strip_prefix(".Ar ")
-            .or_else(|| shown.strip_prefix(".Op Ar "))
-            .filter(|names| *names != "option ...")
-            .map(|names| names.split(' ').collect())
-            .unwrap_or_default();
+        let shown = shown.lines().map_while(|line| {
+            let names = line.strip_prefix(".Ar ");
+            names.or_else(|| line.strip_prefix(".Op Ar "))
+        });
+        let shown = shown.filter(|names| *names != "option ...");
+        let shown: Vec<&str> = shown.flat_map(|names| names.split(' ')).collect();
         assert_eq!(
             operands, shown,
             "left: latch {name} --help, right: SYNOPSIS"

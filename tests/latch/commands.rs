@@ -470,7 +470,7 @@ fn a_grant_whose_token_cannot_be_printed_is_released() {
 fn a_failure_names_what_is_missing_and_the_server() {
     let daemon = Daemon::start(&[]);
     for (arguments, expected) in [
-        (&["renew"][..], "missing key, token"),
+        (&["renew"][..], "missing key"),
         (
             &[],
             "run, hold, wait, acquire, renew, release, stats, break, ping, fence-check",
@@ -1313,6 +1313,45 @@ fn fence_check_gives_up_on_a_file_that_stays_locked() {
     assert_eq!(text(&output.stderr), expected);
     drop(file);
     assert_eq!(check_fence(&path, 7, None).status, Some(0));
+}
+
+/// As an argument, every user of the host could see it.
+#[test]
+fn a_token_comes_from_the_environment_or_standard_input() {
+    let daemon = Daemon::start(&["--no-auto-release-on-disconnect"]);
+    let directory = tempfile::tempdir().expect("a directory");
+    let [token, fence] = ["token", "fence"].map(|name| directory.path().join(name));
+    let fence = fence.to_str().expect("text");
+    for command in ["renew", "fence-check", "release"] {
+        for key in ["in-a-variable", "on-stdin"] {
+            let key = format!("{command}-{key}");
+            let grant = daemon.connect().acquire(&key, 0);
+            fs::write(&token, format!("{}\n", grant.token)).expect("there is room");
+            let what = if command == "fence-check" {
+                fence
+            } else {
+                &key
+            };
+            let mut latch = latch(&daemon, &[command, what]);
+            if key.ends_with("on-stdin") {
+                latch
+                    .arg("-")
+                    .stdin(File::open(&token).expect("it is there"));
+            } else {
+                latch.env("LATCH_TOKEN", &grant.token);
+            }
+            let ended = latch.output().expect("it runs");
+            assert_eq!(ended.status.code(), Some(0), "{key}: {ended:?}");
+        }
+        let mut without = latch(&daemon, &[command, fence]);
+        let ended = without.env_remove("LATCH_TOKEN").output();
+        let ended = ended.expect("it runs");
+        assert_eq!(ended.status.code(), Some(64));
+        assert_eq!(
+            text(&ended.stderr),
+            "latch: expected a token, or LATCH_TOKEN\n"
+        );
+    }
 }
 
 #[test]
