@@ -1177,27 +1177,39 @@ fn stats_show_each_server_under_its_own_name() {
 
 #[test]
 fn a_watch_ends_when_its_reader_goes_away() {
+    ends_with_its_reader(&["--watch"], "in use");
+}
+
+#[test]
+fn a_watch_in_json_ends_when_its_reader_goes_away() {
+    ends_with_its_reader(&["--watch", "--json"], "{");
+}
+
+fn ends_with_its_reader(options: &[&str], expected: &'static str) {
     let daemon = Daemon::start(&[]);
-    for (options, expected) in [(&["--watch"][..], "in use"), (&["--watch", "--json"], "{")] {
-        let mut arguments = vec!["stats"];
-        arguments.extend(options);
-        let mut child = Latch::start(latch(&daemon, &arguments).stdout(Stdio::piped()));
-        let stdout = BufReader::new(child.stdout.take().expect("piped"));
-        let (sender, rounds) = mpsc::channel();
-        let reader = thread::spawn(move || {
-            // The reader reads two rounds, and goes away.
-            let lines = stdout.lines().map_while(Result::ok);
-            for line in lines.filter(|line| line.contains(expected)).take(2) {
-                let _ = sender.send(line);
-            }
-        });
-        for _ in 0..2 {
-            let line = rounds.recv_timeout(PATIENCE).expect("a round");
-            assert!(!line.contains('\u{1b}'), "that is for terminals");
+    let mut arguments = vec!["stats"];
+    arguments.extend(options);
+    let mut child = Latch::start(latch(&daemon, &arguments).stdout(Stdio::piped()));
+    let stdout = BufReader::new(child.stdout.take().expect("piped"));
+    let (sender, rounds) = mpsc::channel();
+    let reader = thread::spawn(move || {
+        // The reader reads two rounds, and goes away.
+        let lines = stdout.lines().map_while(Result::ok);
+        for line in lines.filter(|line| line.contains(expected)).take(2) {
+            let _ = sender.send(line);
         }
-        reader.join().expect("it has read enough");
-        assert_eq!(wait(&mut child), Some(0), "{options:?}");
+    });
+    for _ in 0..2 {
+        let line = rounds.recv_timeout(PATIENCE).expect("a round");
+        assert!(!line.contains('\u{1b}'), "that is for terminals");
     }
+    reader.join().expect("it has read enough");
+    assert_eq!(wait(&mut child), Some(0), "{options:?}");
+}
+
+#[test]
+fn a_watch_shows_the_servers_that_answer() {
+    let daemon = Daemon::start(&[]);
     let (_port, dead) = refusing_addr();
     let mut command = latch(&daemon, &["stats", "--watch"]);
     command.env("LATCH_SERVER", format!("{dead} {}", daemon.addr()));
@@ -1214,6 +1226,11 @@ fn a_watch_ends_when_its_reader_goes_away() {
         rounds.recv_timeout(PATIENCE).expect("one server is alive");
     }
     drop(child);
+}
+
+#[test]
+fn a_watch_ends_by_a_signal_as_any_program() {
+    let daemon = Daemon::start(&[]);
     let mut child = Latch::start(latch(&daemon, &["stats", "--watch"]).stdout(Stdio::null()));
     thread::sleep(Duration::from_millis(100));
     signal(&child, Signal::INT);

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use crate::support::latch::{
     fed, is_held, latch, output, signal, status, text, wait, wait_as_shell, Latch,
 };
-use crate::support::stalls::fair_test;
+use crate::support::stalls::{fair_test, in_time};
 use crate::support::{eventually, Daemon, Scheme, Signal, PATIENCE};
 
 /// Starts `latch hold k` and waits for its line. Returns it with its input and its line.
@@ -121,7 +121,7 @@ fn hold_gives_up_when_its_script_ends_during_the_wait() {
     let began = Instant::now();
     let output = output(&mut latch(&daemon, &["hold", "k"]));
     assert_eq!(output.status.code(), Some(75), "{output:?}");
-    assert!(output.stdout.is_empty() && began.elapsed() >= Duration::from_millis(1900));
+    in_time!(output.stdout.is_empty() && began.elapsed() >= Duration::from_millis(1900));
     let said = text(&output.stderr);
     assert!(said.contains("input was closed before the grant"), "{said}");
     assert_eq!(status(&daemon, &["hold", "k", "-E", "9"]), 9);

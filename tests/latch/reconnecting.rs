@@ -7,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::support::silent::{free_addr, refusing_addr};
-use crate::support::stalls::fair_test;
+use crate::support::stalls::{fair_test, in_time};
 use crate::support::{eventually, Daemon, PATIENCE};
 use latchd::client::{Address, Client, Error, Guard, Loss, Settings};
 
@@ -225,7 +225,7 @@ fn a_server_that_refuses_connections_is_soon_given_up_once() {
     let began = Instant::now();
     let (loss, _) = losses(&guard).recv_timeout(PATIENCE).expect("a loss");
     assert_eq!(loss, Loss::Closed);
-    assert!(began.elapsed() < Duration::from_secs(5));
+    in_time!(began.elapsed() < Duration::from_secs(5));
 }
 
 #[test]
@@ -303,7 +303,7 @@ fn a_silent_server_is_told_also_while_it_is_away_once() {
         // The deadline is two seconds before the end of the lease.
         let told_after = told.recv_timeout(PATIENCE).expect("told") - began;
         let expected = Duration::from_millis(2900)..Duration::from_millis(5500);
-        assert!(expected.contains(&told_after), "{told_after:?}");
+        in_time!(expected.contains(&told_after), "{told_after:?}");
         let (loss, _) = losses.recv_timeout(PATIENCE).expect("a loss");
         assert_eq!(loss, Loss::Deadline);
         drop(done);
@@ -698,7 +698,7 @@ fn a_lock_of_a_connection_that_the_server_sees_is_not_held() {
     while losses.try_recv().is_err() {
         // The server would release it with the first connection at any moment.
         assert!(!guard.is_held(), "{:?}", began.elapsed());
-        assert!(began.elapsed() < PATIENCE);
+        in_time!(began.elapsed() < PATIENCE);
         thread::sleep(Duration::from_millis(1));
     }
     assert_eq!(guard.loss(), Some(Loss::Closed));

@@ -20,7 +20,7 @@ use crate::support::latch::{
 };
 use crate::support::limited::{copy_program, program_for_all};
 use crate::support::needs::{needs, skipped};
-use crate::support::stalls::fair_test;
+use crate::support::stalls::{fair_test, in_time};
 use crate::support::{children_of, eventually, Daemon, Signal, PATIENCE};
 use rustix::process::{kill_process, Pid};
 use rustix_libc_wrappers::process::SignalExt;
@@ -359,28 +359,33 @@ time.sleep(60)";
 
 #[test]
 fn every_signal_is_passed_on_after_the_lock_is_lost() {
-    for (sent, name) in SIGNALS {
-        let daemon = Daemon::start(&[]);
-        let directory = directory();
-        let log = directory.path().join("log");
-        let log_path = log.display();
-        // The first TERM is for the loss of the lock, the second is the test's.
-        let script = format!(
-            "for s in INT HUP QUIT USR1 USR2 ALRM; do trap \"echo $s >> {log_path}; exit 0\" $s; done; \
-             trap 'echo TERM >> {log_path}; n=x$n; [ $n = xx ] && exit 0' TERM; \
-             eval \"$READY\"; while :; do sleep 0.02; done"
-        );
-        let (mut child, command) =
-            started(&daemon, "k", &directory, &["--kill-after", "60"], &script);
-        drop(daemon);
-        eventually(PATIENCE, "the command was told to end", || {
-            lines_of(&log) == ["TERM"]
-        });
-        signal(&child, sent);
-        assert_eq!(wait_as_shell(&mut child), Some(70), "{name}");
-        assert_eq!(lines_of(&log), ["TERM", name]);
-        assert!(is_gone(command));
-    }
+    thread::scope(|scope| {
+        for (sent, name) in SIGNALS {
+            scope.spawn(move || a_signal_is_passed_on_after_the_lock_is_lost(sent, name));
+        }
+    });
+}
+
+fn a_signal_is_passed_on_after_the_lock_is_lost(sent: Signal, name: &str) {
+    let daemon = Daemon::start(&[]);
+    let directory = directory();
+    let log = directory.path().join("log");
+    let log_path = log.display();
+    // The first TERM is for the loss of the lock, the second is the test's.
+    let script = format!(
+        "for s in INT HUP QUIT USR1 USR2 ALRM; do trap \"echo $s >> {log_path}; exit 0\" $s; done; \
+         trap 'echo TERM >> {log_path}; n=x$n; [ $n = xx ] && exit 0' TERM; \
+         eval \"$READY\"; while :; do sleep 0.02; done"
+    );
+    let (mut child, command) = started(&daemon, "k", &directory, &["--kill-after", "60"], &script);
+    drop(daemon);
+    eventually(PATIENCE, "the command was told to end", || {
+        lines_of(&log) == ["TERM"]
+    });
+    signal(&child, sent);
+    assert_eq!(wait_as_shell(&mut child), Some(70), "{name}");
+    assert_eq!(lines_of(&log), ["TERM", name]);
+    assert!(is_gone(command));
 }
 
 #[test]
@@ -427,7 +432,7 @@ fn latch_dies_at_once_of_a_signal_while_it_waits_once() {
         daemon.wait_for_waiters("k", 0);
     }
     println!("the slowest of them died after {slowest:?}");
-    assert!(slowest < Duration::from_secs(1), "{slowest:?}");
+    in_time!(slowest < Duration::from_secs(1), "{slowest:?}");
 }
 
 #[test]
@@ -524,7 +529,7 @@ fn kill_9_of_latch_ends_the_command_and_frees_the_lock_once() {
         });
     }
     println!("the lock was free {slowest:?} after the kill at the latest");
-    assert!(slowest < Duration::from_millis(500), "{slowest:?}");
+    in_time!(slowest < Duration::from_millis(500), "{slowest:?}");
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -611,7 +616,7 @@ fn a_stopped_server_does_not_delay_the_end_of_latch_once() {
     let ended_at = Instant::now();
     assert_eq!(wait_as_shell(&mut child), Some(4));
     // A reply may take ten seconds. This one never comes.
-    assert!(ended_at.elapsed() < Duration::from_secs(9));
+    in_time!(ended_at.elapsed() < Duration::from_secs(9));
 }
 
 #[test]
@@ -757,7 +762,7 @@ fn stop_beyond_the_lease(stop: impl for<'a> Fn(&'a Latch) -> Option<Box<dyn FnOn
     assert_eq!(wait_as_shell(&mut child), Some(70));
     assert!(is_gone(command));
     println!("told after {told_after:?}");
-    assert!(told_after < Duration::from_secs(1), "{told_after:?}");
+    in_time!(told_after < Duration::from_secs(1), "{told_after:?}");
 }
 
 #[test]
@@ -1050,7 +1055,7 @@ fn processes_left_in_the_group_are_killed_in_the_end() {
 fn of_many_runs_none_leaves_a_process_in_the_group() {
     let next = AtomicU32::new(0);
     thread::scope(|scope| {
-        for _ in 0..4 {
+        for _ in 0..10 {
             scope.spawn(|| loop {
                 match next.fetch_add(1, Ordering::Relaxed) {
                     number if number < amount(20, 1000) => leave_nothing(number),

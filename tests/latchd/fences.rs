@@ -381,6 +381,7 @@ fn out_of_fences_waiters_stay_and_are_served_later() {
 }
 
 #[test]
+#[ignore = "long: cargo test --test latchd out_of_fences -- --ignored"]
 fn out_of_fences_on_a_full_disk_nobody_is_lost() {
     let [libfaketime, strace] = needs!("libfaketimeMT.so.1", "strace");
     if may_attach(&strace) {
@@ -391,6 +392,7 @@ fn out_of_fences_on_a_full_disk_nobody_is_lost() {
 }
 
 #[test]
+#[ignore = "long: cargo test --test latchd out_of_fences -- --ignored"]
 fn out_of_fences_on_a_failing_disk_nobody_is_lost() {
     let [libfaketime, strace] = needs!("libfaketimeMT.so.1", "strace");
     if may_attach(&strace) {

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use crate::support::amount::amount;
 use crate::support::limited::raise_our_own_limit;
-use crate::support::stalls::{fair_test, fairly_within};
+use crate::support::stalls::{fair_test, fairly_within, in_time};
 use crate::support::{
     come_to_rest, fence, parse_grant, Client, Daemon, Deadline, Event, Scheme, Signal, PATIENCE,
 };
@@ -120,7 +120,7 @@ fn a_stopped_waiter_keeps_its_place_and_costs_one_lease_once() {
         "the stopped one had its turn"
     );
     assert!(cost >= LEASE, "the lease was cut short: {cost:?}");
-    assert!(
+    in_time!(
         cost < LEASE + Duration::from_secs(1),
         "its lease was not all it cost: {cost:?}"
     );
@@ -236,7 +236,7 @@ fn a_renewed_lease_passes_on_at_its_new_end_once() {
     granted(&mut waiter);
     let took = asked.elapsed();
     assert!(took >= LEASE, "passed on early, after {took:?}");
-    assert!(
+    in_time!(
         took < LEASE + Duration::from_millis(500),
         "passed on late, after {took:?}"
     );
@@ -296,7 +296,7 @@ fn without_auto_release_a_lost_holder_keeps_only_its_lease_once() {
     assert_eq!(fence(&granted(&mut next)), fence(&held.token) + 1);
     let took = asked.elapsed();
     assert!(took >= lease, "the lease was cut short: {took:?}");
-    assert!(
+    in_time!(
         took < lease + Duration::from_millis(500),
         "the key came late: {took:?}"
     );
@@ -491,7 +491,7 @@ fn the_key_of_a_client_that_never_reads_passes_on_once() {
                 .unwrap_or_else(|| panic!("no grant: {reply}"))
                 .token;
         }
-        assert!(
+        in_time!(
             began.elapsed() < PATIENCE,
             "the deaf client was never dropped"
         );
@@ -504,11 +504,11 @@ fn the_key_of_a_client_that_never_reads_passes_on_once() {
         "dropped before the write timeout: {took:?}"
     );
     // Each of several writes may use up the timeout, but all together must not take it twice.
-    assert!(
+    in_time!(
         took < Duration::from_millis(3500),
         "dropped long after the write timeout: {took:?}"
     );
-    assert!(worst < Duration::from_millis(500), "a ping took {worst:?}");
+    in_time!(worst < Duration::from_millis(500), "a ping took {worst:?}");
     assert_eq!(waiter.request("r", "k", &token), "ok");
     flood.join().unwrap();
     // It finds what it left unread, perhaps, and then the end.
@@ -534,7 +534,7 @@ fn lines_that_trickle_in_are_cut_off_at_the_read_timeout_once() {
     let mut worst = Duration::ZERO;
     // Each byte is progress, but the deadline is that of the whole line.
     while began.elapsed() < Duration::from_millis(2000) || cut_off_after.is_none() {
-        assert!(
+        in_time!(
             began.elapsed() < Duration::from_secs(5),
             "the bytes move the deadline"
         );
@@ -558,7 +558,7 @@ fn lines_that_trickle_in_are_cut_off_at_the_read_timeout_once() {
         "{cut_off_after:?}: early"
     );
     println!("a new client had its lock within {worst:?}");
-    assert!(
+    in_time!(
         worst < Duration::from_secs(1),
         "a new client had to wait for {worst:?}"
     );

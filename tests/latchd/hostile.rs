@@ -21,7 +21,7 @@ use crate::support::footprint::status_kib;
 use crate::support::limited::{limited, raise_our_own_limit};
 use crate::support::needs::needs;
 use crate::support::silent::{leave_socket, FullBacklog};
-use crate::support::stalls::fair_test;
+use crate::support::stalls::{fair_test, in_time};
 use crate::support::{
     described, eventually, parse_grant, processor_time, waiter_count, Client, Daemon, Deadline,
     Event, Scheme, Signal, PATIENCE,
@@ -56,7 +56,7 @@ fn a_try_whose_client_does_not_read_keeps_no_place_in_the_queue_once() {
     assert_eq!(holder.request("r", "k", &grant.token), "ok");
     assert!(parse_grant(&next.line(), "ok").is_some());
     let waited = released.elapsed();
-    assert!(
+    in_time!(
         waited < Duration::from_secs(2),
         "{waited:?} until the grant"
     );
@@ -170,7 +170,7 @@ fn reading_a_little_does_not_stretch_the_write_timeout_once() {
         if holder.stats()["connections"] == 1 {
             break;
         }
-        assert!(
+        in_time!(
             began.elapsed() < Duration::from_secs(3),
             "a slow reader is still connected"
         );
@@ -214,12 +214,12 @@ fn unread_statistics_keep_nobody_from_theirs_and_no_lock_once() {
     drop(holder);
     assert!(parse_grant(&waiter.line(), "ok").is_some());
     let waited = left.elapsed();
-    assert!(waited < Duration::from_secs(1), "{waited:?} for the lock");
+    in_time!(waited < Duration::from_secs(1), "{waited:?} for the lock");
     let asked = Instant::now();
     let idle = daemon.stats()["idle_locks"].as_array().map(Vec::len);
     assert_eq!(idle, Some(4000));
     let waited = asked.elapsed();
-    assert!(waited < PATIENCE, "{waited:?} for statistics");
+    in_time!(waited < PATIENCE, "{waited:?} for statistics");
     drop(deaf);
 }
 
@@ -335,12 +335,12 @@ fn a_client_that_never_reads_is_dropped_after_the_write_timeout_once() {
             .try_send(&"stats\n_\n_\n".repeat(1000).into_bytes())
             .is_ok()
         {
-            assert!(began.elapsed() < PATIENCE, "it is still connected");
+            in_time!(began.elapsed() < PATIENCE, "it is still connected");
         }
         let took = began.elapsed();
         println!("round {round}: dropped after {took:?}");
         assert!(took > Duration::from_millis(1900), "{took:?}: too early");
-        assert!(took < Duration::from_millis(3500), "{took:?}: too late");
+        in_time!(took < Duration::from_millis(3500), "{took:?}: too late");
     }
 }
 
@@ -631,7 +631,7 @@ fn a_close_that_frees_very_many_slots_holds_up_nobody_once() {
         holders(&monitor.stats()).is_none()
     });
     println!("the longest ping took {longest:?}");
-    assert!(
+    in_time!(
         longest < Duration::from_millis(500),
         "a ping took {longest:?}"
     );
@@ -701,7 +701,7 @@ fn telnet_commands_alone_do_not_keep_a_connection_open_once() {
                         Event::Nothing => {}
                         event => break event,
                     }
-                    assert!(
+                    in_time!(
                         began.elapsed() < Duration::from_secs(limit),
                         "{shown} keeps it open"
                     );

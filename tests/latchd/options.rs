@@ -1341,37 +1341,35 @@ fn the_port_of_an_inherited_socket_is_printed() {
 
 #[test]
 fn addresses_beside_inherited_sockets_are_refused() {
-    for way in WAYS {
-        for (option, value) in [
-            ("--host", "127.0.0.1"),
-            ("--port", "0"),
-            ("--port", "off"),
-            ("--unix", "/tmp/latchd-options"),
-            ("--unix-mode", "0600"),
-            ("--unix-group", "0"),
-        ] {
-            let expected = |origin: &str| format!("latchd: {origin}: the sockets are inherited\n");
-            let command = || way.command(OwnedFd::from(a_listener()));
-            let end = run(command().args([option, value]));
-            assert_eq!(
-                (end.code(), end.stderr),
-                (Some(2), expected(option)),
-                "{way:?}"
-            );
-            let variable = option
-                .trim_start_matches('-')
-                .to_uppercase()
-                .replace('-', "_");
-            for prefix in ["LATCHD", "DFLOCKD"] {
-                let variable = format!("{prefix}_{variable}");
-                let end = run(command().env(&variable, value));
-                assert_eq!(
-                    (end.code(), end.stderr),
-                    (Some(2), expected(&variable)),
-                    "{way:?}"
-                );
+    // A server on descriptor 0 exits a second later, for inetd's sake: all wait together.
+    thread::scope(|scope| {
+        for way in WAYS {
+            for (option, value) in [
+                ("--host", "127.0.0.1"),
+                ("--port", "0"),
+                ("--port", "off"),
+                ("--unix", "/tmp/latchd-options"),
+                ("--unix-mode", "0600"),
+                ("--unix-group", "0"),
+            ] {
+                scope.spawn(move || an_address_is_refused(&way, option, value));
             }
         }
+    });
+}
+
+fn an_address_is_refused(way: &Way, option: &str, value: &str) {
+    let command = || way.command(OwnedFd::from(a_listener()));
+    let is_refused = |command: &mut Command, origin: &str| {
+        let expected = format!("latchd: {origin}: the sockets are inherited\n");
+        let end = run(command);
+        assert_eq!((end.code(), end.stderr), (Some(2), expected), "{way:?}");
+    };
+    is_refused(command().args([option, value]), option);
+    let variable = option.trim_start_matches('-').to_uppercase();
+    for prefix in ["LATCHD", "DFLOCKD"] {
+        let variable = format!("{prefix}_{}", variable.replace('-', "_"));
+        is_refused(command().env(&variable, value), &variable);
     }
 }
 

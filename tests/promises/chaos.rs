@@ -63,7 +63,7 @@ fn no_chaos_in_a_cluster_breaks_a_promise() {
 }
 
 fn run(house: House) {
-    let seconds = setting("CHAOS_SECONDS").unwrap_or(amount(15, 120));
+    let seconds = setting("CHAOS_SECONDS").unwrap_or(amount(8, 120));
     println!("{seconds} seconds of chaos");
     let directory = tempfile::tempdir().expect("there is room");
     let mut chaos = Chaos::start(house, directory.path(), random::seed());

@@ -1,9 +1,12 @@
 //! What is timed on a machine that others use as well.
 
-use std::panic::{catch_unwind, resume_unwind, AssertUnwindSafe};
+use std::fmt;
+use std::panic::{catch_unwind, panic_any, resume_unwind, AssertUnwindSafe};
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
+
+use super::needs::note;
 
 /// A thread that sleeps this long is late by less than a thousandth of a second, if nobody is in
 /// its way.
@@ -18,9 +21,33 @@ const CHANCES: u32 = 5;
 /// There is another chance at least for so long.
 const PERSISTENCE: Duration = Duration::from_secs(120);
 
-/// The verdict of `timed`. A bad one counts only if a thread that did nothing but sleep meanwhile
-/// was woken in time: if not, the machine was late, whatever else was, and `timed` has another
-/// chance.
+/// Panics unless something happened in time. In [`fair_test`], only this gets another chance.
+#[allow(unused_macros)]
+macro_rules! in_time {
+    ($condition:expr $(,)?) => {
+        $crate::support::stalls::in_time!($condition, "{}", stringify!($condition))
+    };
+    ($condition:expr, $($message:tt)+) => {
+        if !$condition {
+            $crate::support::stalls::late(format_args!($($message)+));
+        }
+    };
+}
+// Not every test target has a test that asserts times.
+#[allow(unused_imports)]
+pub(crate) use in_time;
+
+/// The panic of [`in_time`].
+struct Late;
+
+pub fn late(message: fmt::Arguments<'_>) -> ! {
+    eprintln!("not in time: {message}");
+    panic_any(Late)
+}
+
+/// The verdict of `timed` on times. A bad one counts only if a thread that did nothing but sleep
+/// beside it was woken in time: if not, the machine was late, and `timed` has another chance, which
+/// is noted. What is no matter of time must not be in the verdict.
 pub fn fairly<T, E>(timed: impl FnMut() -> Result<T, E>) -> Result<T, E> {
     fairly_within(STALL, timed)
 }
@@ -34,18 +61,27 @@ pub fn fairly_within<T, E>(
     for chance in 1.. {
         let sleeper = Sleeper::start();
         let verdict = timed();
-        let was_fair = sleeper.was_late_by() < stall;
+        let lateness = sleeper.was_late_by();
         let is_last = chance >= CHANCES && began.elapsed() > PERSISTENCE;
-        if verdict.is_ok() || was_fair || is_last {
+        if verdict.is_ok() || lateness < stall || is_last {
             return verdict;
         }
+        let test = thread::current().name().unwrap_or_default().to_owned();
+        println!("once more, since the machine was late by {lateness:?}");
+        note("retried", &[&test]);
     }
     unreachable!("one chance is the last")
 }
 
-/// Runs a test that asserts times. A failure counts as it does to [`fairly`].
+/// Runs a test that asserts times with [`in_time`]. A failure of these counts as it does to
+/// [`fairly`]; any other fails the test.
 pub fn fair_test(mut test: impl FnMut()) {
-    let verdict = fairly(|| catch_unwind(AssertUnwindSafe(&mut test)));
+    let verdict = fairly(|| {
+        catch_unwind(AssertUnwindSafe(&mut test)).or_else(|failure| match failure.is::<Late>() {
+            true => Err(failure),
+            false => resume_unwind(failure),
+        })
+    });
     verdict.unwrap_or_else(|failure| resume_unwind(failure));
 }
 

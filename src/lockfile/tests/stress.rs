@@ -38,7 +38,7 @@ impl Default for Run {
         Run {
             processes: 6,
             rounds: 1000,
-            limit: Duration::from_secs(15),
+            limit: Duration::from_secs(5),
             missing: MissingFeatures::default(),
             is_unguarded: false,
             is_detached: false,

@@ -5,7 +5,9 @@
 use super::model::{Began, Model, ModelHolder, ModelKey};
 use super::*;
 
-const HISTORIES: u64 = 20_000;
+/// How many histories each run tries, and how many a long one.
+const HISTORIES: u64 = 5_000;
+const MANY_HISTORIES: u64 = 100_000;
 const STEPS: usize = 60;
 
 /// What decides a history.
@@ -45,6 +47,16 @@ impl Random {
 
 #[test]
 fn random_histories_agree_with_the_naive_model() {
+    agree_with_the_naive_model(HISTORIES);
+}
+
+#[test]
+#[ignore = "long: cargo test --lib histories -- --ignored"]
+fn many_random_histories_agree_with_the_naive_model() {
+    agree_with_the_naive_model(MANY_HISTORIES);
+}
+
+fn agree_with_the_naive_model(count: u64) {
     let first = match std::env::var("LATCHD_TEST_SEED") {
         Ok(seed) => seed.parse().expect("LATCHD_TEST_SEED is a number"),
         Err(_) => {
@@ -53,7 +65,7 @@ fn random_histories_agree_with_the_naive_model() {
         }
     };
     println!("seeds from {first}; replay one with LATCHD_TEST_SEED=<seed>");
-    for seed in first..first + HISTORIES {
+    for seed in first..first + count {
         let played = std::panic::catch_unwind(|| play(seed, |_| {}));
         assert!(
             played.is_ok(),
