@@ -883,7 +883,7 @@ fn replies_of_a_server_cannot_move_the_cursor() {
     terminal.expect("a\\u009b2Jb");
     terminal.expect(PROMPT);
     terminal.enter("$LATCH stats --json | cat");
-    terminal.expect("a\u{9b}2Jb");
+    terminal.expect("a\\u009b2Jb");
 }
 
 #[test]
