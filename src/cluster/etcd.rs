@@ -33,6 +33,8 @@ pub const INVALID_ARGUMENT: u64 = 3;
 pub const NOT_FOUND: u64 = 5;
 /// Refusal: the user may not do that.
 pub const PERMISSION_DENIED: u64 = 7;
+/// Refusal of a request for a token: authentication is not enabled.
+const FAILED_PRECONDITION: u64 = 9;
 /// Refusal: etcd has reached its quota of space, or is overloaded.
 pub const RESOURCE_EXHAUSTED: u64 = 8;
 /// Refusal: the token has expired, or its member has died.
@@ -65,6 +67,15 @@ pub struct TxnAnswer {
     pub found: Vec<KeyValue>,
 }
 
+/// What a member wants to see of a user.
+#[derive(Debug, PartialEq, Eq)]
+enum Credential {
+    Unknown,
+    /// Nothing: its authentication is off.
+    NotWanted,
+    Token(String),
+}
+
 /// A way to etcd: to one of its members, and if that is silent, to the next one. Reads the password
 /// each time that etcd asks for it, and the certificates after each failure: who replaces them need
 /// not start anything again.
@@ -73,7 +84,7 @@ pub struct Gateway {
     /// The number of the member.
     at: usize,
     connection: Option<Connection>,
-    token: Option<String>,
+    token: Credential,
     timeout: Duration,
 }
 
@@ -84,7 +95,7 @@ impl Gateway {
             settings: settings.clone(),
             at: 0,
             connection: None,
-            token: None,
+            token: Credential::Unknown,
             timeout,
         }
     }
@@ -179,15 +190,15 @@ impl Gateway {
     pub fn call(&mut self, path: &str, body: &str) -> Result<Value, EtcdFailure> {
         self.authenticate()?;
         let sent = self.send(path, body, self.timeout);
-        let Err(EtcdFailure::Refused { code, message }) = &sent else {
+        let Err(EtcdFailure::Refused { code, .. }) = &sent else {
             return sent;
         };
-        let is_of_an_old_token = *code == UNAUTHENTICATED
-            || *code == INVALID_ARGUMENT && message.contains("revision of auth store is old");
-        if !is_of_an_old_token || self.settings.user.is_none() {
+        // The token is too old, or authentication was turned on.
+        let wants_token = [UNAUTHENTICATED, INVALID_ARGUMENT].contains(code);
+        if !wants_token || self.settings.user.is_none() {
             return sent;
         }
-        self.token = None;
+        self.token = Credential::Unknown;
         self.authenticate()?;
         self.send(path, body, self.timeout)
     }
@@ -203,14 +214,22 @@ impl Gateway {
     }
 
     fn authenticate(&mut self) -> Result<(), EtcdFailure> {
-        let (None, Some((name, file))) = (&self.token, &self.settings.user) else {
+        let (Credential::Unknown, Some((name, file))) = (&self.token, &self.settings.user) else {
             return Ok(());
         };
         let password = read_password(file).map_err(|reason| self.no_answer(reason))?;
         let body = serde_json::json!({ "name": name, "password": password }).to_string();
         let timeout = self.timeout * PASSWORD_TIME;
-        let answer = self.send("/v3/auth/authenticate", &body, timeout)?;
-        self.token = answer["token"].as_str().map(str::to_owned);
+        self.token = match self.send("/v3/auth/authenticate", &body, timeout) {
+            Ok(answer) => match answer["token"].as_str() {
+                Some(token) => Credential::Token(token.to_owned()),
+                None => return Err(self.pass_over("an answer without a token".to_owned())),
+            },
+            Err(EtcdFailure::Refused { code, .. }) if code == FAILED_PRECONDITION => {
+                Credential::NotWanted
+            }
+            Err(failure) => return Err(failure),
+        };
         Ok(())
     }
 
@@ -252,7 +271,11 @@ impl Gateway {
             self.connection = Some(connection);
         }
         let connection = self.connection.as_mut().expect("it was opened");
-        Ok((connection, self.token.as_deref()))
+        let token = match &self.token {
+            Credential::Token(token) => Some(token.as_str()),
+            Credential::Unknown | Credential::NotWanted => None,
+        };
+        Ok((connection, token))
     }
 
     /// Shakes hands with a member that speaks TLS, until `deadline`.
