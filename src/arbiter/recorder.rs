@@ -15,11 +15,12 @@ pub trait Recorder: Send {
 }
 
 /// How certain the arbiter's answers must be before a client may read them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Certainty {
     /// They promise nothing.
+    #[default]
     None,
-    /// Every change up to now is in the journal.
+    /// The changes to their holders are in the journal.
     Recorded,
     /// In addition, this server is still the active one: the answers promise time, and perhaps
     /// without a change.

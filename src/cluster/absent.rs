@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::arbiter::{Arbiter, Certainty};
 use crate::log::Log;
 use crate::net::stream::Stream;
-use crate::token::FenceSource;
+use crate::token::{Fence, FenceSource};
 
 #[derive(Debug)]
 pub enum ClusterSettings {}
@@ -72,7 +72,11 @@ impl Office {
         match *self {}
     }
 
-    pub fn attest(&self, _: Certainty) {
+    pub fn change_of(&self, _: Option<Fence>) -> u64 {
+        match *self {}
+    }
+
+    pub fn wait_for_journal(&self, _: u64, _: Certainty) {
         match *self {}
     }
 

@@ -9,9 +9,9 @@ use log::{error, info};
 use super::etcd::{self, EtcdFailure, Gateway, KeyValue};
 use super::record::Names;
 use super::trouble::Trouble;
-use super::{is_planted, lease_before, Active, Office, Role, Term};
+use super::{is_planted, lease_before, Active, Office, Role, Term, PATIENCE};
 use crate::sys::moment::Moment;
-use crate::text::Escaped;
+use crate::text::{host_and_port, Escaped};
 
 /// The pause after a failure, before the next attempt.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -22,6 +22,8 @@ pub(super) struct Candidate {
     leader: Vec<u8>,
     /// A leader with this server's own address at the first look is its former self.
     is_first_look: bool,
+    /// When this server has stepped down.
+    unfit_since: Option<Moment>,
     trouble: Trouble,
 }
 
@@ -39,6 +41,7 @@ impl Candidate {
             leader: Names(office.settings.prefix.clone()).leader(),
             office,
             is_first_look: true,
+            unfit_since: None,
             trouble: Trouble::default(),
         }
     }
@@ -58,50 +61,79 @@ impl Candidate {
         }
     }
 
-    /// Runs for the office, and if another server has it, waits for a while. `None`: it is time to
-    /// run again.
+    /// Looks who has the office. If another server has it, waits for a while; if none has, runs for
+    /// it. `None`: it is time to look again.
     fn run_once(&mut self) -> Result<Option<Term>, EtcdFailure> {
         let kept = Moment::now();
-        let lease = self.keep_lease()?;
-        let address = self.office.settings.advertise.clone();
-        let answer = self.gateway.txn(
-            &etcd::is_created(&self.leader, 0),
-            &etcd::put(&self.leader, address.as_bytes(), lease),
-            &etcd::look_up(&self.leader),
-        )?;
-        let term = |epoch, version| {
-            Ok(Some(Term {
-                epoch,
-                version,
-                lease,
-                kept,
-            }))
-        };
-        if answer.succeeded {
-            return term(answer.revision, 1);
-        }
+        // A look of its own: an etcd that is full refuses a transaction that might write.
+        let look_up = etcd::look_up(&self.leader);
+        let answer = self.gateway.txn("", &look_up, "")?;
         let Some(leader) = answer.found.first() else {
-            return Err(EtcdFailure::Refused {
-                code: 0,
-                message: "the office is neither vacant nor taken".to_owned(),
-            });
+            if self.is_unfit() {
+                return self.wait_behind(answer.revision);
+            }
+            return self.run_for_office(kept);
         };
+        let own_lease = self.office.state.lock().lease;
         // The answer to an earlier attempt was lost.
-        if leader.lease == lease {
-            return term(leader.create_revision, leader.version);
+        if own_lease == Some(leader.lease) {
+            return Ok(Some(self.term(
+                leader.create_revision,
+                leader.version,
+                leader.lease,
+                kept,
+            )));
         }
+        let address = self.office.settings.advertise.as_bytes();
         let is_first_look = std::mem::take(&mut self.is_first_look);
-        if is_first_look && leader.value == address.as_bytes() && is_former_self(leader) {
+        if is_first_look && leader.value == address && is_former_self(leader) {
             let is_still = etcd::is_created(&self.leader, leader.create_revision);
             self.gateway
                 .txn(&is_still, &etcd::delete(&self.leader), "")?;
             return Ok(None);
         }
         self.note(leader);
+        // Kept for the next election. A full etcd grants none, and the active server goes on.
+        if let Err(failure) = self.keep_lease() {
+            self.trouble.report(&failure, 0);
+        }
+        self.wait_behind(answer.revision)
+    }
+
+    /// Runs for an office that was vacant. `kept` is when the lease is taken to begin.
+    fn run_for_office(&mut self, kept: Moment) -> Result<Option<Term>, EtcdFailure> {
+        let lease = self.keep_lease()?;
+        let address = self.office.settings.advertise.as_bytes();
+        let answer = self.gateway.txn(
+            &etcd::is_created(&self.leader, 0),
+            &etcd::put(&self.leader, address, lease),
+            "",
+        )?;
+        self.is_first_look = false;
+        let term = self.term(answer.revision, 1, lease, kept);
+        Ok(answer.succeeded.then_some(term))
+    }
+
+    fn term(&self, epoch: u64, version: u64, lease: u64, kept: Moment) -> Term {
+        Term {
+            epoch,
+            version,
+            lease,
+            kept,
+        }
+    }
+
+    /// Blocks until the office may have changed since `revision`, or for a third of the TTL.
+    fn wait_behind(&mut self, revision: u64) -> Result<Option<Term>, EtcdFailure> {
         let at_most = self.office.settings.ttl / 3;
-        self.gateway
-            .watch(&self.leader, answer.revision + 1, at_most)?;
+        self.gateway.watch(&self.leader, revision + 1, at_most)?;
         Ok(None)
+    }
+
+    /// Whether this server has stepped down of late: another one may be able to take over.
+    fn is_unfit(&self) -> bool {
+        let time = self.office.settings.ttl * PATIENCE;
+        self.unfit_since.is_some_and(|since| since.elapsed() < time)
     }
 
     /// The number of a lease that was begun or kept alive just now.
@@ -119,10 +151,11 @@ impl Candidate {
     }
 
     fn note(&self, leader: &KeyValue) {
-        let address = String::from_utf8_lossy(&leader.value).into_owned();
-        let shown = Escaped(address.as_bytes()).to_string();
         let epoch = leader.create_revision;
-        let is_this_servers = address == self.office.settings.advertise;
+        let address = address_in(&leader.value);
+        let is_this_servers = address.as_ref() == Some(&self.office.settings.advertise);
+        let shown = Escaped(&leader.value);
+        let has_address = address.is_some();
         let role = Role {
             active: Some(Active { epoch, address }),
             is_own: false,
@@ -133,26 +166,30 @@ impl Candidate {
         }
         self.office.changed.notify_all();
         info!("standby active={shown} epoch={epoch}");
+        if !has_address {
+            error!("bad-address active={shown} epoch={epoch}");
+        }
         if is_this_servers {
             error!("same-advertise address={shown} epoch={epoch}");
         }
     }
 
-    /// Keeps the office until the process ends, or the server starts over.
-    pub(super) fn keep(&mut self, term: &Term) -> ! {
+    /// Keeps the office until this server steps down, the process ends, or the server starts over.
+    pub(super) fn keep(&mut self, term: &Term) {
         let ttl = self.office.settings.ttl;
         let (mut kept, mut pause) = (term.kept, ttl / 5);
-        loop {
-            thread::sleep(pause);
+        while !self.office.steps_down_within(pause) {
             let sent = Moment::now();
             pause = ttl / 5;
             match self.gateway.keep_alive(term.lease) {
                 Ok(true) => kept = sent,
                 Ok(false) if is_planted("no-epoch") => {}
+                // This server steps down.
+                Ok(false) if self.office.state.lock().lease.is_none() => {}
                 Ok(false) => self.office.start_over("the office's lease is over"),
                 Err(failure) => {
-                    let held_back = self.office.journal.held_back();
-                    self.trouble.report(&failure, held_back);
+                    let waiting = self.office.journal.waiting_sessions();
+                    self.trouble.report(&failure, waiting);
                     if kept.elapsed() > ttl {
                         let why = "the office was not kept for too long";
                         self.office.start_over(why);
@@ -160,6 +197,40 @@ impl Candidate {
                     pause = PAUSE;
                 }
             }
+        }
+        self.unfit_since = Some(Moment::now());
+    }
+}
+
+/// The address in the value of the office, if it has the form of `--advertise`: all that can write
+/// in etcd could write there.
+fn address_in(value: &[u8]) -> Option<String> {
+    let text = std::str::from_utf8(value).ok()?;
+    host_and_port(text)?;
+    Some(text.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_has_a_host_and_a_port_and_nothing_else() {
+        for good in ["a:1", "127.0.0.1:6388", "[::1]:6388", "db-1.example:65535"] {
+            assert_eq!(address_in(good.as_bytes()).as_deref(), Some(good));
+        }
+        for bad in [
+            &b""[..],
+            b"a",
+            b"a:0",
+            b"a:1\nok",
+            b"a\n:1",
+            b"a:1 ",
+            b"\x1b[2J:1",
+            b"a b:1",
+            b"\xff:1",
+        ] {
+            assert_eq!(address_in(bad), None, "{}", Escaped(bad));
         }
     }
 }

@@ -1,11 +1,12 @@
 //! The journal: every change of holders in the order of the table, written in groups, and what
 //! sessions wait for.
 //!
-//! One thread writes, a batch at a time. What changes meanwhile is the next batch. If there is
-//! nothing to write, and a session wants to know whether this server is still active, the batch is
-//! a question: the same comparisons and no change.
+//! One thread writes, a batch at a time. The changes that come during that are the next batch. If
+//! there is nothing to write, and a session wants to know whether this server is still active, the
+//! batch is a question: the same comparisons and no change. While etcd refuses to write, questions
+//! go on.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -31,12 +32,20 @@ pub struct Journal {
 
 #[derive(Default)]
 struct State {
-    pending: VecDeque<Change>,
+    /// The changes that no round has taken, with their numbers.
+    pending: VecDeque<(u64, Change)>,
     /// When the first of them was recorded, at the latest; meaningless while there is none.
     pending_since: Option<Instant>,
-    /// How many changes have been recorded, and how many of them are certain.
+    /// The number of the last recorded change, and of the last one that is certain, with all before
+    /// it. Changes are numbered from 1.
     recorded: u64,
     certain: u64,
+    /// The last change of each holder, if it is not certain.
+    last_changes: BTreeMap<Fence, u64>,
+    /// No holder with a fence above this is in etcd.
+    highest_written: u64,
+    /// etcd has refused a batch: none before this instant.
+    retry_at: Option<Instant>,
     /// The number of the last round that has begun, and of the last one that has succeeded.
     begun: u64,
     succeeded: u64,
@@ -48,69 +57,65 @@ struct State {
     wants_fences: bool,
     ran_out_of_fences: bool,
     waiting: Vec<Waiting>,
-    /// What a round takes, smoothed.
+    /// The time that a round takes, smoothed.
     round_time: Duration,
 }
 
+/// What a session waits for.
 struct Waiting {
-    recorded: u64,
+    /// The number of a change that must be certain.
+    change: u64,
+    /// The number of a round that must have succeeded, or a later one.
     round: u64,
     wake: Arc<Condvar>,
 }
 
 /// A batch, or a question if it changes nothing.
 pub struct Round {
-    /// Of each holder, the last change.
-    pub changes: Vec<Change>,
+    /// Of each holder, the last change, with its number.
+    changes: Vec<(u64, Change)>,
     /// The fences below this will be reserved.
     pub reserve: Option<u64>,
     began: Instant,
     /// When the first of its changes was recorded, at the latest.
     pub recorded_at: Instant,
     number: u64,
-    /// How many of the recorded changes it and those before it have written.
-    recorded: u64,
+    /// The highest number of the changes that are certain after it.
+    last_change: u64,
+}
+
+impl Round {
+    pub fn changes(&self) -> impl Iterator<Item = &Change> + Clone {
+        self.changes.iter().map(|(_, change)| change)
+    }
 }
 
 impl Journal {
     /// Blocks until there is something to write or to ask.
     pub fn next_round(&self) -> Round {
         let mut state = self.state.lock();
-        while state.pending.is_empty() && !state.is_asked && !state.wants_fences {
-            self.work.wait(&mut state);
-        }
-        let mut changes: Vec<Change> = Vec::new();
-        let mut written = state.recorded - state.pending.len() as u64;
-        while let Some(change) = state.pending.pop_front() {
-            let fence = change.fence();
-            // A transaction may name a key once: the last change counts.
-            match changes.iter().rposition(|known| known.fence() == fence) {
-                Some(at) => changes[at] = change,
-                None if changes.len() == MAX_HOLDERS => {
-                    state.pending.push_front(change);
-                    break;
+        loop {
+            let may_write = state.retry_at.is_none_or(|at| at <= Instant::now());
+            let has_changes = !state.pending.is_empty() || state.wants_fences;
+            if may_write && has_changes || state.is_asked {
+                let round = state.begin_round(may_write);
+                let is_asked = std::mem::take(&mut state.is_asked);
+                if is_asked || !round.changes.is_empty() || round.reserve.is_some() {
+                    state.begun = round.number;
+                    return round;
                 }
-                None => changes.push(change),
+                // All of it were claims whose clients have left: nothing to write.
+                state.succeed(0, round.last_change);
+            } else if let Some(retry_at) = state.retry_at.filter(|_| has_changes) {
+                self.work.wait_until(&mut state, retry_at);
+            } else {
+                self.work.wait(&mut state);
             }
-            written += 1;
-        }
-        let wants_fences = std::mem::take(&mut state.wants_fences);
-        state.is_asked = false;
-        state.begun += 1;
-        let began = Instant::now();
-        let recorded_at = state.pending_since.filter(|_| !changes.is_empty());
-        Round {
-            changes,
-            reserve: wants_fences.then(|| state.fence_end.saturating_add(FENCE_RANGE)),
-            began,
-            recorded_at: recorded_at.unwrap_or(began),
-            number: state.begun,
-            recorded: written,
         }
     }
 
-    /// Takes note that a round is certain, and wakes the sessions that waited for it. `true` if
-    /// there are fences again after they had run out.
+    /// Records that a round is certain, and wakes the sessions that waited for it. Returns `true`
+    /// if there are fences again after they had run out.
     pub fn finish(&self, round: &Round) -> bool {
         let took = round.began.elapsed();
         let mut state = self.state.lock();
@@ -118,21 +123,45 @@ impl Journal {
             state.fence_end = end;
             std::mem::take(&mut state.ran_out_of_fences)
         });
-        state.succeeded = round.number;
-        state.certain = round.recorded;
+        let fences = round.changes().map(|change| change.fence().0);
+        state.highest_written = state.highest_written.max(fences.max().unwrap_or(0));
+        if !round.changes.is_empty() || round.reserve.is_some() {
+            state.retry_at = None;
+        }
         state.round_time = match round.number {
             1 => took,
             _ => (15 * state.round_time + took) / 16,
         };
-        let waiting = std::mem::take(&mut state.waiting).into_iter();
-        let waits = |it: &Waiting| it.recorded > round.recorded || it.round > round.number;
-        let (waiting, done): (_, Vec<Waiting>) = waiting.partition(waits);
-        state.waiting = waiting;
-        drop(state);
-        for session in done {
-            session.wake.notify_one();
-        }
+        state.succeed(round.number, round.last_change);
         has_fences
+    }
+
+    /// Takes the changes of a round back that etcd has certainly refused. They are the first ones
+    /// of the next batch, which begins after `pause`. Asks a question at once: a refusal does not
+    /// say whether this server is still active.
+    pub fn take_back(&self, round: Round, pause: Duration) {
+        let mut state = self.state.lock();
+        state.wants_fences |= round.reserve.is_some();
+        let since = state.pending_since.filter(|_| !state.pending.is_empty());
+        state.pending_since = Some(since.map_or(round.recorded_at, |it| it.min(round.recorded_at)));
+        for change in round.changes.into_iter().rev() {
+            state.pending.push_front(change);
+        }
+        state.retry_at = Instant::now().checked_add(pause);
+        state.is_asked = true;
+    }
+
+    /// Begins a question beside a batch whose answer is lost.
+    pub fn begin_question(&self) -> u64 {
+        let mut state = self.state.lock();
+        state.is_asked = false;
+        state.begun += 1;
+        state.begun
+    }
+
+    /// Records that such a question was answered, and wakes the sessions that waited for it.
+    pub fn finish_question(&self, number: u64) {
+        self.state.lock().succeed(number, 0);
     }
 
     /// Begins with fences that have been reserved: those from `next` on, below `end`.
@@ -140,21 +169,24 @@ impl Journal {
         let mut state = self.state.lock();
         state.next_fence = next;
         state.fence_end = end;
+        state.highest_written = next.saturating_sub(1);
         state.ran_out_of_fences = false;
     }
 
     /// Blocks until everything is written that has been recorded, or until `at_most` is over.
     pub fn wait_until_written(&self, at_most: Duration) {
-        wait(self.state.lock(), 0, at_most);
+        let mut state = self.state.lock();
+        let change = state.recorded;
+        State::wait_for(&mut state, change, 0, at_most);
     }
 
     /// The fences of the grants that no round has taken yet.
     pub fn pending_grants(&self) -> Vec<Fence> {
-        granted(&self.state.lock().pending)
+        granted(self.state.lock().pending.iter().map(|(_, change)| change))
     }
 
     /// How many sessions wait.
-    pub fn held_back(&self) -> usize {
+    pub fn waiting_sessions(&self) -> usize {
         self.state.lock().waiting.len()
     }
 
@@ -162,8 +194,19 @@ impl Journal {
         self.state.lock().round_time
     }
 
-    /// Blocks until the answers are certain that this thread has had from the arbiter.
-    pub fn attest(&self, certainty: Certainty) {
+    /// The number of the last change of a holder, 0 if all are certain; without one, that of the
+    /// last change of all.
+    pub fn change_of(&self, holder: Option<Fence>) -> u64 {
+        let state = self.state.lock();
+        match holder {
+            Some(fence) => state.last_changes.get(&fence).copied().unwrap_or(0),
+            None => state.recorded,
+        }
+    }
+
+    /// Blocks until this change and those before it are certain. If the answers promise time, also
+    /// until this server was active at a later instant than now.
+    pub fn wait_for(&self, change: u64, certainty: Certainty) {
         if certainty == Certainty::None || super::is_planted("reply-before-journal") {
             return;
         }
@@ -174,23 +217,88 @@ impl Journal {
             state.is_asked = true;
             self.work.notify_one();
         }
-        wait(state, round, Duration::MAX);
+        State::wait_for(&mut state, change, round, Duration::MAX);
     }
 }
 
-/// Blocks until everything is certain that has been recorded, and the round has succeeded, or until
-/// `at_most` is over.
-fn wait(mut state: MutexGuard<'_, State>, round: u64, at_most: Duration) {
-    let recorded = state.recorded;
-    let is_uncertain = move |state: &mut State| state.certain < recorded || state.succeeded < round;
-    if is_uncertain(&mut state) {
-        let wake = Arc::new(Condvar::new());
-        state.waiting.push(Waiting {
-            recorded,
-            round,
-            wake: Arc::clone(&wake),
+impl State {
+    /// Takes the next batch out, or begins a question if nothing may be written.
+    fn begin_round(&mut self, may_write: bool) -> Round {
+        let mut changes: Vec<(u64, Change)> = Vec::new();
+        let (mut last_change, mut reserve) = (0, None);
+        if may_write {
+            last_change = self.take_changes(&mut changes);
+            if std::mem::take(&mut self.wants_fences) {
+                reserve = Some(self.fence_end.saturating_add(FENCE_RANGE));
+            }
+        }
+        let began = Instant::now();
+        let recorded_at = self.pending_since.filter(|_| !changes.is_empty());
+        Round {
+            changes,
+            reserve,
+            began,
+            recorded_at: recorded_at.unwrap_or(began),
+            number: self.begun + 1,
+            last_change,
+        }
+    }
+
+    /// Moves the changes of a batch into `changes`. Returns the highest number among them.
+    fn take_changes(&mut self, changes: &mut Vec<(u64, Change)>) -> u64 {
+        let mut last_change = 0;
+        while let Some((number, change)) = self.pending.pop_front() {
+            let fence = change.fence();
+            // A transaction may name a key once: the last change counts.
+            match changes.iter().rposition(|(_, it)| it.fence() == fence) {
+                // A claim whose client has left before its grant was written.
+                Some(at)
+                    if matches!(change, Change::Ended(_)) && fence.0 > self.highest_written =>
+                {
+                    changes.remove(at);
+                }
+                Some(at) => changes[at] = (number, change),
+                None if changes.len() == MAX_HOLDERS => {
+                    self.pending.push_front((number, change));
+                    break;
+                }
+                None => changes.push((number, change)),
+            }
+            last_change = last_change.max(number);
+        }
+        last_change
+    }
+
+    /// Records that a round has succeeded, and that the changes up to this one are certain.
+    fn succeed(&mut self, round: u64, change: u64) {
+        self.succeeded = self.succeeded.max(round);
+        if change > self.certain {
+            self.certain = change;
+            self.last_changes.retain(|_, number| *number > change);
+        }
+        let (certain, succeeded) = (self.certain, self.succeeded);
+        self.waiting.retain(|it| {
+            let waits = it.change > certain || it.round > succeeded;
+            if !waits {
+                it.wake.notify_one();
+            }
+            waits
         });
-        wake.wait_while_for(&mut state, is_uncertain, at_most);
+    }
+
+    /// Blocks until a change is certain and a round has succeeded, or until `at_most` is over.
+    fn wait_for(state: &mut MutexGuard<'_, State>, change: u64, round: u64, at_most: Duration) {
+        let is_uncertain =
+            move |state: &mut State| state.certain < change || state.succeeded < round;
+        if is_uncertain(state) {
+            let wake = Arc::new(Condvar::new());
+            state.waiting.push(Waiting {
+                change,
+                round,
+                wake: Arc::clone(&wake),
+            });
+            wake.wait_while_for(state, is_uncertain, at_most);
+        }
     }
 }
 
@@ -203,11 +311,15 @@ pub fn granted<'a>(changes: impl IntoIterator<Item = &'a Change>) -> Vec<Fence> 
 impl Recorder for Arc<Journal> {
     fn record(&mut self, changes: &mut Vec<Change>) {
         let mut state = self.state.lock();
-        state.recorded += changes.len() as u64;
         if state.pending.is_empty() {
             state.pending_since = Some(Instant::now());
         }
-        state.pending.extend(changes.drain(..));
+        for change in changes.drain(..) {
+            state.recorded += 1;
+            let number = state.recorded;
+            state.last_changes.insert(change.fence(), number);
+            state.pending.push_back((number, change));
+        }
         drop(state);
         self.work.notify_one();
     }
@@ -259,16 +371,16 @@ mod tests {
         Arc::clone(journal).record(&mut changes.to_vec());
     }
 
-    /// Attests on a thread of its own, which sets the flag when it is done.
-    fn attesting(journal: &Arc<Journal>, certainty: Certainty) -> Arc<AtomicBool> {
-        let before = journal.held_back();
+    /// Waits for a change on a thread of its own, which sets the flag when it is done.
+    fn waiting(journal: &Arc<Journal>, change: u64, certainty: Certainty) -> Arc<AtomicBool> {
+        let before = journal.waiting_sessions();
         let done = Arc::new(AtomicBool::new(false));
         let (journal_of_thread, done_of_thread) = (Arc::clone(journal), Arc::clone(&done));
         thread::spawn(move || {
-            journal_of_thread.attest(certainty);
+            journal_of_thread.wait_for(change, certainty);
             done_of_thread.store(true, Ordering::SeqCst);
         });
-        wait_until(|| journal.held_back() > before);
+        wait_until(|| journal.waiting_sessions() > before);
         done
     }
 
@@ -284,9 +396,14 @@ mod tests {
         flag.load(Ordering::SeqCst)
     }
 
+    fn changes(round: &Round) -> Vec<Change> {
+        round.changes().cloned().collect()
+    }
+
     #[test]
     fn of_several_changes_to_a_holder_the_last_is_written() {
         let journal = Arc::new(Journal::default());
+        journal.begin(3, 9);
         let ended = Change::Ended(Fence(1));
         record(
             &journal,
@@ -294,22 +411,38 @@ mod tests {
         );
         record(&journal, &[held(3, 1)]);
         let round = journal.next_round();
-        assert_eq!(round.changes, [ended, held(2, 9), held(3, 1)]);
+        assert_eq!(changes(&round), [ended, held(2, 9), held(3, 1)]);
+    }
+
+    #[test]
+    fn a_grant_that_ends_before_it_is_written_never_is() {
+        let journal = Arc::new(Journal::default());
+        journal.begin(10, 99);
+        let abandoned = [held(10, 5), held(10, 9), Change::Ended(Fence(10))];
+        record(&journal, &[&abandoned[..], &[held(11, 5)]].concat());
+        let round = journal.next_round();
+        assert_eq!(changes(&round), [held(11, 5)]);
+        journal.finish(&round);
+        assert_eq!(journal.change_of(Some(Fence(10))), 0);
+        // A grant that was written ends in etcd, too.
+        record(&journal, &[held(11, 9), Change::Ended(Fence(11))]);
+        assert_eq!(changes(&journal.next_round()), [Change::Ended(Fence(11))]);
     }
 
     #[test]
     fn a_batch_ends_before_the_holder_that_is_too_many() {
         let journal = Arc::new(Journal::default());
         let most = MAX_HOLDERS as u64;
-        let changes: Vec<Change> = (0..most + 3).map(|fence| held(fence, 1)).collect();
-        record(&journal, &changes);
+        let all: Vec<Change> = (0..most + 3).map(|fence| held(fence, 1)).collect();
+        record(&journal, &all);
         record(&journal, &[Change::Ended(Fence(0))]);
+        let last = journal.change_of(None);
         let first = journal.next_round();
         assert_eq!(first.changes.len(), MAX_HOLDERS);
-        assert_eq!(first.changes[0], held(0, 1));
-        let claim = attesting(&journal, Certainty::Recorded);
+        assert_eq!(first.changes[0].1, held(0, 1));
+        let claim = waiting(&journal, last, Certainty::Recorded);
         journal.finish(&first);
-        assert_eq!(journal.held_back(), 1);
+        assert_eq!(journal.waiting_sessions(), 1);
         let second = journal.next_round();
         assert_eq!(second.changes.len(), 4);
         assert!(second.recorded_at.elapsed() >= first.began.duration_since(first.recorded_at));
@@ -318,15 +451,18 @@ mod tests {
     }
 
     #[test]
-    fn what_is_recorded_already_waits_for_nothing_more() {
+    fn a_session_waits_for_its_own_holder_alone() {
         let journal = Arc::new(Journal::default());
-        journal.attest(Certainty::Recorded);
+        journal.wait_for(journal.change_of(None), Certainty::Recorded);
         record(&journal, &[held(1, 1)]);
-        journal.attest(Certainty::None);
+        assert_eq!(journal.change_of(Some(Fence(2))), 0);
+        journal.wait_for(journal.change_of(Some(Fence(2))), Certainty::Recorded);
         let round = journal.next_round();
-        let early = attesting(&journal, Certainty::Recorded);
+        let change = journal.change_of(Some(Fence(1)));
+        let early = waiting(&journal, change, Certainty::Recorded);
         record(&journal, &[held(2, 1)]);
-        let late = attesting(&journal, Certainty::Recorded);
+        let change = journal.change_of(Some(Fence(2)));
+        let late = waiting(&journal, change, Certainty::Recorded);
         journal.finish(&round);
         wait_until(|| is_done(&early));
         assert!(!is_done(&late));
@@ -339,14 +475,68 @@ mod tests {
         let journal = Arc::new(Journal::default());
         record(&journal, &[held(1, 1)]);
         let round = journal.next_round();
-        let renewal = attesting(&journal, Certainty::Anew);
+        let renewal = waiting(&journal, 0, Certainty::Anew);
         journal.finish(&round);
-        assert_eq!(journal.held_back(), 1);
+        assert_eq!(journal.waiting_sessions(), 1);
         assert!(!is_done(&renewal));
         let question = journal.next_round();
         assert!(question.changes.is_empty() && question.reserve.is_none());
         journal.finish(&question);
         wait_until(|| is_done(&renewal));
+    }
+
+    #[test]
+    fn questions_go_on_beside_a_batch_that_is_refused() {
+        const PAUSE: Duration = Duration::from_secs(60);
+        let journal = Arc::new(Journal::default());
+        record(&journal, &[held(1, 1)]);
+        let claim = waiting(&journal, 1, Certainty::Recorded);
+        journal.take_back(journal.next_round(), PAUSE);
+        assert_eq!(journal.pending_grants(), [Fence(1)]);
+        for _ in 0..2 {
+            let renewal = waiting(&journal, 0, Certainty::Anew);
+            let question = journal.next_round();
+            assert!(question.changes.is_empty());
+            journal.finish(&question);
+            wait_until(|| is_done(&renewal));
+        }
+        assert!(!is_done(&claim));
+        // After the pause it is written, with what has come since.
+        record(&journal, &[held(2, 1)]);
+        journal.state.lock().retry_at = Some(Instant::now());
+        let round = journal.next_round();
+        assert_eq!(changes(&round), [held(1, 1), held(2, 1)]);
+        journal.finish(&round);
+        wait_until(|| is_done(&claim));
+    }
+
+    #[test]
+    fn a_refused_claim_whose_client_leaves_is_forgotten() {
+        let journal = Arc::new(Journal::default());
+        record(&journal, &[held(1, 1)]);
+        journal.take_back(journal.next_round(), Duration::ZERO);
+        record(&journal, &[Change::Ended(Fence(1))]);
+        let release = waiting(&journal, 2, Certainty::Recorded);
+        let question = journal.next_round();
+        assert!(question.changes.is_empty());
+        journal.finish(&question);
+        wait_until(|| is_done(&release));
+        assert_eq!(journal.change_of(Some(Fence(1))), 0);
+    }
+
+    #[test]
+    fn a_question_beside_a_lost_answer_confirms_renewals_alone() {
+        let journal = Arc::new(Journal::default());
+        record(&journal, &[held(1, 1)]);
+        let round = journal.next_round();
+        let claim = waiting(&journal, 1, Certainty::Recorded);
+        let renewal = waiting(&journal, 0, Certainty::Anew);
+        let number = journal.begin_question();
+        journal.finish_question(number);
+        wait_until(|| is_done(&renewal));
+        assert!(!is_done(&claim));
+        journal.finish(&round);
+        wait_until(|| is_done(&claim));
     }
 
     #[test]

@@ -38,13 +38,13 @@ use crate::sys::moment::Moment;
 use crate::sys::secret;
 use crate::sys::thread::spawn;
 use crate::text::{reason, unusable_file, Escaped};
-use crate::token::FenceSource;
+use crate::token::{Fence, FenceSource};
 use election::Candidate;
 use etcd::{EtcdFailure, Gateway, NOT_FOUND};
 use etcd_tls::EtcdTls;
 use journal::Journal;
 use relay::Relays;
-use writer::Writer;
+use writer::{Unreadable, Writer};
 
 /// The most time that a request to etcd takes.
 const MAX_REQUEST_TIME: Duration = Duration::from_secs(1);
@@ -147,8 +147,8 @@ struct Role {
 struct Active {
     /// One term of one active server. Epochs rise.
     epoch: u64,
-    /// Where to reach it: `HOST:PORT`.
-    address: String,
+    /// Where to reach it: `HOST:PORT`; `None` if its value in etcd is not of that form.
+    address: Option<String>,
 }
 
 /// This server's part in the service.
@@ -205,10 +205,17 @@ impl Office {
         Box::new(Arc::clone(&self.journal))
     }
 
-    /// Blocks until the answers are certain that this thread has had from the arbiter. Sessions
-    /// send no reply before. While etcd is silent, that is until the server starts over.
-    pub fn attest(&self, certainty: Certainty) {
-        self.journal.attest(certainty);
+    /// The number of the last change of a holder that is not certain, 0 if there is none; without a
+    /// holder, that of the last change of all.
+    pub fn change_of(&self, holder: Option<Fence>) -> u64 {
+        self.journal.change_of(holder)
+    }
+
+    /// Blocks until the journal has this change, and this server is still active if the certainty
+    /// is that high. Sessions send no reply before. While etcd is silent, that is until the server
+    /// starts over.
+    pub fn wait_for_journal(&self, change: u64, certainty: Certainty) {
+        self.journal.wait_for(change, certainty);
     }
 
     /// Starts the threads that run for the office, write the journal and watch over the connections
@@ -220,17 +227,23 @@ impl Office {
         let (elected, terms) = bounded(1);
         let (office, arbiter) = (Arc::clone(self), Arc::clone(arbiter));
         spawn("journal", move || {
-            if let Ok(term) = terms.recv() {
-                Writer::new(office, arbiter, term).run()
+            for term in terms {
+                let mut writer = Writer::new(Arc::clone(&office), Arc::clone(&arbiter), term);
+                match writer.take_over() {
+                    Ok(()) => writer.run(),
+                    Err(Unreadable) => office.step_down(),
+                }
             }
         })?;
         let office = Arc::clone(self);
         spawn("office", move || {
             let mut candidate = Candidate::new(Arc::clone(&office));
-            let term = candidate.stand();
-            office.state.lock().is_elected = true;
-            let _ = elected.send(term);
-            candidate.keep(&term)
+            loop {
+                let term = candidate.stand();
+                office.state.lock().is_elected = true;
+                let _ = elected.send(term);
+                candidate.keep(&term);
+            }
         })
     }
 
@@ -296,6 +309,26 @@ impl Office {
         warn!("cannot-resign error={}", Escaped(why.as_bytes()));
     }
 
+    /// Gives the office up that this server has been elected for and cannot take over. It stays a
+    /// standby.
+    fn step_down(&self) {
+        let lease = self.state.lock().lease.take();
+        // If this fails, the lease ends by itself.
+        if lease.is_some_and(|lease| self.revoke(lease).is_ok()) {
+            info!("resigned");
+        }
+        self.state.lock().is_elected = false;
+        self.changed.notify_all();
+    }
+
+    /// Blocks for a while, or until this server steps down; tells whether it does.
+    fn steps_down_within(&self, at_most: Duration) -> bool {
+        let mut state = self.state.lock();
+        self.changed
+            .wait_while_for(&mut state, |state| state.is_elected, at_most);
+        !state.is_elected
+    }
+
     /// Ends the lease of the office. Asks each member once while there is time.
     fn revoke(&self, lease: u64) -> Result<(), EtcdFailure> {
         let (mut gateway, began) = (self.gateway(), Moment::now());
@@ -318,7 +351,7 @@ impl Office {
     fn become_active(&self, epoch: u64) {
         let mut state = self.state.lock();
         if !self.is_leaving() {
-            let address = self.settings.advertise.clone();
+            let address = Some(self.settings.advertise.clone());
             state.role = Role {
                 active: Some(Active { epoch, address }),
                 is_own: true,

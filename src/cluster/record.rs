@@ -9,6 +9,9 @@ use crate::token::{Fence, Salt, Token};
 /// The longest lease, in seconds: its nanoseconds fit into 64 bits, as on the wire.
 const MAX_SECONDS: u64 = i64::MAX as u64 / 1_000_000_000;
 
+/// The letter of a record in named fields.
+const NAMED: &str = "n";
+
 /// The names of the keys in etcd, which begin with this.
 pub struct Names(pub String);
 
@@ -33,49 +36,119 @@ impl Names {
         (name('/'), name('0'))
     }
 
-    /// The holder in a key of etcd; `None` if it is none.
-    pub fn decode(&self, name: &[u8], value: &[u8]) -> Option<HolderRecord> {
+    /// The fence in the name of a holder; `None` if it is another name.
+    pub fn fence_in(&self, name: &[u8]) -> Option<Fence> {
         let (first, _) = self.holders();
-        let fence = hex(std::str::from_utf8(name.strip_prefix(&first[..])?).ok()?)?;
-        let mut words = std::str::from_utf8(value).ok()?.splitn(5, ' ');
-        let kind = match words.next()? {
-            "l" => Kind::Lock,
-            "s" => Kind::Semaphore,
-            _ => return None,
-        };
-        let limit = Limit::new(digits(words.next()?)?)?;
-        let seconds = digits(words.next()?).filter(|seconds| *seconds <= MAX_SECONDS)?;
-        let salt = hex(words.next()?)?;
-        let key = words.next()?;
-        let is_possible = kind == Kind::Semaphore || limit == Limit::ONE;
-        (is_possible && !key.is_empty()).then(|| HolderRecord {
-            is_kept: false,
-            tag: None,
-            key: Key::from(key),
-            kind,
-            limit,
-            token: Token {
-                fence: Fence(fence),
-                salt: Salt(salt),
-            },
-            lease: Duration::from_secs(seconds),
-        })
+        let digits = std::str::from_utf8(name.strip_prefix(&first[..])?).ok()?;
+        hex(digits).map(Fence)
     }
 }
 
-/// The value of a holder's key.
+/// The holder with this fence in the value of its key; `None` if this version cannot read it.
+pub fn decode(fence: Fence, value: &[u8]) -> Option<HolderRecord> {
+    let (letter, fields) = std::str::from_utf8(value).ok()?.split_once(' ')?;
+    let mut record = match letter {
+        NAMED => decode_named(fields)?,
+        _ => decode_plain(letter, fields)?,
+    };
+    record.token.fence = fence;
+    let is_possible = record.kind == Kind::Semaphore || record.limit == Limit::ONE;
+    (is_possible && !record.key.as_str().is_empty()).then_some(record)
+}
+
+/// A holder as all versions write it: the letter of its kind, limit, lease, salt and key.
+fn decode_plain(letter: &str, fields: &str) -> Option<HolderRecord> {
+    let mut words = fields.splitn(4, ' ');
+    let mut record = blank_record();
+    record.kind = kind(letter)?;
+    record.limit = Limit::new(digits(words.next()?)?)?;
+    record.lease = lease(words.next()?)?;
+    record.token.salt = Salt(hex(words.next()?)?);
+    record.key = Key::from(words.next()?);
+    Some(record)
+}
+
+/// A holder in named fields. One of a newer version has others, and cannot be read.
+fn decode_named(fields: &str) -> Option<HolderRecord> {
+    let mut record = blank_record();
+    for field in fields.split(' ') {
+        let (name, value) = field.split_once('=')?;
+        match name {
+            "kind" => record.kind = kind(value)?,
+            "limit" => record.limit = Limit::new(digits(value)?)?,
+            "lease" => record.lease = lease(value)?,
+            "salt" => record.token.salt = Salt(hex(value)?),
+            "kept" => record.is_kept = value == "yes",
+            "tag" => record.tag = Some(without_escapes(value).into()),
+            "key" => record.key = Key::from(without_escapes(value).as_str()),
+            _ => return None,
+        }
+    }
+    (!record.lease.is_zero()).then_some(record)
+}
+
+/// A record to be filled in.
+fn blank_record() -> HolderRecord {
+    HolderRecord {
+        key: Key::from(""),
+        kind: Kind::Lock,
+        limit: Limit::ONE,
+        token: Token {
+            fence: Fence(0),
+            salt: Salt(0),
+        },
+        lease: Duration::ZERO,
+        is_kept: false,
+        tag: None,
+    }
+}
+
+fn kind(letter: &str) -> Option<Kind> {
+    match letter {
+        "l" => Some(Kind::Lock),
+        "s" => Some(Kind::Semaphore),
+        _ => None,
+    }
+}
+
+fn lease(seconds: &str) -> Option<Duration> {
+    let seconds = digits(seconds).filter(|seconds| *seconds <= MAX_SECONDS)?;
+    Some(Duration::from_secs(seconds))
+}
+
+/// The value of a holder's key. Servers that do not know a field cannot read a record with it, and
+/// step down: so what they know is written as they wrote it.
 pub fn encode(record: &HolderRecord) -> String {
     let kind = match record.kind {
         Kind::Lock => 'l',
         Kind::Semaphore => 's',
     };
-    format!(
-        "{kind} {} {} {:016x} {}",
+    let (limit, lease, salt) = (
         record.limit.get(),
         record.lease.as_secs(),
         record.token.salt.0,
-        record.key.as_str()
-    )
+    );
+    let key = record.key.as_str();
+    if !record.is_kept && record.tag.is_none() {
+        return format!("{kind} {limit} {lease} {salt:016x} {key}");
+    }
+    let mut value = format!("{NAMED} kind={kind} limit={limit} lease={lease} salt={salt:016x}");
+    if record.is_kept {
+        value += " kept=yes";
+    }
+    if let Some(tag) = &record.tag {
+        value += &format!(" tag={}", with_escapes(tag));
+    }
+    value + &format!(" key={}", with_escapes(key))
+}
+
+/// A text without blanks, which separate fields.
+fn with_escapes(text: &str) -> String {
+    text.replace('%', "%25").replace(' ', "%20")
+}
+
+fn without_escapes(text: &str) -> String {
+    text.replace("%20", " ").replace("%25", "%")
 }
 
 /// The ceiling in the value of the fence key.
@@ -108,22 +181,38 @@ mod tests {
         for record in [
             record("k", Kind::Lock, 1),
             record("with blanks ü", Kind::Semaphore, u32::MAX),
+            HolderRecord {
+                is_kept: true,
+                tag: Some("100% of %20 = x".into()),
+                ..record("a b=%25", Kind::Semaphore, 3)
+            },
+            HolderRecord {
+                tag: Some("".into()),
+                ..record("k", Kind::Lock, 1)
+            },
         ] {
             let name = names.holder(record.token.fence);
             assert_eq!(name, b"a/b/h/000000000000001a");
             let value = encode(&record);
-            assert_eq!(names.decode(&name, value.as_bytes()), Some(record));
+            assert_eq!(names.fence_in(&name), Some(record.token.fence));
+            assert_eq!(decode(Fence(0x1a), value.as_bytes()), Some(record));
         }
         let value = encode(&record("with blanks", Kind::Semaphore, 3));
         assert_eq!(value, "s 3 33 fffffffffffffffe with blanks");
+        let value = encode(&HolderRecord {
+            is_kept: true,
+            tag: Some("a b".into()),
+            ..record("k", Kind::Lock, 1)
+        });
+        let expected = "n kind=l limit=1 lease=33 salt=fffffffffffffffe kept=yes tag=a%20b key=k";
+        assert_eq!(value, expected);
     }
 
     #[test]
-    fn what_is_no_holder_is_none() {
-        let names = Names("p".into());
-        let name = names.holder(Fence(1));
+    fn a_record_of_another_form_cannot_be_read() {
+        let decode = |value: &[u8]| decode(Fence(1), value);
         let good = "l 1 33 00000000000000ff k";
-        assert!(names.decode(&name, good.as_bytes()).is_some());
+        assert!(decode(good.as_bytes()).is_some());
         for value in [
             "",
             "l 1 33 00000000000000ff",
@@ -138,22 +227,30 @@ mod tests {
             "l 1 9223372037 00000000000000ff k",
             "l 1 18446744073709551615 00000000000000ff k",
             "l  1 33 00000000000000ff k",
+            "n kind=l limit=1 lease=33 salt=00000000000000ff",
+            "n kind=l limit=1 salt=00000000000000ff key=k",
+            "n kind=l limit=1 lease=33 salt=00000000000000ff key=k weight=2",
+            "n kind=l limit=2 lease=33 salt=00000000000000ff key=k",
+            "n kind=l limit=1 lease=33 salt=00000000000000ff key",
         ] {
-            assert_eq!(names.decode(&name, value.as_bytes()), None, "{value}");
+            assert_eq!(decode(value.as_bytes()), None, "{value}");
         }
-        assert_eq!(names.decode(&name, b"l 1 33 00000000000000ff \xff"), None);
+        assert_eq!(decode(b"l 1 33 00000000000000ff \xff"), None);
+    }
+
+    #[test]
+    fn other_names_are_not_of_holders() {
+        let names = Names("p".into());
         for name in [
             "p/h/1",
             "p/h/",
             "p/x",
             "q/h/0000000000000001",
             "p/h/000000000000000x",
+            "p/h/h/0000000000000001",
+            "p/h/leader",
         ] {
-            assert_eq!(
-                names.decode(name.as_bytes(), good.as_bytes()),
-                None,
-                "{name}"
-            );
+            assert_eq!(names.fence_in(name.as_bytes()), None, "{name}");
         }
     }
 

@@ -179,14 +179,15 @@ impl Office {
                 return Err(OVER.into());
             }
             let active = role.active.as_ref();
-            let pause = match active.map(|active| (active, introduce(active))) {
+            let place = active.and_then(|active| Some((active.epoch, active.address.as_ref()?)));
+            let pause = match place.map(|(epoch, it)| (epoch, it, introduce(epoch, it))) {
                 None => LONG_PAUSE,
-                Some((active, Ok(server))) => {
-                    self.relay(client, server, active.epoch, write_timeout);
+                Some((epoch, _, Ok(server))) => {
+                    self.relay(client, server, epoch, write_timeout);
                     return Err(OVER.into());
                 }
-                Some((active, Err(error))) => {
-                    let (active, error) = (&active.address, reason(&error));
+                Some((_, active, Err(error))) => {
+                    let error = reason(&error);
                     self.relays.throttle.warn(format_args!(
                         "cannot-relay active={active} error=\"{error}\""
                     ));
@@ -229,8 +230,10 @@ impl Office {
     pub fn role_line(&self) -> String {
         let Role { active, is_own } = self.role();
         match active {
-            Some(Active { epoch, address }) if is_own => format!("ok active {epoch} {address}"),
-            Some(Active { epoch, address }) => format!("ok standby {epoch} {address}"),
+            Some(Active { epoch, address }) => {
+                let role = if is_own { "active" } else { "standby" };
+                format!("ok {role} {epoch} {}", address.as_deref().unwrap_or("-"))
+            }
             None => "ok standby 0 -".to_owned(),
         }
     }
@@ -257,7 +260,10 @@ impl Office {
 fn status(role: &Role) -> String {
     match &role.active {
         Some(Active { epoch, .. }) if role.is_own => format!("Active, epoch {epoch}"),
-        Some(Active { epoch, address }) => format!("Standby of {address}, epoch {epoch}"),
+        Some(Active { epoch, address }) => {
+            let address = address.as_deref().unwrap_or("a server without an address");
+            format!("Standby of {address}, epoch {epoch}")
+        }
         None => "Standby, no server is known to be active".to_owned(),
     }
 }
@@ -340,14 +346,14 @@ fn speaks_tls(client: &Stream) -> bool {
 }
 
 /// Connects to the active server, and says in whose place.
-fn introduce(active: &Active) -> io::Result<TcpStream> {
+fn introduce(epoch: u64, address: &str) -> io::Result<TcpStream> {
     let connect = |addr: &SocketAddr| TcpStream::connect_timeout(addr, CONNECT_TIMEOUT);
-    let server = first_of(&active.address, connect)?;
+    let server = first_of(address, connect)?;
     // Also while etcd is reached by both: then no new epoch cuts the connection.
     keep_alive(&server)?;
     // Else the kernel keeps megabytes that a client sends behind a long wait.
     sockopt::set_socket_send_buffer_size(&server, SEND_BUFFER_LEN)?;
-    let greeting = format!("relay\n{}\n_\n", active.epoch);
+    let greeting = format!("relay\n{epoch}\n_\n");
     // It is the first thing in the socket's buffer, which is larger.
     send(&server, greeting.as_bytes(), SendFlags::NOSIGNAL)?;
     Ok(server)
@@ -609,7 +615,7 @@ mod tests {
     fn the_way_to_the_active_server_is_watched_for_life() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
         let address = listener.local_addr().expect("an address").to_string();
-        let server = introduce(&Active { epoch: 7, address }).expect("connected");
+        let server = introduce(7, &address).expect("connected");
         assert!(sockopt::socket_keepalive(&server).expect("an option"));
         assert_eq!(
             sockopt::tcp_user_timeout(&server).expect("an option"),

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use log::{error, warn};
+use log::{error, info, warn};
 
 use super::etcd::{
     EtcdFailure, INVALID_ARGUMENT, PERMISSION_DENIED, RESOURCE_EXHAUSTED, UNAUTHENTICATED,
@@ -16,12 +16,13 @@ const INTERVAL: Duration = Duration::from_secs(10);
 #[derive(Default)]
 pub(super) struct Trouble {
     reported: Option<Instant>,
+    /// A refusal of a write was reported that has not ended.
+    is_refused: bool,
 }
 
 impl Trouble {
-    /// Logs a failure, if the last line is long ago. `held_back` is how many sessions wait for
-    /// etcd.
-    pub(super) fn report(&mut self, failure: &EtcdFailure, held_back: usize) {
+    /// Logs a failure, if the last line is long ago. `waiting` is how many sessions wait for etcd.
+    pub(super) fn report(&mut self, failure: &EtcdFailure, waiting: usize) {
         if self.reported.is_some_and(|at| at.elapsed() < INTERVAL) {
             return;
         }
@@ -29,14 +30,12 @@ impl Trouble {
         match failure {
             EtcdFailure::NoAnswer { member, reason } => {
                 let reason = Escaped(reason.as_bytes());
-                warn!("etcd-unavailable member={member} error={reason} held_back={held_back}");
+                warn!("etcd-unavailable member={member} error={reason} held_back={waiting}");
             }
             EtcdFailure::Refused { code, message } => {
+                self.is_refused = true;
                 let shown = Escaped(message.as_bytes());
                 match *code {
-                    RESOURCE_EXHAUSTED if message.contains("space exceeded") => {
-                        error!("etcd-full hint=\"compact and defragment; see latchd(8)\"");
-                    }
                     PERMISSION_DENIED | UNAUTHENTICATED => {
                         error!("etcd-auth-refused error={shown}");
                     }
@@ -44,9 +43,24 @@ impl Trouble {
                     INVALID_ARGUMENT if message.contains("auth") => {
                         error!("etcd-auth-refused error={shown}");
                     }
-                    _ => warn!("etcd-refused code={code} error={shown}"),
+                    RESOURCE_EXHAUSTED if message.contains("space exceeded") => {
+                        let hint = "compact, defragment and disarm; see latchd-cluster(7)";
+                        error!(
+                            "etcd-refuses code={code} error={shown} held_back={waiting} \
+                             hint=\"{hint}\""
+                        );
+                    }
+                    _ => warn!("etcd-refuses code={code} error={shown} held_back={waiting}"),
                 }
             }
+        }
+    }
+
+    /// Logs that etcd has taken a batch, if refusals were logged.
+    pub(super) fn end_of_refusals(&mut self) {
+        if std::mem::take(&mut self.is_refused) {
+            info!("etcd-takes-writes");
+            self.reported = None;
         }
     }
 }

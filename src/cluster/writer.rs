@@ -1,6 +1,7 @@
 //! The thread that writes the journal: it takes over from the server that was active before, and
 //! then writes batch after batch.
 
+use std::iter;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
@@ -28,6 +29,10 @@ const LATE: Duration = Duration::from_millis(100);
 const PAGE_LEN: usize = 1000;
 const PAGE_DIVISOR: usize = 4;
 
+/// There is a record of a holder that this server cannot read.
+#[derive(Debug)]
+pub(super) struct Unreadable;
+
 /// The pause after a request without an answer, and after one that etcd has refused.
 const PAUSE: Duration = Duration::from_millis(20);
 const PAUSE_AFTER_REFUSAL: Duration = Duration::from_millis(250);
@@ -39,7 +44,17 @@ pub(super) struct Writer {
     gateway: Gateway,
     names: Names,
     term: Term,
+    /// When the first request was sent that has failed, if none has succeeded since.
+    failing_since: Option<Moment>,
     trouble: Trouble,
+}
+
+/// Whether etcd has taken a batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Outcome {
+    Certain,
+    /// etcd has refused it, and has certainly not carried it out.
+    Refused,
 }
 
 impl Writer {
@@ -50,28 +65,34 @@ impl Writer {
             office,
             arbiter,
             term,
+            failing_since: None,
             trouble: Trouble::default(),
         }
     }
 
-    /// Takes over, and writes until the process ends.
+    /// Writes until the process ends, after [`Writer::take_over`].
     pub(super) fn run(mut self) -> ! {
-        self.take_over();
         let journal = Arc::clone(&self.office.journal);
         loop {
             let round = journal.next_round();
-            self.commit(&round.changes, round.reserve);
+            let outcome = self.commit(round.changes(), round.reserve);
             if round.recorded_at.elapsed() > LATE {
-                self.arbiter.begin_anew(&granted(&round.changes));
+                self.arbiter.begin_anew(&granted(round.changes()));
             }
-            if journal.finish(&round) {
-                self.arbiter.tokens_are_back();
+            match outcome {
+                Outcome::Refused => journal.take_back(round, PAUSE_AFTER_REFUSAL),
+                Outcome::Certain => {
+                    if journal.finish(&round) {
+                        self.arbiter.tokens_are_back();
+                    }
+                }
             }
         }
     }
 
-    /// Reads what the server before has left behind, and gives the holders their leases anew.
-    fn take_over(&mut self) {
+    /// Reads what the server before has left behind, and gives the holders their leases anew. Fails
+    /// if there is a holder that this server cannot read: its lock would be granted again.
+    pub(super) fn take_over(&mut self) -> Result<(), Unreadable> {
         let began = Instant::now();
         let fence = etcd::look_up(&self.names.fence());
         let ceiling = self.insist(|gateway| gateway.txn("", &fence, ""));
@@ -82,12 +103,14 @@ impl Writer {
             }
             used
         });
-        let records = self.read_holders();
+        let records = self.read_holders()?;
         let newest = records.last().map(|record| record.token.fence.0);
         let beyond_used = used.max(newest).map_or(0, |fence| fence.saturating_add(1));
         let first = beyond_used.max(fence_of_clock(SystemTime::now()));
         let end = first.saturating_add(FENCE_RANGE);
-        self.commit(&[], Some(end));
+        while self.commit(iter::empty(), Some(end)) == Outcome::Refused {
+            thread::sleep(PAUSE_AFTER_REFUSAL);
+        }
         self.office.journal.begin(first, end);
         // A lease may be over before the last holder is restored.
         let journal = Arc::clone(&self.office.journal);
@@ -104,10 +127,11 @@ impl Writer {
         let (holders, fence) = (records.len(), Fence(first));
         let took_ms = began.elapsed().as_millis();
         info!("active epoch={epoch} holders={holders} fence={fence} took_ms={took_ms}");
+        Ok(())
     }
 
     /// The holders in etcd, in order of their fences. No other server writes them any more.
-    fn read_holders(&mut self) -> Vec<HolderRecord> {
+    fn read_holders(&mut self) -> Result<Vec<HolderRecord>, Unreadable> {
         let (mut next, end) = self.names.holders();
         let (mut records, mut page_len) = (Vec::new(), PAGE_LEN);
         loop {
@@ -119,10 +143,18 @@ impl Writer {
                 page
             });
             for found in &page {
-                match self.names.decode(&found.key, &found.value) {
+                // Another name may be that of a service whose prefix begins with ours.
+                let Some(fence) = self.names.fence_in(&found.key) else {
+                    continue;
+                };
+                match record::decode(fence, &found.value) {
                     Some(_) if is_planted("orphans-dropped") => {}
                     Some(record) => records.push(record),
-                    None => error!("bad-record key={}", Escaped(&found.key)),
+                    None => {
+                        let hint = "a newer server may have written it; see latchd-cluster(7)";
+                        error!("bad-record key={} hint=\"{hint}\"", Escaped(&found.key));
+                        return Err(Unreadable);
+                    }
                 }
             }
             match page.last() {
@@ -132,46 +164,102 @@ impl Writer {
                     // What was too much may be behind, and a slow etcd may have recovered.
                     page_len = (page_len * 2).min(PAGE_LEN);
                 }
-                _ => return records,
+                _ => return Ok(records),
             }
         }
     }
 
     /// Has a request carried out, however often it takes.
     fn insist<T>(&mut self, mut request: impl FnMut(&mut Gateway) -> Result<T, EtcdFailure>) -> T {
-        let began = Moment::now();
         loop {
-            match request(&mut self.gateway) {
+            match self.attempt(&mut request) {
                 Ok(done) => return done,
-                Err(failure) => self.bear(&failure, began),
+                Err(failure) => thread::sleep(pause_after(&failure)),
             }
         }
     }
 
-    /// Writes a batch, or asks a question if there is nothing to write. Returns when it is certain.
-    /// If this server is deposed, it starts over.
-    fn commit(&mut self, changes: &[Change], reserve: Option<u64>) {
-        let is_question = changes.is_empty() && reserve.is_none();
-        let [compare, then, otherwise] = self.parts(changes, reserve, is_question);
-        let began = Moment::now();
-        loop {
-            match self.gateway.txn(&compare, &then, &otherwise) {
-                Ok(answer) if answer.succeeded => break,
-                Ok(answer) => break self.expect_copy(&answer, is_question),
-                Err(failure) => {
-                    self.bear(&failure, began);
-                    // No lease ends before its holder has been told of it.
-                    let mut fences = granted(changes);
-                    fences.extend(self.office.journal.pending_grants());
-                    self.arbiter.begin_anew(&fences);
-                }
+    /// Sends a request once. If failures may have cost the office, the server starts over.
+    fn attempt<T>(
+        &mut self,
+        request: impl FnOnce(&mut Gateway) -> Result<T, EtcdFailure>,
+    ) -> Result<T, EtcdFailure> {
+        let sent = Moment::now();
+        let answered = request(&mut self.gateway);
+        match &answered {
+            Ok(_) => self.failing_since = None,
+            Err(failure) => {
+                let since = *self.failing_since.get_or_insert(sent);
+                self.judge(failure, since);
             }
         }
-        self.term.version += u64::from(!is_question);
+        answered
+    }
+
+    /// Writes a batch, or asks a question if there is nothing to write. Returns when it is certain,
+    /// or etcd has certainly refused it. If this server is deposed, it starts over.
+    fn commit<'a>(
+        &mut self,
+        changes: impl Iterator<Item = &'a Change> + Clone,
+        reserve: Option<u64>,
+    ) -> Outcome {
+        let is_question = changes.clone().next().is_none() && reserve.is_none();
+        let [compare, then, otherwise] = self.parts(changes.clone(), reserve, is_question);
+        let mut is_in_doubt = false;
+        loop {
+            let answered = self.attempt(|gateway| gateway.txn(&compare, &then, &otherwise));
+            let failure = match answered {
+                Ok(answer) if answer.succeeded => break,
+                Ok(answer) => break self.expect_copy(&answer, is_question),
+                Err(failure) => failure,
+            };
+            // No lease ends before its holder has been told of it.
+            let mut fences = granted(changes.clone());
+            fences.extend(self.office.journal.pending_grants());
+            self.arbiter.begin_anew(&fences);
+            let is_lost = matches!(failure, EtcdFailure::NoAnswer { .. });
+            is_in_doubt |= is_lost && !is_question;
+            if !is_question && !is_in_doubt {
+                return Outcome::Refused;
+            }
+            if is_in_doubt && self.is_carried_out() {
+                break;
+            }
+            thread::sleep(pause_after(&failure));
+        }
+        if !is_question {
+            self.term.version += 1;
+            self.trouble.end_of_refusals();
+        }
+        Outcome::Certain
+    }
+
+    /// Asks a question beside a batch whose answer is lost: whether this server is still active,
+    /// which confirms what its sessions have promised, and whether the batch was carried out. It
+    /// may be carried out until the next batch has been: so the batch number is not compared.
+    fn is_carried_out(&mut self) -> bool {
+        let number = self.office.journal.begin_question();
+        let leader = self.names.leader();
+        let (compare, look_up) = (
+            etcd::is_created(&leader, self.term.epoch),
+            etcd::look_up(&leader),
+        );
+        let answered = self.attempt(|gateway| gateway.txn(&compare, &look_up, &look_up));
+        let Ok(answer) = answered else {
+            return false;
+        };
+        let is_next = self.is_next_version(&answer);
+        self.office.journal.finish_question(number);
+        is_next
     }
 
     /// The parts of the transaction.
-    fn parts(&self, changes: &[Change], reserve: Option<u64>, is_question: bool) -> [String; 3] {
+    fn parts<'a>(
+        &self,
+        changes: impl Iterator<Item = &'a Change>,
+        reserve: Option<u64>,
+        is_question: bool,
+    ) -> [String; 3] {
         let leader = self.names.leader();
         let mut compare = Vec::new();
         if !is_planted("no-epoch") {
@@ -180,7 +268,7 @@ impl Writer {
         if !is_planted("no-batch-number") {
             compare.push(etcd::is_version(&leader, self.term.version));
         }
-        let operations = changes.iter().map(|change| self.operation(change));
+        let operations = changes.map(|change| self.operation(change));
         let mut then: Vec<String> = operations.collect();
         if let Some(end) = reserve {
             let ceiling = end.saturating_sub(1).to_string();
@@ -212,6 +300,14 @@ impl Writer {
     /// Returns if the comparisons failed because another copy of this batch was carried out. Else
     /// this server is deposed, and starts over.
     fn expect_copy(&self, answer: &TxnAnswer, is_question: bool) {
+        if !self.is_next_version(answer) || is_question {
+            self.start_over_after_foreign_batch(answer);
+        }
+    }
+
+    /// Whether the office has the version of the next batch, rather than that of the last one. If
+    /// it has neither, this server is deposed, and starts over.
+    fn is_next_version(&self, answer: &TxnAnswer) -> bool {
         let (office, Term { epoch, version, .. }) = (&self.office, self.term);
         let Some(leader) = answer.found.first() else {
             office.start_over("the office is vacant")
@@ -219,26 +315,42 @@ impl Writer {
         if leader.create_revision != epoch {
             office.start_over("another server is active");
         }
-        let found = leader.version;
-        if is_question || found != version + 1 {
-            error!("foreign-batch epoch={epoch} found={found} expected={version}");
-            office.start_over("another has written under this epoch");
+        match leader.version {
+            found if found == version + 1 => true,
+            found if found == version => false,
+            _ => self.start_over_after_foreign_batch(answer),
         }
     }
 
-    /// Bears a failure for a while. If it may have cost the office, the server starts over.
-    fn bear(&mut self, failure: &EtcdFailure, began: Moment) {
-        let held_back = self.office.journal.held_back();
-        self.trouble.report(failure, held_back);
+    fn start_over_after_foreign_batch(&self, answer: &TxnAnswer) -> ! {
+        let Term { epoch, version, .. } = self.term;
+        let found = answer.found.first().map_or(0, |leader| leader.version);
+        error!("foreign-batch epoch={epoch} found={found} expected={version}");
+        self.office
+            .start_over("another has written under this epoch")
+    }
+
+    /// Logs a failure. If failures may have cost the office, the server starts over.
+    fn judge(&mut self, failure: &EtcdFailure, since: Moment) {
+        let waiting = self.office.journal.waiting_sessions();
+        self.trouble.report(failure, waiting);
         if matches!(failure, EtcdFailure::Refused { code, .. } if *code == etcd::NOT_FOUND) {
             self.office.start_over("the office's lease is over");
         }
-        if began.elapsed() > self.office.settings.ttl {
-            self.office.start_over("etcd has not answered for too long");
+        if since.elapsed() > self.office.settings.ttl {
+            self.office.start_over(&match failure {
+                EtcdFailure::NoAnswer { .. } => "etcd has not answered for too long".to_owned(),
+                EtcdFailure::Refused { code, .. } => {
+                    format!("etcd has refused all requests for too long, with code {code}")
+                }
+            });
         }
-        thread::sleep(match failure {
-            EtcdFailure::NoAnswer { .. } => PAUSE,
-            EtcdFailure::Refused { .. } => PAUSE_AFTER_REFUSAL,
-        });
+    }
+}
+
+fn pause_after(failure: &EtcdFailure) -> Duration {
+    match failure {
+        EtcdFailure::NoAnswer { .. } => PAUSE,
+        EtcdFailure::Refused { .. } => PAUSE_AFTER_REFUSAL,
     }
 }

@@ -122,26 +122,23 @@ pub(super) fn carry_out(
     })
 }
 
-/// How certain the reply to a request must be.
-pub(super) fn certainty_of(request: &Request<'_>, reply: &Reply) -> Certainty {
-    match request {
-        Request::Renew { .. } | Request::Adopt { .. } | Request::Keep { .. } => Certainty::Anew,
-        Request::Wait { .. } if matches!(reply, Reply::Granted(_)) => Certainty::Anew,
-        Request::Acquire(..)
-        | Request::Enqueue(_)
-        | Request::Wait { .. }
-        | Request::Release { .. }
-        | Request::Break { .. } => Certainty::Recorded,
-        // The session sees to the statistics itself.
-        Request::Ping
-        | Request::StableRef
-        | Request::Hello(_)
-        | Request::Tag(_)
-        | Request::Auth(_)
-        | Request::Stats
-        | Request::Queues(_)
-        | Request::Holder { .. }
-        | Request::Counters => Certainty::None,
+/// How certain the reply to a request must be, and which holder it is about; none for all.
+pub(super) fn certainty_of(request: &Request<'_>, reply: &Reply) -> (Certainty, Option<Fence>) {
+    match (request, reply) {
+        (
+            Request::Renew { token, .. }
+            | Request::Adopt { token, .. }
+            | Request::Keep { token, .. },
+            _,
+        ) => (Certainty::Anew, Some(token.fence)),
+        (Request::Wait { .. }, Reply::Granted(grant)) => (Certainty::Anew, Some(grant.token.fence)),
+        (_, Reply::Granted(grant) | Reply::Acquired(grant)) => {
+            (Certainty::Recorded, Some(grant.token.fence))
+        }
+        (Request::Release { token, .. }, _) => (Certainty::Recorded, Some(token.fence)),
+        (Request::Break { .. }, _) => (Certainty::Recorded, None),
+        // They promise nothing. The session sees to the statistics itself.
+        _ => (Certainty::None, None),
     }
 }
 

@@ -89,7 +89,7 @@ pub fn serve(stream: &Stream, seat: Seat, rules: &SessionRules, watch: &HangupWa
     } = session;
     // The slots pass on before the close, which may take a while.
     drop(seat);
-    rules.attest(&mut outbox.unattested);
+    rules.wait_for_journal(&mut outbox.promised);
     lingering_close(stream, &ending, outbox.out, rules);
     debug!(
         "closed conn={conn} reason={} refused={malformed_count}",
@@ -203,8 +203,8 @@ impl Session<'_> {
         }
         let carried_out = carry_out(&request, &self.seat, self.rules.offer, &mut self.outbox);
         if let Ok(reply) = &carried_out {
-            let certainty = certainty_of(&request, reply);
-            self.outbox.unattested = self.outbox.unattested.max(certainty);
+            let (certainty, holder) = certainty_of(&request, reply);
+            self.outbox.promise(certainty, holder);
         }
         self.finish_frame();
         let sent_len = self.outbox.end_wait();

@@ -3,12 +3,12 @@
 
 use std::time::{Duration, Instant};
 
-use crate::house::{renew, Etcd, Server, TAKE_OVER};
+use crate::house::{renew, Etcd, Server, TAKE_OVER, TTL};
 use crate::proxy::{Fate, Proxy};
 use crate::support::needs::{needs, Program};
 use crate::support::silent::free_port;
 use crate::support::stalls::fair_test;
-use crate::support::{eventually, Event, Signal};
+use crate::support::{eventually, Client, Event, Signal};
 
 /// Longer than an answer takes, and shorter than the TTL.
 const A_WHILE: Duration = Duration::from_millis(1500);
@@ -276,18 +276,8 @@ fn a_user_who_may_write_the_prefix_is_enough() {
 fn a_user_who_may_write_the_prefix_is_enough_once() {
     let programs = needs!("etcd", "etcdctl");
     let etcd = Etcd::start(&programs, 1);
-    for command in [
-        "user add root:secret",
-        "user grant-role root root",
-        "role add locks",
-        "role grant-permission locks readwrite latchd/ latchd0",
-        "user add latchd:password",
-        "user grant-role latchd locks",
-        "auth enable",
-    ] {
-        let words: Vec<&str> = command.split(' ').collect();
-        assert!(etcd.ctl(&words).is_some(), "{command}");
-    }
+    add_user(&etcd);
+    assert!(etcd.ctl(&["auth", "enable"]).is_some());
     let directory = tempfile::tempdir().expect("there is room");
     let file = |content: &str| {
         let path = directory.path().join(content);
@@ -322,6 +312,104 @@ fn a_user_who_may_write_the_prefix_is_enough_once() {
     again.wait_for("resigned", 1);
 }
 
+/// A user `latchd` in etcd who may write the prefix, with the authentication still off.
+fn add_user(etcd: &Etcd) {
+    for command in [
+        "user add root:secret",
+        "user grant-role root root",
+        "role add locks",
+        "role grant-permission locks readwrite latchd/ latchd0",
+        "user add latchd:password",
+        "user grant-role latchd locks",
+    ] {
+        let words: Vec<&str> = command.split(' ').collect();
+        assert!(etcd.ctl(&words).is_some(), "{command}");
+    }
+}
+
+#[test]
+fn authentication_can_be_turned_on_and_off_under_load() {
+    let programs = needs!("etcd", "etcdctl");
+    let etcd = Etcd::start(&programs, 1);
+    add_user(&etcd);
+    let directory = tempfile::tempdir().expect("there is room");
+    let password = directory.path().join("password");
+    std::fs::write(&password, "password").expect("there is room");
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o600);
+    std::fs::set_permissions(&password, mode).expect("it is ours");
+    let password = password.to_string_lossy();
+    let user = ["--etcd-user", "latchd", "--etcd-password-file", &password];
+    let server = Server::active(&etcd.endpoints(), &user);
+    let mut client = server.connect();
+    let held = client.acquire_for("held", 0, 60);
+    let work = |client: &mut Client| {
+        let grant = client.acquire_for("k", 0, 60);
+        assert_eq!(client.request("r", "k", &grant.token), "ok");
+        assert_eq!(renew(client, "held", &held), "ok 60");
+    };
+    for _ in 0..2 {
+        for command in [
+            &["auth", "enable"][..],
+            &["--user", "root:secret", "auth", "disable"],
+        ] {
+            work(&mut client);
+            assert!(etcd.ctl(command).is_some(), "{command:?}");
+            work(&mut client);
+        }
+    }
+    // Longer than the TTL: the office's lease goes on, too.
+    let began = Instant::now();
+    while began.elapsed() < TTL + Duration::from_secs(1) {
+        work(&mut client);
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let log = server.daemon.log();
+    assert!(!log.contains("deposed"), "{log}");
+}
+
+#[test]
+fn a_leader_without_an_address_is_not_shown_to_clients() {
+    let programs = needs!("etcd", "etcdctl");
+    let etcd = Etcd::start(&programs, 1);
+    assert!(etcd
+        .ctl(&["put", "latchd/leader", "evil\nok forged"])
+        .is_some());
+    let server = Server::start(&etcd.endpoints(), &[]);
+    server.wait_for("bad-address active=", 1);
+    let role = server.connect().request("cluster", "_", "_");
+    assert!(
+        role.starts_with("ok standby ") && role.ends_with(" -"),
+        "{role}"
+    );
+    assert!(etcd.ctl(&["del", "latchd/leader"]).is_some());
+    server.wait_until_active(1);
+}
+
+#[test]
+fn a_server_steps_down_before_a_record_it_cannot_read() {
+    let programs = needs!("etcd", "etcdctl");
+    let etcd = Etcd::start(&programs, 1);
+    let name = "latchd/h/0000000000000001";
+    assert!(etcd.ctl(&["put", name, "x weight=2 key=k"]).is_some());
+    // The keys of a service whose prefix begins with ours.
+    assert!(etcd
+        .ctl(&["put", "latchd/h/leader", "127.0.0.1:1"])
+        .is_some());
+    let server = Server::start(&etcd.endpoints(), &[]);
+    server.wait_for(&format!("bad-record key={name}"), 1);
+    server.wait_for("resigned", 1);
+    assert_eq!(etcd.ctl(&["get", "latchd/leader"]).as_deref(), Some(""));
+    assert!(!server
+        .daemon
+        .log()
+        .contains("bad-record key=latchd/h/leader"));
+    let role = server.connect().request("cluster", "_", "_");
+    assert_eq!(role, "ok standby 0 -");
+    // It runs again later, in case that the record is gone.
+    assert!(etcd.ctl(&["del", name]).is_some());
+    server.wait_until_active(1);
+}
+
 #[test]
 fn a_full_etcd_is_named_and_recovers() {
     let programs = needs!("etcd", "etcdctl");
@@ -329,18 +417,68 @@ fn a_full_etcd_is_named_and_recovers() {
     let server = Server::active(&etcd.endpoints(), &["--etcd-ttl", "60"]);
     let mut client = server.connect();
     let grant = client.acquire_for("k", 0, 300);
+    fill(&etcd);
+    client.send("l\nother\n0 300\n");
+    server.wait_for("etcd-refuses code=8", 1);
+    client.nothing_within(Duration::from_millis(200));
+    make_room(&etcd);
+    let reply = client.next_event(TAKE_OVER);
+    assert!(
+        matches!(&reply, Event::Line(line) if line.starts_with(b"ok ")),
+        "{reply:?}"
+    );
+    assert_eq!(renew(&mut client, "k", &grant), "ok 300");
+    server.wait_for("etcd-takes-writes", 1);
+}
+
+/// Fills etcd until it refuses to write.
+fn fill(etcd: &Etcd) {
     let filler = "x".repeat(100_000);
     let is_full = || etcd.ctl(&["put", "filler", &filler]).is_none();
     eventually(TAKE_OVER, "etcd is full", is_full);
-    client.send("l\nother\n0 300\n");
-    server.wait_for("etcd-full", 1);
-    client.nothing_within(Duration::from_millis(200));
-    let listed = etcd
-        .ctl(&["get", "filler", "-w", "fields"])
-        .expect("etcd answers");
-    let revision = listed
-        .lines()
-        .find_map(|line| line.strip_prefix("\"Revision\" : "));
+}
+
+#[test]
+fn a_full_etcd_costs_nobody_a_held_lock() {
+    let programs = needs!("etcd", "etcdctl");
+    let etcd = Etcd::start_with(&programs, 1, &["--quota-backend-bytes", "1000000"]);
+    let server = Server::active(&etcd.endpoints(), &[]);
+    let mut holder = server.connect();
+    let held = holder.acquire_for("held", 0, 10);
+    let mut releasing = server.connect();
+    let released = releasing.acquire_for("released", 0, 300);
+    fill(&etcd);
+    releasing.send(&format!("r\nreleased\n{}\n", released.token));
+    server.wait_for("etcd-refuses code=8", 1);
+    let mut claiming = server.connect();
+    claiming.send("l\nfree\n0 300\n");
+    // For longer than the TTL, and than the lease.
+    let began = Instant::now();
+    while began.elapsed() < Duration::from_secs(12) {
+        assert_eq!(renew(&mut holder, "held", &held), "ok 10");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    claiming.nothing_within(Duration::from_millis(1));
+    releasing.nothing_within(Duration::from_millis(1));
+    let log = server.daemon.log();
+    assert!(!log.contains("deposed"), "{log}");
+    // A server that starts now finds the active one, and passes clients on.
+    let standby = Server::start(&etcd.endpoints(), &[]);
+    standby.wait_for("INFO standby active=", 1);
+    assert_eq!(renew(&mut standby.connect(), "held", &held), "ok 10");
+    drop(claiming);
+    make_room(&etcd);
+    assert_eq!(releasing.line(), "ok");
+    server.wait_for("etcd-takes-writes", 1);
+    assert_eq!(etcd.holders("latchd").len(), 1);
+}
+
+/// Compacts, defragments and disarms the alarm.
+fn make_room(etcd: &Etcd) {
+    let listed = etcd.ctl(&["get", "filler", "-w", "fields"]);
+    let listed = listed.expect("etcd answers");
+    let mut lines = listed.lines();
+    let revision = lines.find_map(|line| line.strip_prefix("\"Revision\" : "));
     for command in [
         &["compact", revision.expect("it has one")][..],
         &["defrag"],
@@ -348,12 +486,6 @@ fn a_full_etcd_is_named_and_recovers() {
     ] {
         assert!(etcd.ctl(command).is_some(), "{command:?}");
     }
-    let reply = client.next_event(TAKE_OVER);
-    assert!(
-        matches!(&reply, Event::Line(line) if line.starts_with(b"ok ")),
-        "{reply:?}"
-    );
-    assert_eq!(renew(&mut client, "k", &grant), "ok 300");
 }
 
 #[test]

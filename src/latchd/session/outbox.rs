@@ -4,6 +4,7 @@
 use log::trace;
 use rustix::process::geteuid;
 
+use super::rules::Promised;
 use super::{Ending, SessionRules};
 use crate::arbiter::{Certainty, WaitStage};
 use crate::latchd::requests::Peer;
@@ -12,6 +13,7 @@ use crate::net::stream::Stream;
 use crate::protocol::reply::Reply;
 use crate::sys::memory::{self, Purpose};
 use crate::table::ConnId;
+use crate::token::Fence;
 
 /// Replies are sent when no request is left in the buffer, or when they have this many bytes; each
 /// time the whole write timeout applies.
@@ -31,8 +33,8 @@ pub(super) struct Outbox<'a> {
     rules: &'a SessionRules,
     /// What has not been sent.
     pub(super) out: Vec<u8>,
-    /// How certain the journal must be of it before it leaves.
-    pub(super) unattested: Certainty,
+    /// What the journal must have before that leaves.
+    pub(super) promised: Promised,
     watch: &'a HangupWatch,
     conn: ConnId,
     /// Whether the watch knows the socket: from the first wait on.
@@ -53,7 +55,7 @@ impl<'a> Outbox<'a> {
             stream,
             rules,
             out: Vec::with_capacity(SMALL_CAPACITY),
-            unattested: Certainty::None,
+            promised: Promised::default(),
             watch,
             conn,
             is_watched: false,
@@ -74,6 +76,11 @@ impl<'a> Outbox<'a> {
         self.flush_if_full()
     }
 
+    /// Notes what the next reply promises, about this holder or about all.
+    pub(super) fn promise(&mut self, certainty: Certainty, holder: Option<Fence>) {
+        self.rules.promise(&mut self.promised, certainty, holder);
+    }
+
     pub(super) fn flush_if_full(&mut self) -> Result<(), Ending> {
         match makes_room(&mut self.out) {
             true => Ok(()),
@@ -83,7 +90,7 @@ impl<'a> Outbox<'a> {
 
     #[inline(always)] // as `Stream::write_within`
     pub(super) fn flush(&mut self) -> Result<(), Ending> {
-        self.rules.attest(&mut self.unattested);
+        self.rules.wait_for_journal(&mut self.promised);
         flush(&mut self.out, self.stream, self.rules)
     }
 
@@ -95,7 +102,7 @@ impl<'a> Outbox<'a> {
         &mut Vec<u8>,
         impl Fn(&mut Vec<u8>) -> Result<(), Ending> + 'a,
     ) {
-        self.rules.attest(&mut self.unattested);
+        self.rules.wait_for_journal(&mut self.promised);
         let (stream, rules) = (self.stream, self.rules);
         let send = move |out: &mut Vec<u8>| match makes_room(out) {
             true => Ok(()),

@@ -10,6 +10,7 @@ use crate::latchd::requests::Offer;
 use crate::log::{Log, SourceThrottle};
 use crate::protocol::request::Frame;
 use crate::sys::secret;
+use crate::token::Fence;
 
 pub struct SessionRules {
     /// What clients are offered.
@@ -31,13 +32,34 @@ pub struct SessionRules {
     pub office: Option<Arc<Office>>,
 }
 
+/// What replies that have not been sent promise.
+#[derive(Default)]
+pub(super) struct Promised {
+    certainty: Certainty,
+    /// The number of a change in the journal.
+    change: u64,
+}
+
 impl SessionRules {
-    /// Blocks until replies may leave that wait for this.
-    pub(super) fn attest(&self, unattested: &mut Certainty) {
-        if let Some(office) = &self.office {
-            office.attest(*unattested);
+    /// Adds to `promised` what a reply promises about a holder, or about all.
+    pub(super) fn promise(
+        &self,
+        promised: &mut Promised,
+        certainty: Certainty,
+        holder: Option<Fence>,
+    ) {
+        if let (Some(office), true) = (&self.office, certainty > Certainty::None) {
+            promised.certainty = promised.certainty.max(certainty);
+            promised.change = promised.change.max(office.change_of(holder));
         }
-        *unattested = Certainty::None;
+    }
+
+    /// Blocks until the journal has what replies promise.
+    pub(super) fn wait_for_journal(&self, promised: &mut Promised) {
+        let Promised { certainty, change } = std::mem::take(promised);
+        if let (Some(office), true) = (&self.office, certainty > Certainty::None) {
+            office.wait_for_journal(change, certainty);
+        }
     }
 
     pub(super) fn is_admin_token(&self, given: Option<&str>) -> bool {

@@ -84,7 +84,7 @@ impl Session<'_> {
             queues::write_key(&roll.queue, roll.clients(), out, go_on)?;
         }
         out.extend(b"]}\n");
-        self.outbox.unattested = Certainty::Anew;
+        self.outbox.promise(Certainty::Anew, Some(fence));
         self.outbox.flush_if_full()
     }
 
