@@ -17,7 +17,7 @@ fn a_silent_name_server_delays_no_command_beyond_its_timeout() {
     needs!("ip", "socat");
     let unshare = "unshare";
     let flags = ["-rmn", "--pid", "--fork", "--kill-child"];
-    let probe = output(Command::new(&unshare).args(flags).arg("true"));
+    let probe = output(Command::new(unshare).args(flags).arg("true"));
     if !probe.status.success() {
         return skipped(&["network namespace"]);
     }
@@ -31,7 +31,7 @@ fn a_silent_name_server_delays_no_command_beyond_its_timeout() {
     ] {
         let script =
             format!("{SILENT_NAME_SERVER}; LATCH_SERVER=nowhere.test {PROGRAM} {arguments}");
-        let mut command = Command::new(&unshare);
+        let mut command = Command::new(unshare);
         command.args(flags).args(["sh", "-c", &script]).arg(&resolv);
         let began = Instant::now();
         let output = output(command.stdin(Stdio::null()));

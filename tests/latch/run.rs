@@ -1293,7 +1293,7 @@ fn process_1(daemon: &Daemon, more: &[&str]) -> Option<Command> {
     if !rustix::process::geteuid().is_root() {
         flags.extend(["--user", "--map-root-user"]);
     }
-    let probe = output(Command::new(&unshare).args(&flags).arg("true"));
+    let probe = output(Command::new(unshare).args(&flags).arg("true"));
     if !probe.status.success() {
         skipped(&["PID namespace"]);
         return None;

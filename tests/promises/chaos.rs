@@ -23,6 +23,8 @@ use crate::place::{Place, Stream};
 use crate::random::{self, setting, Random};
 use crate::service::{House, Service, SHUTDOWN};
 use crate::support::amount::amount;
+#[cfg(feature = "cluster")]
+use crate::support::cluster::Etcd;
 use crate::support::footprint::{status_kib, Footprint};
 use crate::support::limited::limit_to;
 #[cfg(feature = "cluster")]
@@ -59,7 +61,7 @@ fn no_chaos_over_tls_breaks_a_promise() {
 #[test]
 fn no_chaos_in_a_cluster_breaks_a_promise() {
     let programs = needs!("etcd", "etcdctl");
-    run(House::Cluster);
+    run(House::Cluster(Etcd::start(&programs, 1)));
 }
 
 fn run(house: House) {

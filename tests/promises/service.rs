@@ -26,9 +26,9 @@ pub const SHUTDOWN: Duration = Duration::from_secs(3);
 pub enum House {
     /// One server, whose clients speak this over the network.
     Alone(Scheme),
-    /// Two servers, one of which passes its clients on to the other.
+    /// Two servers on this etcd, one of which passes its clients on to the other.
     #[cfg(feature = "cluster")]
-    Cluster,
+    Cluster(Etcd),
 }
 
 pub struct Service {
@@ -61,7 +61,7 @@ impl Service {
         let (way, count) = match house {
             House::Alone(scheme) => (Way::Alone(scheme), 1),
             #[cfg(feature = "cluster")]
-            House::Cluster => (Way::Cluster(Etcd::start(&programs, 1)), 2),
+            House::Cluster(etcd) => (Way::Cluster(etcd), 2),
         };
         let mut service = Service {
             directory: directory.to_owned(),
