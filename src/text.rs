@@ -202,10 +202,7 @@ mod tests {
     fn json_hides_nothing_and_means_the_same() {
         let json = "\"a\u{9b}\u{7f}ü\u{202e}\u{1f512}\u{85}\"";
         let shown = without_hidden(json);
-        assert_eq!(
-            shown,
-            "\"a\\u009b\\u007fü\\u202e\u{1f512}\\u0085\""
-        );
+        assert_eq!(shown, "\"a\\u009b\\u007fü\\u202e\u{1f512}\\u0085\"");
         let read = |text: &str| serde_json::from_str::<String>(text).expect("JSON");
         assert_eq!(read(&shown), read(json));
     }
