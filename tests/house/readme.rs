@@ -120,11 +120,16 @@ fn raw_nc_holds_renews_and_releases_a_lock() {
 }
 
 #[test]
-fn the_readme_names_the_two_commands_and_ci_runs_the_second() {
+fn the_readme_names_the_commands_and_ci_runs_the_tests() {
     let (readme, ci) = (read("README.md"), read(".ci/run"));
-    for command in ["    cargo run --release\n", "    cargo test\n"] {
+    for command in [
+        "cargo install --locked --path .",
+        "cargo run --release",
+        "cargo test",
+    ] {
+        let command = format!("    {command}\n");
         assert!(
-            readme.contains(command),
+            readme.contains(&command),
             "README.md lacks {command:?} as a line of its own"
         );
     }
