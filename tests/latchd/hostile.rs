@@ -474,6 +474,9 @@ fn the_memory_of_a_crowd_goes_back_when_it_leaves() {
             (0..PLACES).for_each(|_| client.expect("queued"));
         }
         println!("round {round}: {} KiB", resident_kib(daemon.pid()));
+        drop(crowd);
+        // The places of two crowds would be more than --max-waiters-total.
+        daemon.wait_for_waiters("k0", 0);
     }
     let is_back = || resident_kib(daemon.pid()) < before + 10 * 1024;
     eventually(PATIENCE, "the memory went back", is_back);
