@@ -1,7 +1,5 @@
 //! One claim of the protocol each, on a virtual clock.
 
-use rustix::time::{clock_gettime, ClockId};
-
 use super::*;
 
 fn one_key() -> Caps {
@@ -775,7 +773,8 @@ fn the_cost_of_a_disconnect_is_that_of_its_own_holdings() {
         granted(table.acquire(claimant(conn), &lock_of(&key), now));
     }
     // Of this thread: the machine may have other work.
-    let processor_time = || clock_gettime(ClockId::ThreadCPUTime).tv_sec;
+    let thread_time = rustix::time::ClockId::ThreadCPUTime;
+    let processor_time = || rustix::time::clock_gettime(thread_time).tv_sec;
     let started = processor_time();
     for conn in 1..=50_000 {
         table.disconnect(ConnId(conn), Holdings::Release, None);
