@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::{Arbiter, Outlet, State, Visit, RELEASED_AT_ONCE};
-use crate::table::{ConnId, CountersSnapshot, Key, KeySnapshot, PlaceSnapshot, Scope};
+use crate::table::{Cap, ConnId, CountersSnapshot, Key, KeySnapshot, PlaceSnapshot, Scope};
 use crate::token::Fence;
 
 /// The queue of one key, with the clients in it.
@@ -73,6 +73,12 @@ impl Arbiter {
     pub fn counters(&self) -> (usize, CountersSnapshot) {
         let (visit, _) = self.visit(Scope::Everything);
         (visit.seats.len(), visit.table.counters())
+    }
+
+    /// The cap for which a claim was refused last, by whichever connection; `None` if the log has
+    /// been told already.
+    pub fn take_cap_reached(&self) -> Option<Cap> {
+        self.state.lock().table.take_cap_reached()
     }
 
     /// Ends grants of a key as if their leases were over: that with this fence, or all that there

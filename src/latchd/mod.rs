@@ -117,6 +117,7 @@ fn run(
         auth_token,
         admin_token,
         auth_refusals: SourceThrottle::default(),
+        cap_warnings: SourceThrottle::default(),
         log: log.clone(),
         office: office.clone(),
     });

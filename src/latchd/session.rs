@@ -24,6 +24,7 @@ use crate::net::lines::{Buffered, LineReader, ReadEnd};
 use crate::net::stream::Stream;
 use crate::protocol::reply::{Grant, Reply};
 use crate::protocol::request::{line_limit, parse, FirstWord, ProtocolError, Request, HELP};
+use crate::table::Refusal;
 use crate::text::{reason, Escaped};
 use crate::token::Fence;
 use outbox::Outbox;
@@ -203,6 +204,7 @@ impl Session<'_> {
         }
         let carried_out = carry_out(&request, &self.seat, self.rules.offer, &mut self.outbox);
         if let Ok(reply) = &carried_out {
+            self.warn_of_cap(reply);
             let (certainty, holder) = certainty_of(&request, reply);
             self.outbox.promise(certainty, holder);
         }
@@ -215,6 +217,20 @@ impl Session<'_> {
             self.reader.take_answers(&mut self.outbox.out);
         }
         self.outbox.add(&carried_out?, sent_len.unwrap_or(0))
+    }
+
+    /// Names the cap in the log if the claim was refused for one: the client is not told which.
+    fn warn_of_cap(&self, reply: &Reply) {
+        if !matches!(
+            reply,
+            Reply::Refused(Refusal::MaxLocks | Refusal::MaxWaiters)
+        ) {
+            return;
+        }
+        if let Some(cap) = self.seat.arbiter().take_cap_reached() {
+            let warnings = &self.rules.cap_warnings;
+            warnings.warn(format_args!("cap-reached cap={cap}"), Some(cap));
+        }
     }
 
     fn finish_frame(&mut self) {

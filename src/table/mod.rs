@@ -40,8 +40,8 @@ use queue::{KeyId, KeyList, KeyQueue, Queues};
 use slab::Slab;
 pub use snapshot::{KeySnapshot, PlaceSnapshot};
 pub use types::{
-    Answer, Ask, Caps, Claim, Claimant, ConnId, Grant, Holdings, Key, Kind, Limit, Refusal, Scope,
-    Ticket,
+    Answer, Ask, Cap, Caps, Claim, Claimant, ConnId, Grant, Holdings, Key, Kind, Limit, Refusal,
+    Scope, Ticket,
 };
 
 /// All keys, with their holders and waiters.
@@ -80,6 +80,8 @@ pub struct LockTable {
     /// Changes for a journal, if there is one.
     noted: Option<Box<changes::Noted>>,
     caps: Caps,
+    /// The cap for which a claim was refused last.
+    cap_reached: Option<Cap>,
     fences: Box<dyn FenceSource>,
 }
 
@@ -108,6 +110,7 @@ impl LockTable {
             last_held: None,
             noted: None,
             caps,
+            cap_reached: None,
             fences,
         }
     }
@@ -155,19 +158,34 @@ impl LockTable {
             self.keys[key].agree(ask.kind, ask.limit)?;
         }
         if self.connection_count(claimant.conn) >= self.caps.max_per_connection {
-            return Err(Refusal::MaxLocks);
+            return Err(self.refuse_at(Cap::PerConnection));
         }
-        match known.map(|key| &self.keys[key]) {
-            Some(queue) if !queue.has_free_slot() => {
-                let max = self.caps.max_waiters;
-                let is_full = max.is_some_and(|max| queue.waiters.len() >= max);
-                if is_full || self.waiter_count >= self.caps.max_waiters_total {
-                    return Err(Refusal::MaxWaiters);
-                }
-                Ok(None)
-            }
-            _ => self.grant(claimant, known, ask, now).map(Some),
+        let queue = known.map(|key| &self.keys[key]);
+        let Some(queue) = queue.filter(|queue| !queue.has_free_slot()) else {
+            return self.grant(claimant, known, ask, now).map(Some);
+        };
+        let max = self.caps.max_waiters;
+        if max.is_some_and(|max| queue.waiters.len() >= max) {
+            return Err(self.refuse_at(Cap::Waiters));
         }
+        if self.waiter_count >= self.caps.max_waiters_total {
+            return Err(self.refuse_at(Cap::WaitersTotal));
+        }
+        Ok(None)
+    }
+
+    /// Takes note of the cap that a claim is refused for.
+    fn refuse_at(&mut self, cap: Cap) -> Refusal {
+        self.cap_reached = Some(cap);
+        match cap {
+            Cap::Waiters | Cap::WaitersTotal => Refusal::MaxWaiters,
+            Cap::Locks | Cap::Slots | Cap::PerConnection | Cap::Kept => Refusal::MaxLocks,
+        }
+    }
+
+    /// The cap for which a claim was refused last, once.
+    pub fn take_cap_reached(&mut self) -> Option<Cap> {
+        self.cap_reached.take()
     }
 
     /// Grants a slot that is free to a newcomer, if no waiter is owed one.
@@ -187,7 +205,7 @@ impl LockTable {
             return Err(Refusal::NoToken);
         }
         if self.leases.len() >= self.caps.max_slots {
-            return Err(Refusal::MaxLocks);
+            return Err(self.refuse_at(Cap::Slots));
         }
         let key = match known {
             Some(key) => key,
@@ -376,7 +394,7 @@ impl LockTable {
     /// Makes room for a key that is not known yet, and adds it as an idle one.
     fn add_key(&mut self, ask: &Ask<'_>, now: Instant) -> Result<KeyId, Refusal> {
         if self.names.len() >= self.caps.max_locks && !self.drop_an_idle_key() {
-            return Err(Refusal::MaxLocks);
+            return Err(self.refuse_at(Cap::Locks));
         }
         Ok(self.insert_key(ask, now))
     }

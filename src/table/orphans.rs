@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::place::PlaceId;
-use super::types::{ConnId, Refusal, Scope};
+use super::types::{Cap, ConnId, Refusal, Scope};
 use super::LockTable;
 use crate::token::{Fence, Token};
 
@@ -33,7 +33,7 @@ impl LockTable {
         let holder = self.find_told(key, token);
         let is_own = holder.is_ok_and(|holder| self.places[holder].conn == conn);
         if !is_own && self.connection_count(conn) >= self.caps.max_per_connection {
-            return Err(Refusal::MaxLocks);
+            return Err(self.refuse_at(Cap::PerConnection));
         }
         let holder = holder?;
         let kept_until = self.kept_until(holder);
@@ -71,7 +71,7 @@ impl LockTable {
         }
         let (conn, is_kept) = (self.places[holder].conn, self.places[holder].is_kept);
         if !is_kept && self.kept_count >= self.caps.max_kept {
-            return Err(Refusal::MaxLocks);
+            return Err(self.refuse_at(Cap::Kept));
         }
         self.renew_holder(holder, conn, lease, now);
         if conn != ORPHANS {

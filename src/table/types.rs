@@ -153,6 +153,36 @@ pub enum Answer {
     Refused(Refusal),
 }
 
+/// What a claim can be too much for, by the option that sets it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Cap {
+    /// `--max-locks`
+    Locks,
+    /// `--max-slots`
+    Slots,
+    /// `--max-per-connection`
+    PerConnection,
+    /// `--max-waiters`
+    Waiters,
+    /// `--max-waiters-total`
+    WaitersTotal,
+    /// `--max-kept`
+    Kept,
+}
+
+impl fmt::Display for Cap {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Cap::Locks => "max-locks",
+            Cap::Slots => "max-slots",
+            Cap::PerConnection => "max-per-connection",
+            Cap::Waiters => "max-waiters",
+            Cap::WaitersTotal => "max-waiters-total",
+            Cap::Kept => "max-kept",
+        })
+    }
+}
+
 /// Why the table says no: an answer, not an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {

@@ -259,6 +259,31 @@ fn the_secret_of_auth_never_appears_in_the_log() {
 }
 
 #[test]
+fn a_cap_that_refuses_a_claim_is_named() {
+    let two_keys = "l\na\n0\nl\nb\n0\n";
+    for (cap, commands) in [
+        ("max-locks", two_keys),
+        ("max-slots", two_keys),
+        ("max-per-connection", two_keys),
+        ("max-waiters", "l\na\n0\ne\na\n\n"),
+        ("max-waiters-total", "l\na\n0\ne\na\n\n"),
+    ] {
+        let roomy = (cap != "max-per-connection").then_some("--max-per-connection=9");
+        let option = format!("--{cap}=1");
+        let options: Vec<&str> = roomy.into_iter().chain([option.as_str()]).collect();
+        let daemon = Daemon::start(&options);
+        let mut other = daemon.connect();
+        let mut client = daemon.connect();
+        client.send(commands);
+        client.line();
+        client.line();
+        // One waiter is one too many only beside another.
+        other.request("e", "a", "");
+        daemon.wait_for_log(&format!("WARN cap-reached cap={cap} held_back=0"), PATIENCE);
+    }
+}
+
+#[test]
 fn no_admin_token_appears_in_the_log() {
     let directory = tempfile::tempdir().expect("there is room");
     let path = directory.path().join("admin");

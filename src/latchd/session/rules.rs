@@ -10,6 +10,7 @@ use crate::latchd::requests::Offer;
 use crate::log::{Log, SourceThrottle};
 use crate::protocol::request::Frame;
 use crate::sys::secret;
+use crate::table::Cap;
 use crate::token::Fence;
 
 pub struct SessionRules {
@@ -26,6 +27,8 @@ pub struct SessionRules {
     pub admin_token: Option<Box<[u8]>>,
     /// Keeps clients that guess tokens from flooding the log.
     pub auth_refusals: SourceThrottle<Option<IpAddr>>,
+    /// Keeps refused claims from flooding the log.
+    pub cap_warnings: SourceThrottle<Option<Cap>>,
     /// The log, which counts the lines that it drops.
     pub log: Log,
     /// This server's office among several; `None` if it is alone.
