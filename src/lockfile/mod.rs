@@ -17,6 +17,11 @@
 //! }
 //! # Ok::<(), SemaphoreError>(())
 //! ```
+//!
+//! A lock that is held is the error `AlreadyLocked` here, with its holder, and `Ok(None)` in
+//! [`client`](crate::client): this library keeps the types of an older one, with which programs are
+//! written. Use [`Semaphore::acquire_timeout`] to wait, and [`Slots`] for a lock with several
+//! holders.
 
 mod config;
 mod error;
@@ -28,6 +33,7 @@ mod path;
 mod record;
 mod release;
 mod second_names;
+mod slots;
 mod staleness;
 mod status;
 mod takeover;
@@ -48,9 +54,9 @@ pub use config::{SemaphoreConfig, SemaphoreOptions};
 pub use error::{SemaphoreError, SemaphoreResult};
 pub use files::Settle;
 pub use guard::SemaphoreGuard;
-pub(crate) use path::check as check_path;
 pub use record::LockInfo;
 pub use release::{ReleaseOutcome, ReleaseTerms};
+pub use slots::Slots;
 pub use staleness::{Alive, StaleRule};
 pub(crate) use status::WithoutFlock;
 pub use status::{Busy, Cleaned, LockDetails, Status};
@@ -172,9 +178,11 @@ impl Semaphore {
     ///
     /// # Errors
     ///
-    /// [`SemaphoreError::Timeout`] if time is up. At once, [`SemaphoreError::InvalidPath`] if
-    /// something other than a regular file is there, or [`SemaphoreError::NotALockFile`] if the
-    /// file belongs to another program. Or an error of the system.
+    /// [`SemaphoreError::Timeout`] if time is up. At once, [`SemaphoreError::InvalidPath`] if no
+    /// wait can end, with the reason: something other than a regular file or a mount point is
+    /// there, or this user may not create files in the directory or replace a stale lock. At once,
+    /// [`SemaphoreError::NotALockFile`] if the file belongs to another program. Or an error of the
+    /// system.
     pub fn acquire(&self) -> SemaphoreResult<SemaphoreGuard<'_>> {
         self.acquire_with_info(LockInfo::new())
     }

@@ -19,7 +19,7 @@ pub(super) struct LockPath {
 }
 
 /// Checks whether a lock file can have this path, without a look at the file system.
-pub(crate) fn check(path: &Path) -> Result<(), SemaphoreError> {
+pub(super) fn check(path: &Path) -> Result<(), SemaphoreError> {
     let bytes = path.as_os_str().as_bytes();
     if bytes.iter().all(u8::is_ascii_whitespace) {
         return Err(SemaphoreError::InvalidPath("it is empty".into()));

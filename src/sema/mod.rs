@@ -22,9 +22,8 @@ use crate::cli::failure::{CommandResult, Failure};
 use crate::cli::output;
 use crate::cli::waiting::{Verbosity, WaitingLine};
 use crate::lockfile::{
-    acquire_any_detached, check_path, wait_any, Attempt, Busy, Cleaned, LockInfo, Obstacle,
-    ReleaseOutcome, ReleaseTerms, Semaphore, SemaphoreError, SemaphoreOptions, WaitLimit,
-    WithoutFlock,
+    acquire_any_detached, wait_any, Attempt, Busy, Cleaned, LockInfo, Obstacle, ReleaseOutcome,
+    ReleaseTerms, Semaphore, SemaphoreError, SemaphoreOptions, Slots, WaitLimit, WithoutFlock,
 };
 use crate::supervise;
 use crate::text::{reason, Plain};
@@ -399,29 +398,13 @@ fn print_json(object: &Object) -> Result<(), Failure> {
 
 /// The lock at the path, or all of its slots.
 fn slots(request: &SemaRequest, options: &SemaphoreOptions) -> Result<Vec<Semaphore>, Failure> {
-    // A slot's path may be one of a lock file where this is not.
-    check_path(&request.path).map_err(|error| Failure::about(&request.path, &error))?;
-    let path_of = |slot: u32| {
-        let mut path = request.path.clone().into_os_string();
-        path.push(format!(".{slot}.lock"));
-        PathBuf::from(path)
+    let path = &request.path;
+    let (config, options) = (request.options.config.clone(), options.clone());
+    let locks = match request.options.slots {
+        None => Semaphore::with_options(path, config, options).map(|lock| vec![lock]),
+        Some(count) => Slots::new(path, count, config, options).map(Slots::into_locks),
     };
-    let paths: Vec<PathBuf> = match request.options.slots {
-        None => vec![request.path.clone()],
-        Some(count) => (0..count).map(path_of).collect(),
-    };
-    let mut failure = None;
-    let mut slots = Vec::new();
-    for path in paths {
-        match Semaphore::with_options(&path, request.options.config.clone(), options.clone()) {
-            Ok(semaphore) => slots.push(semaphore),
-            Err(error) => failure = Some(unusable(&path, &error)?),
-        }
-    }
-    match failure {
-        Some(failure) if slots.is_empty() => Err(failure),
-        _ => Ok(slots),
-    }
+    locks.map_err(|error| Failure::about(path, &error))
 }
 
 /// Why the path cannot be a lock, which any user of a shared directory can bring about: a slot is

@@ -18,10 +18,11 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use latchd::lockfile::{
     Alive, Attempt, Busy, Cleaned, LockDetails, LockInfo, Obstacle, ReleaseOutcome, ReleaseTerms,
     Semaphore, SemaphoreConfig, SemaphoreError, SemaphoreGuard, SemaphoreOptions, SemaphoreResult,
-    Settle, StaleRule, Status,
+    Settle, Slots, StaleRule, Status,
 };
 use tempfile::TempDir;
 
+mod mounts;
 #[path = "../support/mod.rs"]
 mod support;
 
@@ -2074,4 +2075,33 @@ fn an_owned_guard_still_watches_over_its_lock() {
     assert_eq!(losses.recv_timeout(LIMIT), Ok(()));
     assert!(!guard.is_held());
     assert!(matches!(guard.release(), Err(SemaphoreError::Lost)));
+}
+
+#[test]
+fn slots_are_shared_with_sema_and_have_one_holder_each() {
+    let scratch = Scratch::new();
+    let path = scratch.0.path().join("pool");
+    let config = SemaphoreConfig {
+        acquire_timeout: Some(Duration::from_millis(20)),
+        ..SemaphoreConfig::default()
+    };
+    let slots = |count| Slots::new(&path, count, config.clone(), SemaphoreOptions::new());
+    let two = slots(2).expect("a lock path");
+    let first = two.try_acquire().expect("a free slot");
+    let sema = |arguments: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_sema"));
+        let command = command.arg(arguments[0]).arg(&path).args(&arguments[1..]);
+        command.output().expect("it starts").status.code()
+    };
+    let pid = process::id().to_string();
+    assert_eq!(sema(&["try", "--slots", "2", "--pid", &pid]), Some(0));
+    assert_eq!(scratch.names(), ["pool.0.lock", "pool.1.lock"]);
+    let error = two.try_acquire().expect_err("all are held");
+    assert!(matches!(error, SemaphoreError::AlreadyLocked { .. }));
+    let error = two.acquire().expect_err("all are held");
+    assert!(matches!(error, SemaphoreError::Timeout));
+    first.release().expect("it is held");
+    drop(two.acquire().expect("a free slot"));
+    let error = slots(0).expect_err("no slots");
+    assert!(matches!(error, SemaphoreError::InvalidPath(_)));
 }

@@ -1,6 +1,7 @@
 //! `sema` with real processes and real files, as a shell sees it.
 
 mod mounts;
+mod storm;
 #[path = "../support/mod.rs"]
 mod support;
 
@@ -1501,6 +1502,51 @@ fn nul_bytes_are_a_lock_while_young_and_stale_when_old() {
         let pid = std::process::id().to_string();
         assert_eq!(place.status(&["try", "f", "--pid", &pid]), 0, "{content:?}");
         assert_eq!(place.status(&["release", "f", "--force"]), 0, "{content:?}");
+    }
+}
+
+/// As after a reset of the clock: the age of the file cannot be told, but a wait can.
+#[test]
+fn a_file_from_the_future_is_stale_once_it_was_watched() {
+    let place = Place::new();
+    for content in ["", "pid=99999999\ntimestamp=99999999999\n"] {
+        place.write("f", content);
+        let file = File::options().write(true).open(place.path("f"));
+        let later = SystemTime::now() + Duration::from_secs(TWO_HOURS);
+        file.expect("a file").set_modified(later).expect("a time");
+        assert_eq!(
+            place.status(&["try", "f", "--stale", "1"]),
+            1,
+            "{content:?}"
+        );
+        let run = ["run", "f", "--stale", "1", "--timeout", "20", "--", "true"];
+        assert_eq!(place.status(&run), 0, "{content:?}");
+    }
+}
+
+/// A taker that is killed before the truncation leaves its record, with empty lines after it.
+#[test]
+fn a_takeover_that_was_cut_short_blocks_nobody() {
+    let strace = needs!("strace");
+    let place = Place::new();
+    let tag = "x".repeat(500);
+    for victim in ["pwrite64", "fsync", "ftruncate"] {
+        place.write("f", &format!("pid=99999999\ntimestamp=1\ntag={tag}\n"));
+        let kill = format!("inject={victim}:signal=KILL");
+        let mut command = strace.command();
+        command
+            .args(["-f", "-o", "/dev/null", "-e", &kill])
+            .arg(env!("CARGO_BIN_EXE_sema"))
+            .args(["run", "f", "-n", "--", "true"])
+            .current_dir(place.directory.path())
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        let output = finish(&mut command);
+        assert_ne!(output.status.code(), Some(0), "{victim}");
+        assert_ne!(place.read("f"), "", "{victim}");
+        let run = ["run", "f", "-n", "--", "true"];
+        assert_eq!(place.status(&run), 0, "{victim}: {}", place.read("f"));
     }
 }
 

@@ -1,0 +1,142 @@
+//! Many runs of `sema run` for one lock, killed at random moments, on several file systems.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+use super::*;
+use crate::support::mounts::Mount;
+
+/// How long one storm lasts, in seconds, unless `LATCHD_STORM_SECONDS` says otherwise.
+const SECONDS: u64 = 10;
+
+const WORKERS: u64 = 6;
+
+/// What runs under the lock. It notes itself, and each other one that is alive at the same time.
+/// A process that has just been killed can seem alive for a moment.
+const JOB: &str = r#"
+echo >inside.$$
+echo >>grants
+lives() { grep -q '^State:.[^ZX]' "/proc/$1/status" 2>/dev/null; }
+for other in inside.*; do
+    pid=${other#inside.}
+    if [ "$pid" != $$ ] && lives "$pid"; then
+        sleep 0.05
+        if [ -e "$other" ] && lives "$pid"; then echo "$pid $$" >>doubles; fi
+    fi
+done
+sleep 0.00$1
+rm inside.$$
+"#;
+
+/// A small generator (xorshift) that is reproducible from its seed.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, limit: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 16) % limit
+    }
+}
+
+#[derive(Debug, Default)]
+struct Storm {
+    kills: AtomicU32,
+    jams: AtomicU32,
+    is_over: AtomicBool,
+}
+
+impl Storm {
+    fn work(&self, place: &Place, programs: &[PathBuf], seed: u64) {
+        let mut random = Random(seed * 0x9e37_79b9 + 1);
+        while !self.is_over.load(Ordering::SeqCst) {
+            let program = &programs[random.below(programs.len() as u64) as usize];
+            let mut command = Command::new(program);
+            command
+                .args([
+                    "run",
+                    "f",
+                    "-q",
+                    "--timeout",
+                    "20",
+                    "--",
+                    "sh",
+                    "-c",
+                    JOB,
+                    "sh",
+                ])
+                .arg(random.below(10).to_string())
+                .current_dir(place.directory.path())
+                .stdin(Stdio::null())
+                .stdout(Stdio::null())
+                .stderr(Stdio::null());
+            let mut child = command.spawn().expect("sema starts");
+            if random.below(2) == 0 {
+                thread::sleep(Duration::from_micros(random.below(40_000)));
+                self.kill(place, &mut child, &mut random);
+            }
+            let status = child.wait().expect("a child");
+            if status.code().is_some_and(|code| code != 0) {
+                self.jams.fetch_add(1, Ordering::SeqCst);
+            }
+        }
+    }
+
+    /// Kills one `sema`, and often the job that is inside, too.
+    fn kill(&self, place: &Place, child: &mut Child, random: &mut Random) {
+        let _ = child.kill();
+        self.kills.fetch_add(1, Ordering::SeqCst);
+        if random.below(2) == 0 {
+            let jobs = place.names().into_iter();
+            let pids = jobs.filter_map(|name| name.strip_prefix("inside.")?.parse().ok());
+            for pid in pids.filter_map(Pid::from_raw) {
+                let name = fs::read_to_string(format!("/proc/{}/comm", pid.as_raw_nonzero()));
+                if name.is_ok_and(|name| name == "sh\n") {
+                    let _ = kill_process(pid, Signal::KILL);
+                }
+            }
+        }
+    }
+}
+
+/// Runs a storm in a directory, and says what happened. Nobody is inside together, and every run
+/// that is not killed gets the lock.
+fn storm(name: &str, directory: &Path, programs: &[PathBuf]) {
+    let seconds = std::env::var("LATCHD_STORM_SECONDS").map_or(SECONDS, |seconds| {
+        seconds.parse().expect("a number of seconds")
+    });
+    let place = Place::within(directory);
+    let storm = Storm::default();
+    thread::scope(|scope| {
+        for seed in 1..=WORKERS {
+            let (storm, place) = (&storm, &place);
+            scope.spawn(move || storm.work(place, programs, seed));
+        }
+        thread::sleep(Duration::from_secs(seconds));
+        storm.is_over.store(true, Ordering::SeqCst);
+    });
+    let grants = place.read("grants").lines().count();
+    let doubles = fs::read_to_string(place.path("doubles")).unwrap_or_default();
+    println!("{name}: {grants} grants, {storm:?}");
+    assert_eq!(doubles, "", "{name}: two inside");
+    assert_eq!(storm.jams.load(Ordering::SeqCst), 0, "{name}: a run failed");
+    assert_eq!(
+        place.status(&["run", "f", "--timeout", "20", "--", "true"]),
+        0
+    );
+}
+
+#[test]
+#[ignore = "long: cargo test --release --test sema storm -- --ignored --nocapture"]
+fn in_a_storm_of_kills_no_two_are_inside_and_none_is_stuck() {
+    let (root, bindfs) = (needs!(root), needs!("bindfs"));
+    let mut programs = vec![PathBuf::from(env!("CARGO_BIN_EXE_sema"))];
+    // Another release of sema, to run beside this one.
+    programs.extend(std::env::var_os("LATCHD_STORM_OTHER").map(PathBuf::from));
+    storm("temporary directory", &std::env::temp_dir(), &programs);
+    storm("tmpfs", Path::new("/dev/shm"), &programs);
+    storm("overlayfs", &Mount::overlay(root).path, &programs);
+    // An older release grants a lock to two here.
+    programs.truncate(1);
+    storm("bindfs", &Mount::bindfs(root, &bindfs).path, &programs);
+}
