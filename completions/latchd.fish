@@ -48,6 +48,5 @@ complete -c latchd -l etcd-cert -r -F -d 'a file with the certificate to show to
 complete -c latchd -l etcd-key -r -F -d 'a file with the key of that certificate'
 complete -c latchd -l tls-cert -r -F -d 'speak TLS on the TCP port, with the certificates in this file'
 complete -c latchd -l tls-key -r -F -d 'a file with the key of the first certificate'
-complete -c latchd -l tls-self-signed -r -F -d 'speak TLS with certificates that are made in this directory if it has none'
 complete -c latchd -s h -l help -d 'print this and exit'
 complete -c latchd -s V -l version -d 'print the version and exit'

@@ -5,6 +5,7 @@
 use std::fs;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -30,20 +31,23 @@ pub fn measure(plan: &Plan) -> io::Result<()> {
     measured
 }
 
-fn measure_in(plan: &Plan, directory: &std::path::Path) -> io::Result<()> {
+fn measure_in(plan: &Plan, directory: &Path) -> io::Result<()> {
     let latchd = || -> io::Result<Command> {
         let mut command = Command::new(built("latchd")?);
         command.args(LATCHD_OPTIONS);
         Ok(command)
     };
     pin(plan.cores, Side::Server)?;
-    let option = format!("--tls-self-signed={}", directory.display());
-    let (_direct, direct) = announced(latchd()?.arg(option))?;
+    make_certificate(directory)?;
+    let file = |name: &str| directory.join(name);
+    let mut with_tls = latchd()?;
+    with_tls.arg("--tls-cert").arg(file("cert.pem"));
+    let (_direct, direct) = announced(with_tls.arg("--tls-key").arg(file("key.pem")))?;
     let (_plain, plain) = announced(&mut latchd()?)?;
     let tunnel = Tunnel::start(directory, plain)?;
     pin(plan.cores, Side::Generator)?;
     let mut settings = Settings::default();
-    let ca = Tls::with_ca_file(directory.join("ca.pem"));
+    let ca = Tls::with_ca_file(file("cert.pem"));
     settings.tls = Some(ca.map_err(io::Error::other)?);
     for count in plan.connections_or(USUAL_COUNTS) {
         let servers = [
@@ -68,6 +72,21 @@ fn measure_in(plan: &Plan, directory: &std::path::Path) -> io::Result<()> {
         println!();
     }
     Ok(())
+}
+
+/// Makes a self-signed certificate and its key in `directory`.
+fn make_certificate(directory: &Path) -> io::Result<()> {
+    let words = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj \
+                 /CN=latchd -addext subjectAltName=DNS:localhost,IP:127.0.0.1 -addext \
+                 basicConstraints=CA:FALSE -keyout key.pem -out cert.pem";
+    let made = Command::new("openssl")
+        .args(words.split_whitespace())
+        .current_dir(directory)
+        .output()?;
+    match made.status.success() {
+        true => Ok(()),
+        false => Err(io::Error::other(String::from_utf8_lossy(&made.stderr))),
+    }
 }
 
 /// Each of so many connections acquires and releases a key of its own, for so long.
@@ -123,7 +142,7 @@ struct Tunnel {
 }
 
 impl Tunnel {
-    fn start(directory: &std::path::Path, server: SocketAddr) -> io::Result<Tunnel> {
+    fn start(directory: &Path, server: SocketAddr) -> io::Result<Tunnel> {
         let addr = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?;
         let config = directory.join("stunnel.conf");
         let shown = directory.display();

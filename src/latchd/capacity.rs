@@ -271,7 +271,7 @@ mod tests {
         assert_eq!(worst_case(&caps, 0, 0), AT_REST + table);
         let connections = 10 * (PER_CONNECTION + 1000);
         assert_eq!(worst_case(&caps, 10, 1000), AT_REST + connections + table);
-        let tls = [&caps[..], &["--tls-self-signed=here"]].concat();
+        let tls = [&caps[..], &["--tls-cert=here", "--tls-key=here"]].concat();
         let with_tls = worst_case(&tls, 10, 1000);
         assert_eq!(with_tls, AT_REST + connections + table + 10 * PER_TLS);
         let endless = worst_case(&["--max-slots=4294967295"], 10, 1000);

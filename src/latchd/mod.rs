@@ -90,11 +90,7 @@ fn run(
     let cluster = resolved.cluster.map(ClusterSettings::checked).transpose()?;
     let log = server::start_log(PROGRAM, log)?;
     let fences = open_fences(options.fence_state_file.as_deref())?;
-    let certificate = tls::certificate(
-        options.tls_files(),
-        options.tls_self_signed.as_deref(),
-        &options.host,
-    )?;
+    let certificate = tls::certificate(options.tls_files())?;
     let shown = certificate.clone();
     // Until here SIGTERM ends the process at once, even while the fence file is locked.
     let read_again = move || shown.iter().for_each(tls::read_again);

@@ -41,8 +41,6 @@ const RIVALS: &[[&str; 2]] = &[
     ],
     ["--auth-token-file", "--auth-token"],
     ["--log", "--log-file"],
-    ["--tls-cert", "--tls-self-signed"],
-    ["--tls-key", "--tls-self-signed"],
 ];
 
 /// The options of a server that is one of several.
@@ -250,9 +248,6 @@ arguments::options! {
         /// a file with the key of the first certificate
         #[argh(option, arg_name = "path", from_str_fn(values::path))]
         tls_key: Option<PathBuf> = ["TLS_KEY"],
-        /// speak TLS with certificates that are made in this directory if it has none
-        #[argh(option, arg_name = "path", from_str_fn(values::path))]
-        tls_self_signed: Option<PathBuf>,
     }
 }
 
@@ -348,8 +343,7 @@ impl Options {
     /// build, and is refused as that.
     fn check_tls(&self, origins: &Origins) -> Result<(), String> {
         both_or_none(origins, ["--tls-cert", "--tls-key"])?;
-        let cert = origins.get("--tls-cert");
-        let Some(origin) = cert.or(origins.get("--tls-self-signed")) else {
+        let Some(origin) = origins.get("--tls-cert") else {
             return Ok(());
         };
         tls::need(origin)?;
@@ -418,7 +412,7 @@ impl Options {
 
     /// Whether clients on the TCP port need TLS.
     pub(super) fn speaks_tls(&self) -> bool {
-        self.tls_cert.is_some() || self.tls_self_signed.is_some()
+        self.tls_cert.is_some()
     }
 
     /// How the log is kept, in the face of the variable RUST_LOG.

@@ -54,7 +54,6 @@ const OPTIONS: &[(&str, Option<&str>)] = &[
     ("--etcd-key", Some("ETCD_KEY")),
     ("--tls-cert", Some("TLS_CERT")),
     ("--tls-key", Some("TLS_KEY")),
-    ("--tls-self-signed", None),
     ("--inetd", None),
     ("--idle-exit", Some("IDLE_EXIT_S")),
     ("--print-port", None),

@@ -353,8 +353,6 @@ fn what_is_not_utf8_is_refused_like_any_other_bad_value() {
 #[cfg(not(feature = "tls"))]
 fn options_this_build_has_not_are_refused() {
     let lacking = "needs a build with --features tls";
-    let line = refusal(Daemon::command().args(["--tls-self-signed", "x"]), 2);
-    assert_eq!(line, format!("latchd: --tls-self-signed: {lacking}"));
     let both = ["--tls-cert=some.pem", "--tls-key", "some.pem"];
     let line = refusal(Daemon::command().args(both), 2);
     assert_eq!(line, format!("latchd: --tls-cert: {lacking}"));

@@ -4,10 +4,10 @@ use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, SystemTime};
 
-use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
 use rustls::crypto::ring;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
@@ -16,7 +16,27 @@ use rustls::{
     ClientConfig, ClientConnection, RootCertStore, ServerConfig, SupportedProtocolVersion,
 };
 
-use super::PATIENCE;
+use super::{needs, PATIENCE};
+
+/// What `openssl ca` needs to know.
+const CA_CONFIGURATION: &str = "
+[ca]
+default_ca = tests
+[tests]
+certificate = ca.pem
+private_key = ca.key
+database = index
+new_certs_dir = .
+rand_serial = yes
+default_md = sha256
+policy = any
+x509_extensions = server
+[any]
+commonName = supplied
+[server]
+basicConstraints = CA:FALSE
+subjectAltName = DNS:localhost,IP:127.0.0.1
+";
 
 /// A CA, and a certificate of it for `localhost` and `127.0.0.1` with its key, in files.
 pub struct Set {
@@ -34,40 +54,45 @@ impl Set {
 
     /// Replaces all certificates by others, of another CA.
     pub fn renew(&self) {
-        self.make(|_| {});
+        self.make(None, None);
     }
 
     /// Replaces all certificates by others; that of the server is valid until then.
     pub fn expire_at(&self, time: SystemTime) {
-        self.make(|params| params.not_after = time.into());
+        self.make(None, Some(time));
     }
 
     /// Replaces all certificates by others; that of the server is valid from then on.
     pub fn begin_at(&self, time: SystemTime) {
-        self.make(|params| params.not_before = time.into());
+        self.make(Some(time), None);
     }
 
-    fn make(&self, change: impl FnOnce(&mut CertificateParams)) {
-        let key_pair = || KeyPair::generate().expect("there is randomness");
-        let (ca_key, key) = (key_pair(), key_pair());
-        let mut ca = CertificateParams::default();
-        ca.distinguished_name
-            .push(DnType::CommonName, "the CA of the tests");
-        ca.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        let ca_certificate = ca.self_signed(&ca_key).expect("the parameters are valid");
-        let names = ["localhost".to_owned(), "127.0.0.1".to_owned()];
-        let mut certificate = CertificateParams::new(names).expect("these are names");
-        change(&mut certificate);
-        let certificate = certificate
-            .signed_by(&key, &Issuer::new(ca, ca_key))
-            .expect("the parameters are valid");
-        for (path, label, der) in [
-            (self.ca(), "CERTIFICATE", &ca_certificate.der()[..]),
-            (self.certificate(), "CERTIFICATE", &certificate.der()[..]),
-            (self.key(), "PRIVATE KEY", key.serialized_der()),
-        ] {
-            std::fs::write(&path, pem(label, der)).expect("there is room for a file");
-        }
+    fn make(&self, not_before: Option<SystemTime>, not_after: Option<SystemTime>) {
+        let new_key = "-newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj";
+        let request = |subject: &str, rest: &str| {
+            let words = new_key.split(' ').chain([subject]).chain(rest.split(' '));
+            self.openssl(["req"].into_iter().chain(words));
+        };
+        std::fs::write(self.path("ca.conf"), CA_CONFIGURATION).expect("there is room");
+        std::fs::write(self.path("index"), "").expect("there is room");
+        request(
+            "/CN=the CA of the tests",
+            "-x509 -days 3650 -keyout ca.key -out ca.pem",
+        );
+        request("/CN=latchd", "-new -keyout key.pem -out request.pem");
+        let begin = not_before.map_or("20000101000000Z".to_owned(), in_utc);
+        let end = not_after.map_or("20991231235959Z".to_owned(), in_utc);
+        let signing = "ca -batch -notext -config ca.conf -in request.pem -out cert.pem";
+        let period = ["-startdate", &begin, "-enddate", &end];
+        self.openssl(signing.split(' ').chain(period));
+    }
+
+    fn openssl<'a>(&self, words: impl Iterator<Item = &'a str>) {
+        let [openssl] = needs::programs(["openssl"]).expect("all tests of TLS need it");
+        let mut openssl = openssl.command();
+        openssl.args(words).current_dir(self.directory.path());
+        let output = openssl.output().expect("it is installed");
+        assert!(output.status.success(), "{openssl:?}: {output:?}");
     }
 
     pub fn ca(&self) -> PathBuf {
@@ -101,22 +126,17 @@ pub fn common() -> &'static Set {
     SET.get_or_init(Set::new)
 }
 
-fn pem(label: &str, der: &[u8]) -> String {
-    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    let mut text = format!("-----BEGIN {label}-----\n");
-    // Three bytes a line are short lines, and valid ones.
-    for chunk in der.chunks(3) {
-        let bits = chunk
-            .iter()
-            .fold(0, |bits, byte| bits << 8 | usize::from(*byte));
-        let bits = bits << (8 * (3 - chunk.len()));
-        let digit = |at: usize| match at <= chunk.len() {
-            true => char::from(DIGITS[bits >> (18 - 6 * at) & 63]),
-            false => '=',
-        };
-        text.extend((0..4).map(digit).chain(['\n']));
-    }
-    text + &format!("-----END {label}-----\n")
+/// As openssl takes a time.
+fn in_utc(time: SystemTime) -> String {
+    let since_epoch = time.duration_since(SystemTime::UNIX_EPOCH);
+    let seconds = since_epoch.expect("it is after 1970").as_secs();
+    let mut date = Command::new("date");
+    date.args(["-u", "-d", &format!("@{seconds}"), "+%Y%m%d%H%M%SZ"]);
+    let output = date.output().expect("it is everywhere");
+    String::from_utf8(output.stdout)
+        .expect("digits")
+        .trim()
+        .to_owned()
 }
 
 /// A version of the protocol.

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, SystemTime};
 
-use rustix::fs::{flock, mknodat, FileType, FlockOperation, Mode, CWD};
+use rustix::fs::{mknodat, FileType, Mode, CWD};
 
 use latchd::client::{Address, Client, Error, Settings, Tls};
 
@@ -271,16 +271,40 @@ fn the_server_does_not_start_without_a_usable_certificate() {
     }
 }
 
+/// The line of openssl in latchd(8).
+#[test]
+fn the_certificate_of_the_manual_serves_and_is_trusted() {
+    let _ = needs!("openssl");
+    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/man/latchd.8");
+    let page = fs::read_to_string(page).expect("it is there");
+    let (_, recipe) = page.split_once("\nopenssl req ").expect("it is shown");
+    let (recipe, _) = recipe.split_once("\n.Ed").expect("it ends");
+    let recipe = recipe.replace("\\-", "-").replace("\\e", "\\");
+    let directory = tempfile::tempdir().expect("there is room");
+    let mut shell = Command::new("sh");
+    shell
+        .args(["-c", &format!("openssl req {recipe}")])
+        .current_dir(directory.path());
+    let made = shell.output().expect("it runs");
+    assert!(made.status.success(), "{made:?}");
+    let [cert, key] = ["cert.pem", "key.pem"].map(|name| directory.path().join(name));
+    let mode = fs::metadata(&key)
+        .expect("it is there")
+        .permissions()
+        .mode();
+    assert_eq!(mode & 0o777, 0o600);
+    let options = [("cert", &cert), ("key", &key)];
+    let options = options.map(|(name, path)| format!("--tls-{name}={}", path.display()));
+    let daemon = Daemon::start(&[&options[0], &options[1]]);
+    assert_eq!(ping(&daemon, &cert), (Some(0), String::new()));
+}
+
 #[test]
 fn options_that_contradict_each_other_are_refused() {
     let [cert, key] = common().options();
     for (args, why) in [
         (
-            &["--tls-self-signed=here", &cert, &key][..],
-            "--tls-self-signed: cannot be given together with --tls-cert",
-        ),
-        (
-            &[&cert, &key, "--port=off", "--unix=here"],
+            &[&cert, &key, "--port=off", "--unix=here"][..],
             "--tls-cert: there is no port",
         ),
         (&[&cert], "both --tls-cert and --tls-key must be provided"),
@@ -292,81 +316,4 @@ fn options_that_contradict_each_other_are_refused() {
         assert_eq!(status.code(), Some(2), "{}", daemon.log());
         assert!(daemon.log().contains(why), "{}", daemon.log());
     }
-}
-
-#[test]
-fn a_self_signed_certificate_is_made_once() {
-    let openssl = needs!("openssl");
-    let directory = tempfile::tempdir().expect("there is room for a directory");
-    let directory = directory.path().join("tls");
-    let option = format!("--tls-self-signed={}", directory.display());
-    let ca = directory.join("ca.pem");
-    let mut keys = Vec::new();
-    for _ in 0..2 {
-        let daemon = Daemon::start(&[&option]);
-        assert_eq!(ping(&daemon, &ca), (Some(0), String::new()));
-        let mut openssl = openssl.command();
-        openssl.args(["x509", "-noout", "-fingerprint", "-sha256", "-in"]);
-        let output = openssl.arg(&ca).output().expect("it is installed");
-        let printed = String::from_utf8_lossy(&output.stdout).into_owned();
-        let (_, fingerprint) = printed.trim().split_once('=').expect("a fingerprint");
-        let line = format!("self-signed ca={} sha256={fingerprint}\n", ca.display());
-        daemon.wait_for_log(&line, PATIENCE);
-        let key = directory.join("key.pem");
-        let mode = fs::metadata(&key)
-            .expect("it is there")
-            .permissions()
-            .mode();
-        assert_eq!(mode & 0o777, 0o600);
-        keys.push(fs::read(key).expect("it is ours"));
-    }
-    assert_eq!(keys[0], keys[1]);
-    let mut openssl = openssl.command();
-    openssl.args(["x509", "-noout", "-ext", "subjectAltName", "-in"]);
-    let output = openssl.arg(directory.join("cert.pem")).output();
-    let names = output.expect("it is installed").stdout;
-    let names = String::from_utf8_lossy(&names).into_owned();
-    assert_eq!(names.matches("127.0.0.1").count(), 1, "{names}");
-    let mut names: Vec<_> = fs::read_dir(&directory)
-        .expect("it is there")
-        .map(|entry| entry.expect("it stays").file_name())
-        .collect();
-    names.sort();
-    assert_eq!(names, ["ca.pem", "cert.pem", "key.pem"]);
-}
-
-#[test]
-fn a_certificate_is_used_while_its_directory_is_locked() {
-    let directory = tempfile::tempdir().expect("there is room for a directory");
-    let option = format!("--tls-self-signed={}", directory.path().display());
-    drop(Daemon::start(&[&option]));
-    let handle = fs::File::open(directory.path()).expect("it is there");
-    flock(&handle, FlockOperation::LockExclusive).expect("nobody else has it");
-    Daemon::start(&[&option]);
-}
-
-#[test]
-fn a_certificate_without_its_key_is_not_replaced() {
-    let set = Set::new();
-    fs::remove_file(set.key()).expect("it is there");
-    let directory = set.key().with_file_name("");
-    let option = format!("--tls-self-signed={}", directory.display());
-    let refused = |name: &str| {
-        let before = fs::read(set.path(name)).expect("it is there");
-        let (status, line) = refusal(&[&option]);
-        assert_eq!(status, Some(1), "{line}");
-        let why = format!(": {name} is there, and key.pem is not\n");
-        assert!(line.ends_with(&why), "{line}");
-        assert_eq!(fs::read(set.path(name)).ok(), Some(before));
-    };
-    refused("ca.pem");
-    fs::remove_file(set.ca()).expect("it is there");
-    refused("cert.pem");
-    fs::rename(set.certificate(), set.key()).expect("there is room");
-    let (status, line) = refusal(&[&option]);
-    assert_eq!(status, Some(1), "{line}");
-    assert!(
-        line.ends_with(": ca.pem: no such file or directory\n"),
-        "{line}"
-    );
 }

@@ -1,15 +1,12 @@
 //! TLS on the TCP port in a build without it: the shape of `mod.rs`. The options refuse it.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
-use super::options::Host;
 use crate::net::tls::Certificate;
 
 pub(super) fn certificate(
     _: Option<(PathBuf, PathBuf)>,
-    _: Option<&Path>,
-    _: &Host,
 ) -> Result<Option<Arc<Certificate>>, String> {
     Ok(None)
 }

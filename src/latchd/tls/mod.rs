@@ -2,15 +2,12 @@
 //!
 //! A build without TLS has `absent.rs` in place of this module.
 
-mod self_signed;
-
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use log::{info, warn};
 
-use super::options::Host;
 use crate::net::tls::Certificate;
 use crate::text::Escaped;
 
@@ -19,17 +16,12 @@ const DAY: u64 = 86_400;
 /// How long before a certificate expires the log says so.
 const EXPIRY_NOTICE: Duration = Duration::from_secs(14 * DAY);
 
-/// The certificate that the options ask for, if any: of these files, or self-signed in this
-/// directory. Makes a self-signed one for `host` if it is not there yet.
+/// The certificate in the chain and with the key of these files, if the options name any.
 pub(super) fn certificate(
     files: Option<(PathBuf, PathBuf)>,
-    self_signed: Option<&Path>,
-    host: &Host,
 ) -> Result<Option<Arc<Certificate>>, String> {
-    let (chain, key) = match (self_signed, files) {
-        (Some(directory), _) => self_signed::files(directory, host)?,
-        (None, Some(files)) => files,
-        (None, None) => return Ok(None),
+    let Some((chain, key)) = files else {
+        return Ok(None);
     };
     let certificate = Certificate::read(chain, key)?;
     warn_of_validity(&certificate);
