@@ -25,7 +25,7 @@ _lfpd() {
     fi
     case $option in
         '') ;;
-        --inetd | --stdio | --require-live-pid | --chown | --print-port | --debug)
+        --inetd | --stdio | --require-live-pid | --print-port | --debug)
             COMPREPLY=($(compgen -W 'yes no' -- "$cur"))
             return
             ;;
@@ -36,7 +36,7 @@ _lfpd() {
         *) return ;;
     esac
     case $command in
-        '') words='--inetd --stdio --listen --unix --lock-dir --search-dirs --peer-uid --require-live-pid --chown --idle-timeout --max-connections --print-port --log --log-file --debug --help --version' ;;
+        '') words='--inetd --stdio --listen --unix --lock-dir --search-dirs --peer-uid --require-live-pid --idle-timeout --max-connections --print-port --log --log-file --debug --help --version' ;;
     esac
     if [[ $cur != -* ]]; then
         case "$command $operand" in

@@ -19,12 +19,18 @@ use crate::sys::event::is_readable_by;
 use crate::sys::process;
 use crate::text::reason;
 
-use super::places::share_of;
-
 /// How many processes are watched, and how many locks. When the holder of a further lock ends, the
 /// lock stays: stale, and free for the next process.
 pub const MAX_HOLDERS: usize = 1024;
 const MAX_LOCKS: usize = 4096;
+
+/// The smallest share of one user.
+const MIN_SHARE: usize = 8;
+
+/// The share of one user in `count` connections, processes or locks: a quarter.
+pub fn share_of(count: usize) -> usize {
+    (count / 4).max(MIN_SHARE)
+}
 
 /// The interval between two looks, where the kernel cannot wake us.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
@@ -186,7 +192,6 @@ mod tests {
     use std::process::{Child, Command};
     use std::sync::atomic::{AtomicBool, Ordering};
     use std::sync::{mpsc, Arc};
-    use std::time::Instant;
 
     fn sleeper() -> Child {
         Command::new("sleep").arg("600").spawn().expect("sleep")
@@ -195,7 +200,7 @@ mod tests {
     fn lock(files: &SerialLockFiles, name: &str, pid: u32) -> DeviceLock {
         let path = DevicePath::below(name.as_bytes()).expect("a device");
         let device = Device::look_up(&path, Path::new("/dev")).expect("a device");
-        let locked = files.lock(&device, pid, LockedFor::AnyProcess, None, Instant::now());
+        let locked = files.lock(&device, pid, LockedFor::AnyProcess);
         locked.expect("usable").expect("a free device")
     }
 

@@ -4,13 +4,13 @@
 use std::fmt;
 use std::io;
 use std::path::PathBuf;
-use std::time::{Instant, SystemTime};
+use std::time::SystemTime;
 
 use log::{debug, warn};
 use rustix::io::Errno;
 
 use crate::lfpd::uucp::device::Device;
-use crate::lfpd::uucp::files::{DeviceLock, SerialLockFiles, PATIENCE};
+use crate::lfpd::uucp::files::{DeviceLock, SerialLockFiles};
 use crate::lfpd::uucp::mark::LockedFor;
 use crate::lfpd::uucp::names::DevicePath;
 use crate::log::Throttle;
@@ -19,7 +19,6 @@ use crate::text::{reason, Escaped};
 
 use super::command::LockTarget;
 use super::holders::Holders;
-use super::lines::Lines;
 use super::peer::{NamedProcess, Peer, PeerRule};
 use super::reply::LfpReply;
 
@@ -28,8 +27,6 @@ use super::reply::LfpReply;
 pub struct LockRules {
     pub peer_rule: PeerRule,
     pub require_live_pid: bool,
-    /// Whether lock files are given to the user whose process holds them.
-    pub chown: bool,
     /// Where the devices are: /dev.
     pub devices: PathBuf,
 }
@@ -38,7 +35,6 @@ pub struct LockRules {
 #[derive(Debug)]
 pub struct Locks {
     files: SerialLockFiles,
-    lines: Lines,
     rules: LockRules,
     /// Absent in a server for one connection, which does not outlive the holders.
     holders: Option<Holders>,
@@ -52,7 +48,6 @@ impl Locks {
     pub fn new(files: SerialLockFiles, rules: LockRules, holders: Option<Holders>) -> Locks {
         Locks {
             files,
-            lines: Lines::default(),
             rules,
             holders,
             failures: Throttle::default(),
@@ -80,15 +75,11 @@ impl Locks {
             return LfpReply::Denied;
         };
         let user = process.and_then(|process| process.user);
-        let owner = user.filter(|_| self.rules.chown);
         let locked_for = match process {
             Some(_) => LockedFor::process_of(user, seen_at),
             None => LockedFor::NoProcess,
         };
-        let locked = self.in_line(peer, |asked_at| {
-            self.files.lock(&device, pid, locked_for, owner, asked_at)
-        });
-        match locked {
+        match self.files.lock(&device, pid, locked_for) {
             Ok(None) => LfpReply::Busy,
             Ok(Some(lock)) => {
                 debug!("locked device={shown} pid={pid} {peer}");
@@ -123,11 +114,7 @@ impl Locks {
                 holders.forget(removed);
             }
         };
-        let unlocked = self.in_line(peer, |asked_at| {
-            self.files
-                .unlock(&device, pid, may_unlock, forget, asked_at)
-        });
-        match unlocked {
+        match self.files.unlock(&device, pid, may_unlock, forget) {
             Ok(false) => LfpReply::Busy,
             Ok(true) => {
                 debug!("unlocked device={shown} pid={pid} {peer}");
@@ -135,20 +122,6 @@ impl Locks {
             }
             Err(error) => self.failed("unlock", shown, &error),
         }
-    }
-
-    /// Runs `steps` when those that the same user has asked for are done, and tells them since when
-    /// they wait; gives the default, which is no lock, if it takes too long.
-    fn in_line<T: Default>(
-        &self,
-        peer: Peer,
-        steps: impl FnOnce(Instant) -> io::Result<T>,
-    ) -> io::Result<T> {
-        let asked_at = Instant::now();
-        let done = self
-            .lines
-            .at_the_head(peer, asked_at + PATIENCE, || steps(asked_at));
-        done.unwrap_or_else(|| Ok(T::default()))
     }
 
     /// Removes the locks of processes that end. Returns only if this server does not watch holders.
@@ -234,7 +207,7 @@ mod tests {
     use std::process::Command;
     use std::sync::Arc;
     use std::thread;
-    use std::time::Duration;
+    use std::time::{Duration, Instant};
 
     #[test]
     fn an_unlocked_device_leaves_its_watch_to_another_holder() {
@@ -242,7 +215,6 @@ mod tests {
         let rules = LockRules {
             peer_rule: PeerRule::Enforce,
             require_live_pid: true,
-            chown: false,
             devices: "/dev".into(),
         };
         let files = SerialLockFiles::new(directory.path().to_owned(), Vec::new());

@@ -2,14 +2,11 @@
 
 pub(crate) mod command;
 mod holders;
-mod lines;
 mod locks;
 mod options;
 mod peer;
-mod places;
 mod reply;
 mod session;
-mod sock_diag;
 pub(crate) mod uucp;
 mod wire;
 
@@ -25,18 +22,17 @@ use rustix::stdio;
 use rustix::system::uname;
 
 use crate::cli::arguments::Parsed;
-use crate::log::LogRules;
+use crate::log::{LogRules, Throttle};
 use crate::net::connections::{Admission, Connections};
 use crate::net::inherited::{self, Inherited};
 use crate::net::listener::{accept_from_all, Listener};
 use crate::net::workers::Workers;
 use crate::server::{self, refuse, EndSignals, CANNOT_START, USAGE};
 use crate::text::{reason, Escaped};
-use holders::{Holders, MAX_HOLDERS};
+use holders::{share_of, Holders, MAX_HOLDERS};
 use locks::{LockRules, Locks};
 use options::{Options, Source};
 use peer::Peer;
-use places::Places;
 use reply::TURNED_AWAY;
 use session::ConversationRules;
 use uucp::files::SerialLockFiles;
@@ -52,9 +48,6 @@ const UNIX_MODE: u32 = 0o666;
 
 /// Descriptors that are neither for connections nor for watched processes.
 const RESERVED_DESCRIPTORS: usize = 64;
-
-/// Connections that may be open beside the cap, until the server knows whether they get a place.
-const MAX_NEWCOMERS: usize = 16;
 
 /// Runs the server: reads the arguments, serves, and returns the exit status (lfpd(8), EXIT
 /// STATUS).
@@ -176,7 +169,6 @@ fn locks(options: &Options, holders: Option<Holders>) -> Locks {
     let rules = LockRules {
         peer_rule: options.peer_uid,
         require_live_pid: options.require_live_pid,
-        chown: options.chown,
         devices: "/dev".into(),
     };
     Locks::new(files, rules, holders)
@@ -206,7 +198,7 @@ fn serve_one(
 ) {
     let locks = locks(options, None);
     let wire = Wire::new(input, output, signals.stop.as_fd());
-    session::serve(&wire, peer, None, &locks, &session_rules(options));
+    session::serve(&wire, peer, &locks, &session_rules(options));
 }
 
 /// Serves each connection on a thread, until a signal.
@@ -223,14 +215,23 @@ fn serve_all(
     let reaper = Arc::clone(&locks);
     server::spawn("reaper", move || reaper.reap())?;
 
-    let max_connections = options.max_connections.saturating_add(MAX_NEWCOMERS);
-    let connections = Arc::new(Connections::new(max_connections, None, TURNED_AWAY));
+    let connections = Arc::new(Connections::new(options.max_connections, None, TURNED_AWAY));
     let workers = {
         let (locks, rules) = (Arc::clone(&locks), session_rules(options));
-        let places = Arc::new(Places::new(options.max_connections));
+        let (max_of_user, refusals) = (share_of(options.max_connections), Throttle::default());
         let stop = signals.stop.clone();
-        Workers::new(move |admission| {
-            converse(admission, &places, &locks, &rules, stop.as_fd());
+        Workers::new(move |mut admission: Admission| {
+            let peer = Peer::of(&admission.stream.as_fd());
+            let user = peer.and_then(|peer| peer.0);
+            if let Err(cap) = admission.count_for_user(user, max_of_user) {
+                refusals.warn(format_args!("turned-away reason={cap}"));
+                // No lingering close, which would keep its place for a while.
+                admission.stream.send_once(TURNED_AWAY);
+                return;
+            }
+            let socket = admission.stream.as_fd();
+            let wire = Wire::new(socket, socket, stop.as_fd());
+            session::serve(&wire, peer, &locks, &rules);
         })
     };
     info!("starting version={}", env!("CARGO_PKG_VERSION"));
@@ -250,26 +251,6 @@ fn serve_all(
     connections.wait_until_none(FAREWELL, FAREWELL);
     locks.finish();
     Ok(())
-}
-
-fn converse(
-    admission: Admission,
-    places: &Arc<Places>,
-    locks: &Locks,
-    rules: &ConversationRules,
-    stop: BorrowedFd<'_>,
-) {
-    let admission = Arc::new(admission);
-    let socket = admission.stream.as_fd();
-    let peer = Peer::of(&socket);
-    let user = *peer.as_ref().unwrap_or(&Peer(None));
-    let Some(place) = places.take(user, &admission) else {
-        // No lingering close: a user with too many connections could fill the room for newcomers.
-        admission.stream.send_once(TURNED_AWAY);
-        return;
-    };
-    let wire = Wire::new(socket, socket, stop);
-    session::serve(&wire, peer, Some(&place), locks, rules);
 }
 
 /// Raises the limit of descriptors as far as the server needs, and returns how many processes it

@@ -49,9 +49,6 @@ arguments::options! {
         /// refuse locks for processes that are not there
         #[argh(option, arg_name = "bool", default = "false", from_str_fn(values::yes_or_no))]
         require_live_pid: bool,
-        /// give lock files to the user whose process holds them
-        #[argh(option, arg_name = "bool", default = "false", from_str_fn(values::yes_or_no))]
-        chown: bool,
         /// how long a command may take to arrive (300)
         #[argh(option, arg_name = "time", default = "FIVE_MINUTES", from_str_fn(idle_timeout))]
         idle_timeout: Duration,

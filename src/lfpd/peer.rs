@@ -1,6 +1,8 @@
 //! The user at the other end, and which processes that user may ask for.
 
-use std::net::SocketAddr;
+use std::fs::File;
+use std::io::{BufRead, BufReader};
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsFd;
 
 use rustix::io::Errno;
@@ -8,7 +10,9 @@ use rustix::net::{getpeername, getsockname, sockopt, AddressFamily, SocketAddrAn
 
 use crate::sys::process;
 
-use super::sock_diag::{plain, user_of};
+/// How often the lists are read if the connection is not in them: they may skip a line while other
+/// connections come and go.
+const MAX_LOOKS: usize = 3;
 
 /// What a peer gets that asks for another user's process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,8 +91,54 @@ fn is_unix(address: &SocketAddrAny) -> bool {
 
 /// The address, if it is one of the loopback interface.
 fn loopback(address: &SocketAddrAny) -> Option<SocketAddr> {
-    let address = plain(SocketAddr::try_from(address.clone()).ok()?);
+    let address = canonical(SocketAddr::try_from(address.clone()).ok()?);
     address.ip().is_loopback().then_some(address)
+}
+
+/// The address, as IPv4 if it is an IPv4 address mapped to IPv6.
+fn canonical(address: SocketAddr) -> SocketAddr {
+    SocketAddr::new(address.ip().to_canonical(), address.port())
+}
+
+/// The user whose socket is at `local` and connected to `remote`, if a program still has it open.
+/// TCP does not tell, but the kernel's lists of connections do. With very many sockets, reading
+/// them takes milliseconds.
+fn user_of(local: SocketAddr, remote: SocketAddr) -> Option<u32> {
+    let lists = ["/proc/self/net/tcp", "/proc/self/net/tcp6"];
+    (0..MAX_LOOKS).find_map(|_| {
+        lists.iter().find_map(|list| {
+            let lines = BufReader::new(File::open(list).ok()?).lines();
+            let mut lines = lines.map_while(Result::ok);
+            lines.find_map(|line| user_in(&line, local, remote))
+        })
+    })
+}
+
+/// The user in a line of the list, if the line is this connection's and a program still has it
+/// open.
+fn user_in(line: &str, local: SocketAddr, remote: SocketAddr) -> Option<u32> {
+    const FIELD_BEHIND_REMOTE: usize = 4;
+    let mut fields = line.split_ascii_whitespace().skip(1);
+    let is_it = address_in(fields.next()?)? == local && address_in(fields.next()?)? == remote;
+    let user = fields.nth(FIELD_BEHIND_REMOTE)?.parse().ok()?;
+    let inode = fields.nth(1)?;
+    // The list says root for a socket that has been closed.
+    (is_it && inode != "0").then_some(user)
+}
+
+/// Parses `0100007F:C351`: words of the address in the host's order of bytes, then the port.
+fn address_in(field: &str) -> Option<SocketAddr> {
+    let (ip, port) = field.split_once(':')?;
+    let port = u16::from_str_radix(port, 16).ok()?;
+    let starts = (0..ip.len()).step_by(8);
+    let words = starts.map(|at| u32::from_str_radix(ip.get(at..at + 8)?, 16).ok());
+    let words = words.collect::<Option<Vec<u32>>>()?;
+    let bytes: Vec<u8> = words.into_iter().flat_map(u32::to_ne_bytes).collect();
+    let ip = match <[u8; 4]>::try_from(&bytes[..]) {
+        Ok(ip) => IpAddr::from(ip),
+        Err(_) => IpAddr::from(<[u8; 16]>::try_from(&bytes[..]).ok()?),
+    };
+    Some(canonical(SocketAddr::new(ip, port)))
 }
 
 #[cfg(test)]
@@ -188,6 +238,44 @@ mod tests {
             std::thread::sleep(Duration::from_millis(1));
         }
         false
+    }
+
+    #[test]
+    fn only_the_line_of_an_open_socket_tells_the_user() {
+        let local: SocketAddr = "127.0.0.1:50000".parse().expect("an address");
+        let remote: SocketAddr = "127.0.0.1:50001".parse().expect("an address");
+        if cfg!(target_endian = "big") {
+            return;
+        }
+        let line = |addresses: &str, state: &str, user: u32, inode: u32| {
+            format!(
+                "   3: {addresses} {state} 00000000:00000000 00:00000000 00000000 {user:5} 0 \
+                 {inode} 1 0 20"
+            )
+        };
+        let ours = "0100007F:C350 0100007F:C351";
+        assert_eq!(
+            user_in(&line(ours, "01", 1000, 77), local, remote),
+            Some(1000)
+        );
+        assert_eq!(
+            user_in(&line(ours, "05", 1000, 77), local, remote),
+            Some(1000)
+        );
+        assert_eq!(user_in(&line(ours, "06", 0, 0), local, remote), None);
+        let reversed = "0100007F:C351 0100007F:C350";
+        assert_eq!(
+            user_in(&line(reversed, "01", 1000, 77), local, remote),
+            None
+        );
+        let mapped = "0000000000000000FFFF00000100007F:C350 0000000000000000FFFF00000100007F:C351";
+        assert_eq!(
+            user_in(&line(mapped, "01", 1000, 77), local, remote),
+            Some(1000)
+        );
+        for broken in ["", "sl local_address", "0: x y", "0: 0100007F:C350"] {
+            assert_eq!(user_in(broken, local, remote), None);
+        }
     }
 
     #[test]

@@ -16,7 +16,6 @@ use crate::net::lines::{Buffered, LineReader, ReadEnd};
 use super::command::{is_other_protocol, parse, Command};
 use super::locks::Locks;
 use super::peer::Peer;
-use super::places::OccupiedPlace;
 use super::reply::{append_greeting, LfpReply, TURNED_AWAY};
 use super::wire::{Until, Wire};
 
@@ -45,21 +44,15 @@ pub struct ConversationRules {
 type Flow = ControlFlow<&'static str>;
 
 /// Serves a connection until it ends. Its locks stay. A peer that is not on this host is turned
-/// away. In a server for several connections, `place` is this one's.
-pub fn serve(
-    wire: &Wire<'_>,
-    peer: Option<Peer>,
-    place: Option<&OccupiedPlace>,
-    locks: &Locks,
-    rules: &ConversationRules,
-) {
+/// away.
+pub fn serve(wire: &Wire<'_>, peer: Option<Peer>, locks: &Locks, rules: &ConversationRules) {
     let Some(peer) = peer else {
         debug!("turned-away reason=not-local");
         let _ = wire.write(TURNED_AWAY);
         return wire.close_lingering(LINGER_TIME);
     };
     debug!("opened {peer}");
-    let reason = Conversation::new(wire, peer, place, locks, rules).converse();
+    let reason = Conversation::new(wire, peer, locks, rules).converse();
     if reason != "peer-closed" {
         wire.close_lingering(LINGER_TIME);
     }
@@ -69,7 +62,6 @@ pub fn serve(
 struct Conversation<'a> {
     wire: &'a Wire<'a>,
     peer: Peer,
-    place: Option<&'a OccupiedPlace>,
     locks: &'a Locks,
     rules: &'a ConversationRules,
     reader: LineReader<1>,
@@ -83,14 +75,12 @@ impl<'a> Conversation<'a> {
     fn new(
         wire: &'a Wire<'a>,
         peer: Peer,
-        place: Option<&'a OccupiedPlace>,
         locks: &'a Locks,
         rules: &'a ConversationRules,
     ) -> Conversation<'a> {
         Conversation {
             wire,
             peer,
-            place,
             locks,
             rules,
             reader: LineReader::new(|_, _| MAX_LINE_LEN),
@@ -150,9 +140,6 @@ impl<'a> Conversation<'a> {
 
     /// Carries out the line that has been received, and appends the reply to what is to be sent.
     fn answer(&mut self, found: Buffered) -> Flow {
-        if let Some(place) = self.place {
-            place.touch();
-        }
         let (line, command) = match found {
             Buffered::TooLong => (self.reader.overlong_head(), None),
             _ => {
@@ -218,7 +205,6 @@ mod tests {
         let rules = LockRules {
             peer_rule: PeerRule::Off,
             require_live_pid: false,
-            chown: false,
             devices: "/dev".into(),
         };
         let files = SerialLockFiles::new(directory.to_owned(), Vec::new());
@@ -243,7 +229,7 @@ mod tests {
         theirs.shutdown(Shutdown::Write).expect("half a close");
         let stop = Event::new().expect("an event");
         let wire = Wire::new(ours.as_fd(), ours.as_fd(), stop.as_fd());
-        serve(&wire, None, None, &locks, &rules(Duration::from_secs(30)));
+        serve(&wire, None, &locks, &rules(Duration::from_secs(30)));
         drop(ours);
         let mut received = Vec::new();
         theirs.read_to_end(&mut received).expect("the reply");
@@ -263,7 +249,7 @@ mod tests {
         let (ours, _theirs) = UnixStream::pair().expect("a socket pair");
         let stop = Event::new().expect("an event");
         let wire = Wire::new(input.as_fd(), ours.as_fd(), stop.as_fd());
-        let mut conversation = Conversation::new(&wire, Peer(None), None, &locks, &rules);
+        let mut conversation = Conversation::new(&wire, Peer(None), &locks, &rules);
         assert_eq!(conversation.converse(), "idle");
     }
 }

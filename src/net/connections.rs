@@ -27,7 +27,7 @@ struct OpenStreams {
     last_id: u64,
     streams: HashMap<u64, Arc<Stream>>,
     /// How many of them come from each source, if that is capped; in the order of the sources.
-    per_source: Vec<(IpAddr, usize)>,
+    per_source: Vec<(Source, usize)>,
     /// When the last connection closed; meaningless while one is open.
     empty_since: Instant,
     /// No further connection is accepted.
@@ -42,21 +42,38 @@ pub struct Admission {
     pub id: u64,
     pub stream: Arc<Stream>,
     /// Where it comes from, if that is counted.
-    source: Option<IpAddr>,
+    source: Option<Source>,
+}
+
+/// Where connections come from, as a cap counts them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Source {
+    /// An address, or an IPv6 network of 64 bits.
+    Address(IpAddr),
+    /// A user of this host. All users that are unknown are one source.
+    User(Option<u32>),
 }
 
 /// The cap because of which a connection gets no place, as the log has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Full {
     InAll,
-    ForItsSource(IpAddr),
+    ForItsSource(Source),
 }
 
 impl fmt::Display for Full {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Full::InAll => f.write_str("max-connections"),
-            Full::ForItsSource(source) => write!(f, "max-connections-per-ip source={source}"),
+            Full::ForItsSource(Source::Address(source)) => {
+                write!(f, "max-connections-per-ip source={source}")
+            }
+            Full::ForItsSource(Source::User(Some(user))) => {
+                write!(f, "max-connections-per-user peer_uid={user}")
+            }
+            Full::ForItsSource(Source::User(None)) => {
+                f.write_str("max-connections-per-user peer_uid=unknown")
+            }
         }
     }
 }
@@ -98,18 +115,20 @@ impl Connections {
             self.one_closed.wait(&mut open);
         }
         let stream = Arc::new(accept()?);
-        let source = self.max_per_source.and_then(|_| stream.source());
-        if let Some(cap) = self.cap_met(&open, source) {
-            drop(open);
-            stream.send_once(self.farewell);
-            return Ok(Err(cap));
-        }
-        if let Some(source) = source {
-            match open.place_of(source) {
-                Ok(at) => open.per_source[at].1 += 1,
-                Err(at) => open.per_source.insert(at, (source, 1)),
+        let max_and_address = self.max_per_source.zip(stream.source());
+        let counted = match max_and_address {
+            _ if open.streams.len() >= self.max_connections => Err(Full::InAll),
+            Some((max, address)) => open.count(Source::Address(address), max).map(Some),
+            None => Ok(None),
+        };
+        let source = match counted {
+            Ok(source) => source,
+            Err(cap) => {
+                drop(open);
+                stream.send_once(self.farewell);
+                return Ok(Err(cap));
             }
-        }
+        };
         open.last_id += 1;
         let id = open.last_id;
         open.streams.insert(id, Arc::clone(&stream));
@@ -119,15 +138,6 @@ impl Connections {
             stream,
             source,
         }))
-    }
-
-    fn cap_met(&self, open: &OpenStreams, source: Option<IpAddr>) -> Option<Full> {
-        if open.streams.len() >= self.max_connections {
-            return Some(Full::InAll);
-        }
-        let (source, max) = source.zip(self.max_per_source)?;
-        let of_source = open.place_of(source).map_or(0, |at| open.per_source[at].1);
-        (of_source >= max).then_some(Full::ForItsSource(source))
     }
 
     /// Stops accepting if no connection is open and `is_quiet` agrees; says whether it has stopped.
@@ -176,9 +186,30 @@ impl Connections {
     }
 }
 
+impl Admission {
+    /// Counts the connection for the user that it turns out to be from, who may have `max` of them.
+    /// Only for connections whose address is not counted.
+    pub fn count_for_user(&mut self, user: Option<u32>, max: usize) -> Result<(), Full> {
+        debug_assert_eq!(self.source, None);
+        let mut open = self.connections.open.lock();
+        self.source = Some(open.count(Source::User(user), max)?);
+        Ok(())
+    }
+}
+
 impl OpenStreams {
+    /// Counts one more connection from `source`, which may have `max` of them.
+    fn count(&mut self, source: Source, max: usize) -> Result<Source, Full> {
+        match self.place_of(source) {
+            Ok(at) if self.per_source[at].1 < max => self.per_source[at].1 += 1,
+            Err(at) if max > 0 => self.per_source.insert(at, (source, 1)),
+            _ => return Err(Full::ForItsSource(source)),
+        }
+        Ok(source)
+    }
+
     /// Where the source is counted, or where it belongs.
-    fn place_of(&self, source: IpAddr) -> Result<usize, usize> {
+    fn place_of(&self, source: Source) -> Result<usize, usize> {
         let sources = &self.per_source;
         sources.binary_search_by_key(&source, |(known, _)| *known)
     }
@@ -205,6 +236,7 @@ impl Drop for Admission {
 mod tests {
     use super::*;
     use std::net::{TcpListener, TcpStream};
+    use std::os::unix::net::UnixStream;
 
     #[test]
     fn a_source_whose_connections_have_closed_is_forgotten() {
@@ -218,11 +250,30 @@ mod tests {
             connections.admit(|| Ok(Stream::Tcp(stream))).expect("open")
         };
         let (first, second) = (admit().expect("room"), admit().expect("room"));
-        assert_eq!(admit().err(), Some(Full::ForItsSource(addr.ip())));
+        let source = Source::Address(addr.ip());
+        assert_eq!(admit().err(), Some(Full::ForItsSource(source)));
         drop(first);
         let third = admit().expect("room again");
         assert!(admit().is_err());
         drop((second, third));
+        assert!(connections.open.lock().per_source.is_empty());
+    }
+
+    #[test]
+    fn each_user_has_a_cap_and_unknown_ones_have_one_together() {
+        let connections = Arc::new(Connections::new(9, None, b""));
+        let mut peers = Vec::new();
+        let mut of_user = |user| {
+            let (ours, theirs) = UnixStream::pair().expect("a socket pair");
+            peers.push(theirs);
+            let admitted = connections.admit(|| Ok(Stream::Unix(ours)));
+            let mut admission = admitted.expect("open").expect("room");
+            admission.count_for_user(user, 2).map(|()| admission)
+        };
+        for user in [Some(0), Some(1), None] {
+            let counted = [of_user(user), of_user(user), of_user(user)];
+            assert_eq!(counted.map(|counted| counted.is_ok()), [true, true, false]);
+        }
         assert!(connections.open.lock().per_source.is_empty());
     }
 }

@@ -145,7 +145,7 @@ fn bash_completes_commands_options_and_values() {
         ("latchd re", ""),
         ("lfpd --lock", "--lock-dir"),
         ("lfpd --lock-dir to", "tok en"),
-        ("lfpd --chown =", "yes no"),
+        ("lfpd --stdio =", "yes no"),
         ("sema re", "release"),
         ("sema --v", "--version"),
         ("sema try to", "tok en"),

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use log::{debug, warn};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use rustix::io::Errno;
 
 use crate::sys::directory::{lock_within, Directory, FileId};
@@ -23,7 +23,7 @@ use super::mark::LockedFor;
 pub use super::lock_file::DeviceLock;
 
 /// How long a request may wait for its turn before we give up.
-pub const PATIENCE: Duration = Duration::from_secs(2);
+const PATIENCE: Duration = Duration::from_secs(2);
 
 /// How long a thread waits, for the turn and then for the directory, before it goes on without the
 /// lock on the directory. Every user who may read the directory can lock it, and keep it.
@@ -34,8 +34,9 @@ const DIRECTORY_PATIENCE: Duration = Duration::from_secs(1);
 pub struct SerialLockFiles {
     own: PathBuf,
     others: Vec<PathBuf>,
-    /// Taken before the lock on the directory, so that threads wait in line and do not poll. Holds
-    /// how long the next ones wait for the directory: not at all after one has waited in vain.
+    /// Taken before the lock on the directory, so that requests run in the order in which they
+    /// came, and do not poll. Holds how long the next ones wait for the directory: not at all after
+    /// one has waited in vain.
     turn: Mutex<Duration>,
 }
 
@@ -51,17 +52,15 @@ impl SerialLockFiles {
     }
 
     /// Locks `device` for the process `pid`, under all of its names or none; `None` if another
-    /// process holds it, or may hold it. The files are marked by `locked_for`, and given to
-    /// `owner`, if any. Blocks until [`PATIENCE`] after `asked_at` at most.
+    /// process holds it, or may hold it. The files are marked by `locked_for`. Blocks for
+    /// [`PATIENCE`] at most.
     pub fn lock(
         &self,
         device: &Device,
         pid: u32,
         locked_for: LockedFor,
-        owner: Option<u32>,
-        asked_at: Instant,
     ) -> io::Result<Option<DeviceLock>> {
-        self.in_turn(asked_at, |directory| {
+        self.in_turn(|directory| {
             if self.is_locked_elsewhere(directory, device)? {
                 return Ok(None);
             }
@@ -79,7 +78,7 @@ impl SerialLockFiles {
                 }
                 debug!("removed-stale file={} pid={}", shown(name), file.pid);
             }
-            make(directory, device, pid, locked_for, owner)
+            make(directory, device, pid, locked_for)
         })
     }
 
@@ -90,17 +89,15 @@ impl SerialLockFiles {
     /// `may_unlock` says whether the caller may speak for the process that has the number in that
     /// instant: while this call waits for its turn, the number may pass to another process, which
     /// then counts as another holder. `forget` is told the files before the turn ends: in the next
-    /// turn, a new lock may get the id of one of them. Blocks until [`PATIENCE`] after `asked_at`
-    /// at most.
+    /// turn, a new lock may get the id of one of them. Blocks for [`PATIENCE`] at most.
     pub fn unlock(
         &self,
         device: &Device,
         pid: u32,
         may_unlock: impl Fn() -> bool,
         forget: impl FnOnce(&[FileId]),
-        asked_at: Instant,
     ) -> io::Result<bool> {
-        self.in_turn(asked_at, |directory| {
+        self.in_turn(|directory| {
             let own = lock_of_path(directory, device, pid);
             let mut removable = Vec::new();
             let mut is_held = false;
@@ -143,7 +140,7 @@ impl SerialLockFiles {
     /// Returns whether it was there. Blocks for [`PATIENCE`] at most, and fails with
     /// [`io::ErrorKind::WouldBlock`] if other threads keep the directory.
     pub fn remove(&self, lock: &DeviceLock) -> io::Result<bool> {
-        let was_there = self.in_turn(Instant::now(), |directory| {
+        let was_there = self.in_turn(|directory| {
             let ours = lock.file;
             let mut was_there = false;
             for name in &lock.names {
@@ -167,9 +164,9 @@ impl SerialLockFiles {
     /// the turn does not come.
     fn in_turn<T: Default>(
         &self,
-        asked_at: Instant,
         steps: impl FnOnce(&Directory) -> io::Result<T>,
     ) -> io::Result<T> {
+        let asked_at = Instant::now();
         let Some(mut patience) = self.turn.try_lock_until(asked_at + PATIENCE) else {
             return Ok(T::default());
         };
@@ -188,7 +185,10 @@ impl SerialLockFiles {
             Err(error) if error.kind() == io::ErrorKind::Unsupported => {}
             Err(error) => return Err(error),
         }
-        steps(&directory)
+        let done = steps(&directory);
+        // Otherwise a client that asks again at once could overtake those that wait.
+        MutexGuard::unlock_fair(patience);
+        done
     }
 
     /// Whether a process holds the device under a name that we do not write, or in another
@@ -282,18 +282,14 @@ mod tests {
 
         fn lock(&self, path: &str, pid: u32) -> Option<DeviceLock> {
             let device = self.device(path);
-            let locked = self
-                .files
-                .lock(&device, pid, LockedFor::AnyProcess, None, Instant::now());
+            let locked = self.files.lock(&device, pid, LockedFor::AnyProcess);
             locked.expect("usable")
         }
 
         fn unlock(&self, path: &str, pid: u32) -> bool {
             let path = DevicePath::parse(path.as_bytes()).expect("below /dev");
             let device = Device::look_up_to_unlock(&path, &self.at("dev"));
-            let unlocked = self
-                .files
-                .unlock(&device, pid, || true, |_| {}, Instant::now());
+            let unlocked = self.files.unlock(&device, pid, || true, |_| {});
             unlocked.expect("usable")
         }
 
@@ -340,9 +336,7 @@ mod tests {
         let host = Host::new();
         let lock = |locked_for| {
             let device = host.device("/dev/ttyS1");
-            let locked = host
-                .files
-                .lock(&device, own_pid(), locked_for, None, Instant::now());
+            let locked = host.files.lock(&device, own_pid(), locked_for);
             locked.expect("usable").is_some()
         };
         assert!(lock(LockedFor::NoProcess));
@@ -538,10 +532,33 @@ mod tests {
             assert!(host.files.turn.try_lock().is_none(), "another may lock");
         };
         let device = host.device("/dev/ttyS1");
-        let unlocked = host
-            .files
-            .unlock(&device, own_pid(), || true, forget, Instant::now());
+        let unlocked = host.files.unlock(&device, own_pid(), || true, forget);
         assert!(unlocked.expect("usable"));
+    }
+
+    #[test]
+    fn requests_are_carried_out_in_the_order_they_came() {
+        let host = Host::new();
+        let done = Mutex::new(Vec::new());
+        thread::scope(|scope| {
+            let turn = host.files.turn.lock();
+            for at in 0..4 {
+                let (host, done) = (&host, &done);
+                scope.spawn(move || {
+                    // The first asks again at once, and is behind the others then.
+                    for again in 0..if at == 0 { 2 } else { 1 } {
+                        let noted = host.files.in_turn(|_| {
+                            done.lock().push((at, again));
+                            Ok(Some(()))
+                        });
+                        assert_eq!(noted.expect("usable"), Some(()));
+                    }
+                });
+                thread::sleep(Duration::from_millis(50));
+            }
+            MutexGuard::unlock_fair(turn);
+        });
+        assert_eq!(*done.lock(), [(0, 0), (1, 0), (2, 0), (3, 0), (0, 1)]);
     }
 
     #[test]
@@ -549,14 +566,9 @@ mod tests {
         let host = Host::new();
         fs::remove_dir(host.at("own")).expect("removed");
         let device = host.device("/dev/ttyS1");
-        let locked = host
-            .files
-            .lock(&device, 1, LockedFor::AnyProcess, None, Instant::now());
+        let locked = host.files.lock(&device, 1, LockedFor::AnyProcess);
         assert!(locked.is_err());
-        assert!(host
-            .files
-            .unlock(&device, 1, || true, |_| {}, Instant::now())
-            .is_err());
+        assert!(host.files.unlock(&device, 1, || true, |_| {}).is_err());
     }
 
     #[test]

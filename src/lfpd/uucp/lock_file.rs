@@ -10,11 +10,11 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 
 use log::{debug, warn};
-use rustix::fs::{fchown, fstat, Dir, Uid};
+use rustix::fs::{fstat, Dir};
 use rustix::io::Errno;
 
 use crate::sys::directory::{Directory, Entry, FileId, PrivateNames, SetAside, StagedFile};
-use crate::text::{reason, Escaped};
+use crate::text::Escaped;
 
 use super::device::Device;
 use super::mark::{LockedFor, MODE};
@@ -184,25 +184,16 @@ pub(super) fn is_of(device: &Device, names: &[OsString]) -> bool {
 }
 
 /// Makes one lock file and gives it all names of the device; `None` if another program has taken
-/// one of them since we looked. The file is given to `owner`, if any.
+/// one of them since we looked.
 pub(super) fn make(
     directory: &Directory,
     device: &Device,
     pid: u32,
     locked_for: LockedFor,
-    owner: Option<u32>,
 ) -> io::Result<Option<DeviceLock>> {
     let made = StagedFile::make(directory, &PRIVATE_NAMES, MODE, |staged| {
         fill(staged.file(), pid, locked_for)?;
-        let lock = name(directory, &staged, device, pid)?;
-        if let Some(owner) = owner {
-            // Only now: not every user may give a name to another user's file.
-            if let Err(error) = fchown(staged.file(), Some(Uid::from_raw(owner)), None) {
-                let error = reason(&error.into());
-                debug!("cannot-give-away pid={pid} error=\"{error}\"");
-            }
-        }
-        Ok(lock)
+        name(directory, &staged, device, pid)
     });
     match made {
         Ok(lock) => Ok(Some(lock)),
