@@ -1,7 +1,7 @@
 //! What a file may say that another program wrote, or that a crash left behind.
 
 use crate::fence::file::{self, FILE_LEN};
-use crate::lfpd::uucp::names;
+use crate::lfpd::uucp::names::{self, Named};
 use crate::lockfile::{is_of_lock_file, LockInfo, Record};
 
 /// Any content says how high the fences may have been, or is refused. A write that is cut short
@@ -64,11 +64,12 @@ pub fn lock_file_record(input: &[u8]) {
 
 /// Any content names a process or none, and a file of ours names ours.
 pub fn uucp_record(input: &[u8]) {
-    let Some(pid) = names::holder_in(input) else {
+    let Named::Process(pid) = names::named_in(input) else {
         return;
     };
     assert!((1..=i32::MAX.unsigned_abs()).contains(&pid));
-    assert_eq!(names::holder_in(names::content(pid).as_bytes()), Some(pid));
+    let content = names::content(pid);
+    assert_eq!(names::named_in(content.as_bytes()), Named::Process(pid));
     // A program may be about to write the rest: half a number is never another process.
     let text = input.trim_ascii();
     if text.len() > 4 && text.iter().all(u8::is_ascii_digit) {

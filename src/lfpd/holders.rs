@@ -126,7 +126,7 @@ impl Holders {
     /// Forgets locks that have been released.
     pub fn forget(&self, ids: &[FileId]) {
         self.holders.lock().retain(|_, holder| {
-            holder.locks.retain(|lock| !ids.contains(&lock.id()));
+            holder.locks.retain_mut(|lock| lock.forget(ids));
             !holder.locks.is_empty()
         });
     }
@@ -185,7 +185,7 @@ fn is_over(pid: u32, end: &End) -> bool {
 mod tests {
     use super::*;
     use crate::lfpd::uucp::device::Device;
-    use crate::lfpd::uucp::files::SerialLockFiles;
+    use crate::lfpd::uucp::files::{NewHolder, SerialLockFiles};
     use crate::lfpd::uucp::mark::LockedFor;
     use crate::lfpd::uucp::names::DevicePath;
     use std::path::Path;
@@ -200,7 +200,13 @@ mod tests {
     fn lock(files: &SerialLockFiles, name: &str, pid: u32) -> DeviceLock {
         let path = DevicePath::below(name.as_bytes()).expect("a device");
         let device = Device::look_up(&path, Path::new("/dev")).expect("a device");
-        let locked = files.lock(&device, pid, LockedFor::AnyProcess);
+        let holder = NewHolder {
+            pid,
+            locked_for: LockedFor::AnyProcess,
+            seen_at: std::time::SystemTime::now(),
+            is_peers: false,
+        };
+        let locked = files.lock(&device, &holder);
         locked.expect("usable").expect("a free device")
     }
 
@@ -219,7 +225,7 @@ mod tests {
         let kept = add("lfpd-a", first.id());
         let given_back = add("lfpd-b", first.id());
         let other = add("lfpd-c", second.id());
-        holders.forget(&[given_back.id()]);
+        holders.forget(&[given_back.names[0].1]);
         let (sender, ended) = mpsc::channel();
         let watch = Arc::clone(&holders);
         let is_first = AtomicBool::new(true);

@@ -10,7 +10,7 @@ use log::{debug, warn};
 use rustix::io::Errno;
 
 use crate::lfpd::uucp::device::Device;
-use crate::lfpd::uucp::files::{DeviceLock, SerialLockFiles};
+use crate::lfpd::uucp::files::{DeviceLock, NewHolder, SerialLockFiles};
 use crate::lfpd::uucp::mark::LockedFor;
 use crate::lfpd::uucp::names::DevicePath;
 use crate::log::Throttle;
@@ -75,11 +75,16 @@ impl Locks {
             return LfpReply::Denied;
         };
         let user = process.and_then(|process| process.user);
-        let locked_for = match process {
-            Some(_) => LockedFor::process_of(user, seen_at),
-            None => LockedFor::NoProcess,
+        let holder = NewHolder {
+            pid,
+            locked_for: match process {
+                Some(_) => LockedFor::process_of(user),
+                None => LockedFor::NoProcess,
+            },
+            seen_at,
+            is_peers: process.is_some_and(|process| process.is_peers),
         };
-        match self.files.lock(&device, pid, locked_for) {
+        match self.files.lock(&device, &holder) {
             Ok(None) => LfpReply::Busy,
             Ok(Some(lock)) => {
                 debug!("locked device={shown} pid={pid} {peer}");

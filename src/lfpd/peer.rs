@@ -70,18 +70,18 @@ impl Peer {
 
     /// The process `pid`, as far as it concerns this peer; `None` if there is none.
     pub fn named_process(self, pid: u32) -> Option<NamedProcess> {
-        if !process::exists(pid) {
+        if !process::is_process(pid) {
             return None;
         }
         let users = process::users(pid);
-        let user = users.map(|(real, _)| real);
+        let user = users.map(|users| users.real);
         let is_peers = match self.0 {
             None => false,
             Some(0) => true,
-            Some(peer) => users.is_some_and(|(real, effective)| peer == real || peer == effective),
+            Some(peer) => users.is_some_and(|of| peer == of.real || peer == of.effective),
         };
         // The users of a process that has ended just now are unknown.
-        (is_peers || process::exists(pid)).then_some(NamedProcess { user, is_peers })
+        (is_peers || process::is_process(pid)).then_some(NamedProcess { user, is_peers })
     }
 }
 

@@ -1,4 +1,4 @@
-//! One connection's conversation: greet, read a command, do it, write the reply, in order.
+//! One connection's conversation: greet, read a command, carry it out, write the reply, in order.
 //!
 //! RXTX, the client that the protocol was made for, takes the first bytes that it reads for the
 //! greeting and the next ones for the reply, whatever they are: so each goes out in one write. When
@@ -24,6 +24,10 @@ const EARLY_LOOK: Duration = Duration::from_millis(2);
 
 /// The longest line, without its LF.
 const MAX_LINE_LEN: usize = 1023;
+
+/// How long the peer may be silent within its first line. The newest nrjavaserial sends a part of a
+/// line, and waits for the reply to it.
+const FIRST_LINE_SILENCE: Duration = Duration::from_secs(2);
 
 /// How many lines that are not commands end a conversation.
 const MAX_BAD_COMMANDS: u32 = 10;
@@ -67,7 +71,8 @@ struct Conversation<'a> {
     reader: LineReader<1>,
     out: Vec<u8>,
     /// The peer takes no replies any more. The commands that it has sent are still carried out.
-    is_deaf: bool,
+    write_failed: bool,
+    line_count: u64,
     bad_count: u32,
 }
 
@@ -85,7 +90,8 @@ impl<'a> Conversation<'a> {
             rules,
             reader: LineReader::new(|_, _| MAX_LINE_LEN),
             out: Vec::new(),
-            is_deaf: false,
+            write_failed: false,
+            line_count: 0,
             bad_count: 0,
         }
     }
@@ -102,6 +108,11 @@ impl<'a> Conversation<'a> {
             let flow = match received {
                 Ok(found) => self.answer(found),
                 Err(ReadEnd::Eof) => Flow::Break("peer-closed"),
+                Err(ReadEnd::Timeout) if self.is_in_first_line() => {
+                    let reply = LfpReply::NotUnderstood(self.reader.incomplete());
+                    reply.append_to(&mut self.out, &self.rules.hostname);
+                    Flow::Break("line-not-ended")
+                }
                 Err(ReadEnd::Timeout) => Flow::Break("idle"),
                 Err(ReadEnd::Telnet) => Flow::Break("telnet"),
                 Err(ReadEnd::Broken(_)) => Flow::Break("broken"),
@@ -123,12 +134,19 @@ impl<'a> Conversation<'a> {
         let mut is_late = false;
         loop {
             match self.reader.look() {
-                // Input without an end of line has no deadline of its own while it keeps coming.
+                // While input without an end of line keeps coming, no read times out.
                 Buffered::Incomplete if is_late => return Err(ReadEnd::Timeout),
                 Buffered::Incomplete => {}
-                found => return Ok(found),
+                found => {
+                    self.line_count += 1;
+                    return Ok(found);
+                }
             }
-            self.reader.read(Until(self.wire, deadline))?;
+            let patience = match self.is_in_first_line() {
+                true => deadline.min(Instant::now() + FIRST_LINE_SILENCE),
+                false => deadline,
+            };
+            self.reader.read(Until(self.wire, patience))?;
             is_late = Instant::now() >= deadline;
             let is_greeted = self.out.is_empty();
             if is_greeted {
@@ -136,6 +154,11 @@ impl<'a> Conversation<'a> {
                 let _ = self.send();
             }
         }
+    }
+
+    /// Whether a part of the first line has arrived.
+    fn is_in_first_line(&self) -> bool {
+        self.line_count == 0 && self.reader.line_in_progress().is_some()
     }
 
     /// Carries out the line that has been received, and appends the reply to what is to be sent.
@@ -175,11 +198,11 @@ impl<'a> Conversation<'a> {
     /// that it has sent still count; if it is there and reads nothing, the conversation ends.
     fn send(&mut self) -> Flow {
         let mut flow = Flow::Continue(());
-        if !self.is_deaf && !self.out.is_empty() {
+        if !self.write_failed && !self.out.is_empty() {
             if let Err(error) = self.wire.write(&self.out) {
-                self.is_deaf = true;
+                self.write_failed = true;
                 if error.kind() == io::ErrorKind::TimedOut {
-                    flow = Flow::Break("deaf");
+                    flow = Flow::Break("reply-not-read");
                 }
             }
         }
@@ -250,6 +273,6 @@ mod tests {
         let stop = Event::new().expect("an event");
         let wire = Wire::new(input.as_fd(), ours.as_fd(), stop.as_fd());
         let mut conversation = Conversation::new(&wire, Peer(None), &locks, &rules);
-        assert_eq!(conversation.converse(), "idle");
+        assert_eq!(conversation.converse(), "line-not-ended");
     }
 }

@@ -142,6 +142,14 @@ impl<const N: usize> LineReader<N> {
         &self.head
     }
 
+    /// What has arrived of a frame that is not complete.
+    pub fn incomplete(&self) -> &[u8] {
+        match self.overlong {
+            true => &self.head,
+            false => &self.buffer[self.start..self.end],
+        }
+    }
+
     /// The first line of the current frame, once it has arrived.
     pub fn first_line(&self) -> Option<&[u8]> {
         (self.line_count > 0).then(|| strip_cr(&self.buffer[self.start..self.ends[0]]))

@@ -33,6 +33,20 @@ pub fn exists(pid: u32) -> bool {
     to_pid(pid).is_some_and(|pid| !matches!(test_kill_process(pid), Err(Errno::SRCH)))
 }
 
+/// Whether a process has this number; a zombie has one. The number of a thread other than the first
+/// is the number of no process, unless neither pidfds nor /proc can tell.
+pub fn is_process(pid: u32) -> bool {
+    match end_of(pid) {
+        Ok(_) => true,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => false,
+        Err(_) => exists(pid) && !read(pid, "status").is_some_and(|status| is_thread(pid, &status)),
+    }
+}
+
+fn is_thread(pid: u32, status: &str) -> bool {
+    field(status, "Tgid:").is_some_and(|group| group.parse() != Ok(pid))
+}
+
 /// What is known of the process with this number; `None` if there is none. The number of a thread
 /// other than the first is the number of no process.
 pub fn look_up(pid: u32) -> Option<Process> {
@@ -44,12 +58,11 @@ pub fn look_up(pid: u32) -> Option<Process> {
     let Some(status) = read(pid, "status") else {
         return Some(Process::default());
     };
-    let is_thread = field(&status, "Tgid:").is_some_and(|group| group.parse() != Ok(pid));
     // The state is that of the first thread. If others run on, they are counted with it.
     let has_ended = field(&status, "State:").is_some_and(|state| state.starts_with(['Z', 'X']));
     let has_threads = field(&status, "Threads:").is_some_and(|count| !matches!(count, "0" | "1"));
     let start_ticks = comparable_start(pid);
-    (!is_thread).then(|| Process {
+    (!is_thread(pid, &status)).then(|| Process {
         is_zombie: has_ended && !has_threads,
         start_ticks,
         started_at: start_ticks.and_then(instant_of),
@@ -117,14 +130,26 @@ fn has_shifted_boot(process: impl Display) -> Option<bool> {
     Some(offsets.any(|offset| offset != "0"))
 }
 
-/// The real and the effective user of a process. The owner of /proc/PID does not tell: it is root
-/// for a process that may not be dumped.
-pub fn users(pid: u32) -> Option<(u32, u32)> {
+/// The users of a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProcessUsers {
+    pub real: u32,
+    pub effective: u32,
+    pub saved: u32,
+}
+
+/// The users of a process; `None` if it is gone, or /proc cannot tell. The owner of /proc/PID does
+/// not tell: it is root for a process that may not be dumped.
+pub fn users(pid: u32) -> Option<ProcessUsers> {
     let status = read(pid, "status")?;
     let mut users = field(&status, "Uid:")?
         .split_ascii_whitespace()
-        .map(str::parse);
-    Some((users.next()?.ok()?, users.next()?.ok()?))
+        .map(|user| user.parse().ok());
+    Some(ProcessUsers {
+        real: users.next()??,
+        effective: users.next()??,
+        saved: users.next()??,
+    })
 }
 
 /// A descriptor that becomes readable when the process has ended. Fails with
@@ -193,12 +218,17 @@ pub fn all() -> Option<impl Iterator<Item = u32>> {
     Some(entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()))
 }
 
+/// The number that the kernel gives to every user without a number in this user namespace.
+pub fn overflow_user() -> u32 {
+    let number = fs::read_to_string("/proc/sys/kernel/overflowuid");
+    let number = number.ok().and_then(|text| text.trim().parse().ok());
+    number.unwrap_or(65534)
+}
+
 /// The user with this number, unless it is the one that the kernel gives to every user without a
 /// number in this user namespace.
 pub fn known_user(uid: u32) -> Option<u32> {
-    let number = fs::read_to_string("/proc/sys/kernel/overflowuid");
-    let number = number.ok().and_then(|text| text.trim().parse().ok());
-    if uid != number.unwrap_or(65534) {
+    if uid != overflow_user() {
         return Some(uid);
     }
     // Where all users have numbers, this one is a user, too.
@@ -348,6 +378,8 @@ mod tests {
         });
         let id = receiver.recv().expect("a number");
         assert_eq!(look_up(id), None);
+        assert!(exists(id) && !is_process(id));
+        assert!(is_process(std::process::id()));
         drop(stop);
         thread.join().expect("the thread");
     }
@@ -358,6 +390,7 @@ mod tests {
             rustix::process::getuid().as_raw(),
             rustix::process::geteuid().as_raw(),
         );
-        assert_eq!(users(std::process::id()), Some(own));
+        let users = users(std::process::id()).expect("/proc");
+        assert_eq!((users.real, users.effective), own);
     }
 }

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use crate::lfp::{command, dead_pid, greeted, lock_dirs, names_in, Alive, Lfpd, Rxtx};
 use crate::support::amount::amount;
-use crate::support::limited::{copy_program, without_users};
+use crate::support::limited::{copy_program, with_surroundings_of, without_users};
 use crate::support::needs::{needs, skipped, Program};
 use crate::support::stalls::{fair_test, in_time};
 use crate::support::syslog::Syslog;
@@ -323,10 +323,41 @@ fn who_idles_is_hung_up_on_even_if_a_byte_comes_now_and_then() {
         thread::sleep(Duration::from_millis(300));
     }
     silent.expect_eof();
-    let ended = slow.next_event(PATIENCE);
-    assert!(matches!(ended, Event::Eof | Event::Reset), "{ended:?}");
+    loop {
+        match slow.next_event(PATIENCE) {
+            Event::Eof | Event::Reset => break,
+            Event::Line(line) => assert!(line.starts_with(b"500 'n")),
+            other => panic!("{other:?}"),
+        }
+    }
     in_time!(started.elapsed() < Duration::from_secs(8));
     assert_eq!(ask(&mut server.connect(), "noop"), OKAY);
+}
+
+/// As the newest nrjavaserial sends it, which then waits for the reply.
+#[test]
+fn a_first_line_that_does_not_end_is_answered_after_two_seconds() {
+    let server = Lfpd::start(&[]);
+    let mut hasty = server.daemon.connect();
+    let mut person = server.connect();
+    let mut early = server.daemon.connect();
+    early.send("lock /d");
+    greeted(&mut hasty);
+    greeted(&mut early);
+    let started = Instant::now();
+    hasty.send("lock /d");
+    assert_eq!(ask(&mut person, "noop"), OKAY);
+    person.send("no");
+    for client in [&mut hasty, &mut early] {
+        client.expect("500 'lock /d': command not understood\r");
+        client.expect_eof();
+    }
+    assert!(started.elapsed() >= Duration::from_millis(1900));
+    // A person may type a later line slowly.
+    thread::sleep(Duration::from_millis(500));
+    person.send("op\n");
+    person.expect(OKAY);
+    assert!(server.files().is_empty());
 }
 
 #[test]
@@ -904,7 +935,9 @@ fn a_lock_does_not_pass_to_another_users_process() {
          reused number 200 200\n\
          same process 200 450 450\n\
          unused number 200 200\n\
-         late number 450 True\n",
+         late number 450 True\n\
+         own number 200 200 450\n\
+         own number 200 200 450\n",
         "{said}"
     );
 }
@@ -1046,17 +1079,9 @@ fn a_directory_that_cannot_be_opened_is_not_taken_for_empty() {
 fn if_one_name_cannot_be_made_none_is() {
     let strace = needs!("strace");
     let own = own_pid();
-    for (error, reply) in [
-        ("EEXIST", BUSY),
-        ("ENOSPC", DENIED),
-        ("EDQUOT", DENIED),
-        ("EPERM", DENIED),
-    ] {
-        let server = Traced::start(
-            &strace,
-            &format!("inject=linkat:error={error}:when=2"),
-            None,
-        );
+    for (error, reply) in [("EEXIST", BUSY), ("ENOSPC", DENIED), ("EDQUOT", DENIED)] {
+        let inject = format!("inject=linkat:error={error}:when=2");
+        let server = Traced::start(&strace, &inject, None);
         let mut client = server.connect();
         let lock = format!("lock /dev/lfpd/tts/0 {own}");
         assert_eq!(ask(&mut client, &lock), reply, "{error}");
@@ -1064,6 +1089,88 @@ fn if_one_name_cannot_be_made_none_is() {
         assert_eq!(ask(&mut client, &lock), OKAY, "{error}");
         assert_eq!(server.files(), ["LCK..0", "LCK..lfpd_tts_0"]);
     }
+}
+
+#[test]
+fn without_hard_links_each_name_gets_a_file_of_its_own() {
+    let strace = needs!("strace");
+    for error in ["EPERM", "EOPNOTSUPP", "EMLINK", "EIO", "EXDEV", "EINVAL"] {
+        let server = Traced::start(&strace, &format!("inject=linkat:error={error}"), None);
+        let holder = Alive::new();
+        let (own, pid) = (own_pid(), holder.pid());
+        let mut client = server.connect();
+        let mut say = |verb: &str, pid: u32| ask(&mut client, &format!("{verb} /dev/lfpd/0 {pid}"));
+        assert_eq!(say("lock", own), OKAY, "{error}");
+        assert_eq!(server.files(), ["LCK..0", "LCK..lfpd_0"]);
+        let path = server.dirs.path().join("own/LCK..lfpd_0");
+        let content = fs::read_to_string(path).expect("readable");
+        assert_eq!(content, format!("{own:10}\n"));
+        assert_eq!(say("lock", pid), BUSY);
+        assert_eq!(say("unlock", own), OKAY);
+        assert!(server.files().is_empty(), "{error}");
+        assert_eq!(say("lock", pid), OKAY);
+        drop(holder);
+        eventually(PATIENCE, "the lock of the dead is gone", || {
+            server.files().is_empty()
+        });
+    }
+}
+
+#[test]
+fn a_lock_that_cannot_be_written_to_the_disk_is_not_made() {
+    let strace = needs!("strace");
+    for more in [&[][..], &["inject=linkat:error=EPERM"]] {
+        let injections = [&["inject=fdatasync:error=EIO:when=1..2"], more].concat();
+        let server = Traced::start_with(&strace, &injections, None);
+        let mut client = server.connect();
+        let lock = format!("lock /dev/lfpd-a {}", own_pid());
+        assert_eq!(ask(&mut client, &lock), DENIED);
+        assert!(server.files().is_empty());
+    }
+}
+
+/// A file system on an image, whose copy is what a power cut at that time would leave.
+#[test]
+fn a_lock_has_its_content_three_seconds_later_whatever_comes() {
+    needs!(root);
+    let mkfs = needs!("mkfs.ext4");
+    let dirs = lock_dirs();
+    let [image, copy] = ["image", "copy"].map(|name| dirs.path().join(name));
+    let made = fs::File::create(&image).and_then(|file| file.set_len(8 << 20));
+    made.expect("there is room");
+    let mut mkfs = mkfs.command();
+    assert!(mkfs
+        .arg("-q")
+        .arg(&image)
+        .status()
+        .expect("it runs")
+        .success());
+    // In a mount namespace of its own. The names of new files are on the disk within a second, but
+    // what is in them may take longer.
+    let mounted = |image: &Path, script: &str| {
+        let mut unshare = Command::new("unshare");
+        let mount = "mount -o loop,commit=1 \"$1\" \"$2\" || exit 77; shift 2; ";
+        unshare.args(["--mount", "--propagation", "private", "sh", "-c"]);
+        unshare.arg(format!("{mount}{script}")).arg("sh");
+        unshare.arg(image).arg(dirs.path().join("own"));
+        unshare
+    };
+    if mounted(&image, "").status().expect("unshare").code() == Some(77) {
+        return skipped(&["loop devices"]);
+    }
+    let plain = command(dirs.path());
+    let mut server = mounted(&image, "exec \"$@\"");
+    server.arg(plain.get_program()).args(plain.get_args());
+    let (daemon, mut client) = listening(with_surroundings_of(&plain, server));
+    let own = own_pid();
+    assert_eq!(ask(&mut client, &format!("lock /dev/lfpd-a {own}")), OKAY);
+    thread::sleep(Duration::from_secs(3));
+    fs::copy(&image, &copy).expect("there is room");
+    drop(daemon);
+    let mut show = mounted(&copy, "cat \"$1\"");
+    let output = show.arg(dirs.path().join("own/LCK..lfpd-a")).output();
+    let found = String::from_utf8(output.expect("unshare").stdout).expect("text");
+    assert_eq!(found, format!("{own:10}\n"));
 }
 
 /// What a server that was killed has left: whole lock files, or what is no lock at all.
@@ -1091,6 +1198,7 @@ fn a_server_killed_at_any_step_leaves_no_half_made_lock() {
     for (call, nth) in [
         ("flock", 1),
         ("fchmod", 1),
+        ("fdatasync", 1),
         ("linkat", 1),
         ("linkat", 2),
         (rename, 1),
@@ -1415,10 +1523,17 @@ struct Traced {
 impl Traced {
     /// `injection` is strace's; only calls about `within` are counted, if it is given.
     fn start(strace: &Program, injection: &str, within: Option<&str>) -> Traced {
+        Traced::start_with(strace, &[injection], within)
+    }
+
+    fn start_with(strace: &Program, injections: &[&str], within: Option<&str>) -> Traced {
         let dirs = lock_dirs();
         let lfpd = command(dirs.path());
         let mut strace = strace.command();
-        strace.args(["-f", "-qq", "-o", "/dev/null", "-e", injection]);
+        strace.args(["-f", "-qq", "-o", "/dev/null"]);
+        for injection in injections {
+            strace.args(["-e", injection]);
+        }
         if let Some(name) = within {
             strace.arg("-P").arg(dirs.path().join(name));
         }

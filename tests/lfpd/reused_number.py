@@ -146,3 +146,14 @@ def is_waiting(server):
 asked = ask(STRANGER, f"unlock /dev/lfpd-e {number}", pass_number_on)
 say("late number", asked, os.path.exists(name))
 end(number)
+
+# A container that starts again gives its processes the same numbers.
+for user in (STRANGER, ROOT):
+    number = start(user)
+    line = f"lock /dev/lfpd-f {number}"
+    asked = ask(user, line)
+    end(number)
+    time.sleep(0.5)
+    heir = start(user, number)
+    say("own number", asked, ask(user, line), ask(user, line))
+    end(heir)

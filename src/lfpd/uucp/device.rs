@@ -2,19 +2,24 @@
 //! opened: that may have an effect, such as hanging up a modem.
 
 use std::ffi::OsString;
-use std::fs;
-use std::io;
-use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::path::{Component, Path, PathBuf};
+use std::os::fd::OwnedFd;
+use std::path::Path;
 
-use rustix::fs::{major, minor};
+use rustix::fs::{
+    major, minor, openat, readlinkat, statat, AtFlags, Dir, FileType, Mode, OFlags, Stat, CWD,
+};
+use rustix::io::Errno;
 
 use super::names::{numbered_names, DevicePath};
 
-/// The longest walk along links: 40, as many as the kernel follows, and the parts of the longest
-/// path.
-const MAX_STEPS: usize = 40 + 128;
+/// The most links in a path, as in the kernel.
+const MAX_LINKS: usize = 40;
+
+/// The most steps of a walk. Each `..` in a link begins it again.
+const MAX_STEPS: usize = 1000;
+
+/// The folders in which a device has other names. No user but root can write there.
+const ALIAS_FOLDERS: [&[&[u8]]; 3] = [&[], &[b"serial", b"by-id"], &[b"serial", b"by-path"]];
 
 /// A device, under all names by which it is or may be locked.
 #[derive(Debug, PartialEq, Eq)]
@@ -30,102 +35,188 @@ pub struct Device {
 
 impl Device {
     /// Looks up the device at `path`, with /dev at `root`; `None` if that leads out of /dev, or to
-    /// something that is not a character device. A device that is not plugged in counts, since a
+    /// something that is not a character device. A device that is not plugged in counts, because a
     /// lock on it does no harm.
     pub fn look_up(path: &DevicePath, root: &Path) -> Option<Device> {
-        let target = target_of(path, root)?;
-        let numbers = match fs::metadata(path.in_root(root)) {
-            Ok(node) if node.file_type().is_char_device() => {
-                numbered_names(major(node.dev()), major(node.rdev()), minor(node.rdev()))
+        let target = walk(path, root)?;
+        let (aliases, numbers) = match target.node {
+            None => (Vec::new(), Vec::new()),
+            Some((_, node)) if is_device(&node) => {
+                let (file_system, device) = (node.st_dev, node.st_rdev);
+                let numbers = numbered_names(major(file_system), major(device), minor(device));
+                (aliases_of(&node, root), numbers)
             }
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
-            Ok(_) | Err(_) => return None,
+            Some(_) => return None,
         };
-        Some(Device::new(&[path, &target], numbers))
+        Some(Device::new(&[path, &target.path], &aliases, numbers))
     }
 
     /// Looks up the names under which `path` may have been locked, even if it leads elsewhere now.
     pub fn look_up_to_unlock(path: &DevicePath, root: &Path) -> Device {
-        match target_of(path, root) {
-            Some(target) => Device::new(&[path, &target], Vec::new()),
-            None => Device::new(&[path], Vec::new()),
+        match walk(path, root) {
+            Some(target) => Device::new(&[path, &target.path], &[], Vec::new()),
+            None => Device::new(&[path], &[], Vec::new()),
         }
     }
 
-    fn new(paths: &[&DevicePath], numbers: Vec<OsString>) -> Device {
-        let names = |of: fn(&DevicePath) -> Vec<OsString>| {
-            let mut names: Vec<OsString> = paths.iter().flat_map(|path| of(path)).collect();
+    fn new(paths: &[&DevicePath], aliases: &[DevicePath], numbers: Vec<OsString>) -> Device {
+        let sorted = |mut names: Vec<OsString>| {
             names.sort_unstable();
             names.dedup();
             names
         };
-        let mut known = names(DevicePath::known_names);
-        known.extend(numbers);
+        let all_paths = paths.iter().copied().chain(aliases);
         Device {
-            written: names(DevicePath::written_names),
+            written: sorted(paths.iter().flat_map(|path| path.written_names()).collect()),
             full: paths.iter().map(|path| path.full_name()).collect(),
-            known,
+            known: sorted(
+                all_paths
+                    .flat_map(DevicePath::known_names)
+                    .chain(numbers)
+                    .collect(),
+            ),
         }
     }
 }
 
-/// Where the path ends once all links in it are followed.
-fn target_of(path: &DevicePath, root: &Path) -> Option<DevicePath> {
-    let root = fs::canonicalize(root).ok()?;
-    let path = path.in_root(&root);
-    let target = match fs::canonicalize(&path) {
-        Ok(target) => target,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => follow_to_nothing(path)?,
-        Err(_) => return None,
-    };
-    let rest = target.strip_prefix(&root).ok()?;
-    DevicePath::below(rest.as_os_str().as_bytes())
+/// Where a path leads.
+struct Target {
+    path: DevicePath,
+    /// What is there, opened for its name alone; `None` if nothing is.
+    node: Option<(OwnedFd, Stat)>,
 }
 
-/// Follows the links in a path that leads to nothing.
-fn follow_to_nothing(mut path: PathBuf) -> Option<PathBuf> {
-    let mut behind: Vec<OsString> = Vec::new();
+/// Follows `path`, with /dev at `root`; `None` if it leads out of /dev, if only for a part of the
+/// way. Each part is looked up on its own and no link is left to the kernel, so nothing outside of
+/// /dev is looked at: otherwise the reply would tell whether it exists.
+fn walk(path: &DevicePath, root: &Path) -> Option<Target> {
+    let open_root = || openat(CWD, root, OFlags::DIRECTORY | NAME_ONLY, Mode::empty()).ok();
+    let mut folder = open_root()?;
+    let mut walked: Vec<Vec<u8>> = Vec::new();
+    let mut ahead: Vec<Vec<u8>> = path.parts().iter().rev().cloned().collect();
+    let mut link_count = 0;
     for _ in 0..MAX_STEPS {
-        let (parent, name) = path.parent().zip(path.file_name())?;
-        let parent = match fs::canonicalize(parent) {
-            Ok(parent) => parent,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                behind.push(name.to_owned());
-                path = parent.to_owned();
-                continue;
+        let Some(part) = ahead.pop() else {
+            // It ends at a directory.
+            let stat = stat_of(&folder)?;
+            let path = DevicePath::of_parts(walked);
+            let node = Some((folder, stat));
+            return Some(Target { path, node });
+        };
+        if part == b".." {
+            walked.pop()?;
+            ahead.extend(walked.drain(..).rev());
+            folder = open_root()?;
+            continue;
+        }
+        let node = match openat(&folder, &part[..], NAME_ONLY, Mode::empty()) {
+            Ok(node) => node,
+            Err(Errno::NOENT) => {
+                walked.push(part);
+                walked.extend(ahead.into_iter().rev());
+                let path = DevicePath::of_parts(walked);
+                let is_plain = path.parts().iter().all(|part| part != b"..");
+                return is_plain.then_some(Target { path, node: None });
             }
             Err(_) => return None,
         };
-        match fs::read_link(parent.join(name)) {
-            Ok(target) => path = without_detours(&parent.join(target)),
-            Err(_) => {
-                path = parent.join(name);
-                path.extend(behind.iter().rev());
-                return Some(path);
+        let stat = stat_of(&node)?;
+        match FileType::from_raw_mode(stat.st_mode) {
+            FileType::Symlink => {
+                link_count += 1;
+                if link_count > MAX_LINKS {
+                    return None;
+                }
+                let target = readlinkat(&node, "", Vec::new()).ok()?;
+                let mut target = target.to_bytes();
+                if target.starts_with(b"/") {
+                    target = target.strip_prefix(b"/dev/")?;
+                    walked.clear();
+                    folder = open_root()?;
+                }
+                let parts = target.split(|byte| *byte == b'/');
+                let parts = parts.filter(|part| !part.is_empty() && *part != b".");
+                ahead.extend(parts.rev().map(<[u8]>::to_vec));
             }
+            FileType::Directory => {
+                walked.push(part);
+                folder = node;
+            }
+            _ if ahead.is_empty() => {
+                walked.push(part);
+                let path = DevicePath::of_parts(walked);
+                let node = Some((node, stat));
+                return Some(Target { path, node });
+            }
+            _ => return None,
         }
     }
     None
 }
 
-/// The path with `.` and `..` taken out, as text.
-fn without_detours(path: &Path) -> PathBuf {
-    let mut plain = PathBuf::new();
-    for component in path.components() {
-        match component {
-            Component::ParentDir => {
-                plain.pop();
+/// Opens for the name alone, which has no effect on a device.
+const NAME_ONLY: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+
+/// The other paths of the device `node` in the usual folders: nodes with the same numbers, and
+/// links to one, with what they lead to.
+fn aliases_of(node: &Stat, root: &Path) -> Vec<DevicePath> {
+    let mut aliases = Vec::new();
+    let is_same = |stat: &Stat| is_device(stat) && stat.st_rdev == node.st_rdev;
+    for folder in ALIAS_FOLDERS {
+        let parts: Vec<Vec<u8>> = folder.iter().map(|part| part.to_vec()).collect();
+        let Some((opened, entries)) = list(&DevicePath::of_parts(parts.clone()), root) else {
+            continue;
+        };
+        for entry in entries.map_while(Result::ok) {
+            let name = entry.file_name();
+            let path = || DevicePath::of_parts([&parts[..], &[name.to_bytes().to_vec()]].concat());
+            match entry.file_type() {
+                FileType::CharacterDevice => {
+                    let stat = statat(&opened, name, AtFlags::SYMLINK_NOFOLLOW);
+                    if stat.is_ok_and(|stat| is_same(&stat)) {
+                        aliases.push(path());
+                    }
+                }
+                FileType::Symlink | FileType::Unknown => {
+                    let target = walk(&path(), root);
+                    if let Some(Target {
+                        path: target,
+                        node: Some((_, stat)),
+                    }) = target
+                    {
+                        if is_same(&stat) {
+                            aliases.extend([path(), target]);
+                        }
+                    }
+                }
+                _ => {}
             }
-            Component::CurDir => {}
-            other => plain.push(other),
         }
     }
-    plain
+    aliases
+}
+
+/// Lists a folder; `None` if there is none.
+fn list(path: &DevicePath, root: &Path) -> Option<(OwnedFd, Dir)> {
+    let (folder, _) = walk(path, root)?.node?;
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let entries = openat(&folder, ".", flags, Mode::empty()).ok()?;
+    Some((folder, Dir::new(entries).ok()?))
+}
+
+fn stat_of(node: &OwnedFd) -> Option<Stat> {
+    // Before 3.6, fstat fails for a descriptor that is opened for its name alone.
+    statat(node, "", AtFlags::EMPTY_PATH).ok()
+}
+
+fn is_device(stat: &Stat) -> bool {
+    FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
     use std::os::unix::fs::symlink;
 
     fn look_up(root: &Path, path: &str) -> Option<Vec<String>> {
@@ -171,35 +262,81 @@ mod tests {
     }
 
     #[test]
-    fn links_out_of_dev_and_in_circles_are_refused() {
+    fn a_path_that_leaves_dev_for_a_part_of_the_way_is_refused() {
         let root = tempfile::tempdir().expect("a directory");
         let at = |name: &str| root.path().join(name);
-        symlink("/etc/passwd", at("out")).expect("a link");
-        symlink("/nonexistent/tty", at("nowhere")).expect("a link");
-        symlink("../x", at("up")).expect("a link");
-        symlink("circle", at("circle")).expect("a link");
-        symlink("/dev/null", at("elsewhere")).expect("a link");
-        for name in ["out", "nowhere", "up", "circle", "elsewhere"] {
-            let path = format!("/dev/{name}");
-            assert_eq!(look_up(root.path(), &path), None, "{name}");
-        }
-        // A path through a link that leads out of /dev is out of it, too, whether it exists or not.
-        for path in [
-            "/dev/nowhere/x",
-            "/dev/nowhere/x/y",
-            "/dev/up/x",
-            "/dev/out/x",
+        let name = root.path().file_name().expect("a name").to_owned();
+        fs::create_dir(at("sub")).expect("a directory");
+        for (name, target) in [
+            ("out", "/etc/passwd".as_ref()),
+            ("nowhere", "/nonexistent/tty".as_ref()),
+            ("up", "../x".as_ref()),
+            ("circle", "circle".as_ref()),
+            ("proc", "/proc/self/fd".as_ref()),
+            ("missing", "nothing/../x".as_ref()),
+            ("back", Path::new("..").join(&name).join("sub").as_path()),
+            ("again", Path::new("/dev/..").join(&name).as_path()),
+            ("in", root.path().join("sub").as_path()),
         ] {
-            assert_eq!(look_up(root.path(), path), None, "{path}");
+            symlink(target, at(name)).expect("a link");
+            for path in [format!("/dev/{name}"), format!("/dev/{name}/x")] {
+                assert_eq!(look_up(root.path(), &path), None, "{path}");
+            }
         }
-        symlink("missing/../endless/x", at("endless")).expect("a link");
-        let names = look_up(root.path(), "/dev/endless");
-        assert_eq!(names, None);
-        symlink("missing", at("inside")).expect("a link");
-        assert_eq!(
-            look_up(root.path(), "/dev/inside/0").expect("a device"),
-            ["LCK..0", "LCK..inside_0", "LCK..missing_0"]
-        );
+    }
+
+    #[test]
+    fn links_within_dev_are_followed_the_absolute_ones_too() {
+        let root = tempfile::tempdir().expect("a directory");
+        let at = |name: &str| root.path().join(name);
+        fs::create_dir_all(at("sub/deep")).expect("a directory");
+        for (name, target) in [
+            ("modem", "/dev/ttyS1"),
+            ("sub/deep/up", "../../ttyS1"),
+            ("sub/round", "deep/.././../sub/deep/up"),
+            ("inside", "missing"),
+        ] {
+            symlink(target, at(name)).expect("a link");
+        }
+        for (path, names) in [
+            ("modem", &["LCK..modem", "LCK..ttyS1"][..]),
+            (
+                "sub/deep/up",
+                &["LCK..sub_deep_up", "LCK..ttyS1", "LCK..up"],
+            ),
+            ("sub/round", &["LCK..round", "LCK..sub_round", "LCK..ttyS1"]),
+            ("inside/0", &["LCK..0", "LCK..inside_0", "LCK..missing_0"]),
+        ] {
+            let path = format!("/dev/{path}");
+            assert_eq!(look_up(root.path(), &path).expect("a device"), names);
+        }
+    }
+
+    #[test]
+    fn other_nodes_and_links_with_the_same_numbers_are_known() {
+        let root = tempfile::tempdir().expect("a directory");
+        let at = |name: &str| root.path().join(name);
+        fs::create_dir_all(at("serial/by-id")).expect("a directory");
+        let make = |name: &str, minor| {
+            let numbers = rustix::fs::makedev(1, minor);
+            let mode = Mode::from_raw_mode(0o600);
+            rustix::fs::mknodat(CWD, at(name), FileType::CharacterDevice, mode, numbers)
+        };
+        if make("ttyUSB0", 3).is_err() {
+            return eprintln!("NOT TESTED: only root can make nodes");
+        }
+        make("second", 3).expect("a node");
+        make("other", 5).expect("a node");
+        symlink("../../ttyUSB0", at("serial/by-id/usb-x")).expect("a link");
+        symlink("other", at("elsewhere")).expect("a link");
+        let path = DevicePath::parse(b"/dev/ttyUSB0").expect("below /dev");
+        let device = Device::look_up(&path, root.path()).expect("a device");
+        assert_eq!(device.written, ["LCK..ttyUSB0"]);
+        let is_known = |name: &str| device.known.iter().any(|known| known == name);
+        for name in ["LCK..second", "LK.usb-x", "LCK..serial_by-id_usb-x"] {
+            assert!(is_known(name), "{name}");
+        }
+        assert!(!is_known("LCK..other") && !is_known("LCK..elsewhere"));
     }
 
     #[test]

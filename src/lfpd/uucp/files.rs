@@ -3,6 +3,7 @@
 //! Our own processes take turns by a lock on the directory itself, which leaves no file. Other
 //! programs know nothing of that, so each step on a lock file is safe by itself.
 
+use std::ffi::OsString;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -15,12 +16,12 @@ use crate::sys::directory::{lock_within, Directory, FileId};
 
 use super::device::Device;
 use super::lock_file::{
-    inspect, is_held, is_of, lock_of_path, locks_in, look, make, names_of, shown, take_away,
-    NameState,
+    files_in, inspect, is_of, make, names_of, shown, take_away, withdraw, LockFile, NameState,
 };
-use super::mark::LockedFor;
+use super::names::Named;
+use super::staleness::Judge;
 
-pub use super::lock_file::DeviceLock;
+pub use super::lock_file::{DeviceLock, NewHolder};
 
 /// How long a request may wait for its turn before we give up.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -51,34 +52,34 @@ impl SerialLockFiles {
         }
     }
 
-    /// Locks `device` for the process `pid`, under all of its names or none; `None` if another
-    /// process holds it, or may hold it. The files are marked by `locked_for`. Blocks for
-    /// [`PATIENCE`] at most.
-    pub fn lock(
-        &self,
-        device: &Device,
-        pid: u32,
-        locked_for: LockedFor,
-    ) -> io::Result<Option<DeviceLock>> {
+    /// Locks `device` for the process `holder`, under all of its names or none; `None` if another
+    /// process holds it, or may hold it. Blocks for [`PATIENCE`] at most.
+    pub fn lock(&self, device: &Device, holder: &NewHolder) -> io::Result<Option<DeviceLock>> {
         self.in_turn(|directory| {
-            if self.is_locked_elsewhere(directory, device)? {
+            let judge = Judge::new(directory, holder.is_peers.then_some(holder.pid));
+            if self.is_locked_elsewhere(&judge, directory, device)? {
                 return Ok(None);
             }
             let mut stale = Vec::new();
             for name in &device.written {
                 match inspect(directory, name) {
                     NameState::Free => {}
-                    NameState::Locked(file) if file.is_stale() => stale.push((name, file)),
-                    NameState::Locked(_) | NameState::Unreadable => return Ok(None),
+                    NameState::File(file) if stale.contains(&file) => {}
+                    NameState::File(file) if judge.is_stale(name, &file) => stale.push(file),
+                    NameState::File(_) | NameState::Blocked => return Ok(None),
                 }
             }
-            for (name, file) in stale {
-                if !take_away(directory, name, file)? {
-                    return Ok(None);
+            for file in stale {
+                // Under its other names, it would look like a lock of the holder's.
+                for name in names_of(directory, device, file)? {
+                    let is_free = take_away(directory, &name, file)?;
+                    if !is_free && device.written.contains(&name) {
+                        return Ok(None);
+                    }
+                    debug!("removed-stale file={}", shown(&name));
                 }
-                debug!("removed-stale file={} pid={}", shown(name), file.pid);
             }
-            make(directory, device, pid, locked_for)
+            make(directory, device, holder)
         })
     }
 
@@ -88,8 +89,8 @@ impl SerialLockFiles {
     /// well. Returns whether there were any; false if another process holds the device.
     /// `may_unlock` says whether the caller may speak for the process that has the number in that
     /// instant: while this call waits for its turn, the number may pass to another process, which
-    /// then counts as another holder. `forget` is told the files before the turn ends: in the next
-    /// turn, a new lock may get the id of one of them. Blocks for [`PATIENCE`] at most.
+    /// then counts as another holder. Calls `forget` before the turn ends, because inode numbers
+    /// are reused. Blocks for [`PATIENCE`] at most.
     pub fn unlock(
         &self,
         device: &Device,
@@ -98,20 +99,29 @@ impl SerialLockFiles {
         forget: impl FnOnce(&[FileId]),
     ) -> io::Result<bool> {
         self.in_turn(|directory| {
-            let own = lock_of_path(directory, device, pid);
+            let judge = Judge::new(directory, None);
+            let files = files_in(directory, &device.written);
+            let is_pids = |file: &LockFile| file.named == Named::Process(pid);
+            let by_path = files.iter().find(|(name, file)| {
+                let is_path = device.full.first().is_some_and(|full| full == name);
+                is_path && is_pids(file) && !judge.is_stale(name, file)
+            });
             let mut removable = Vec::new();
             let mut is_held = false;
-            for file in locks_in(directory, &device.written) {
-                let is_stale = file.is_stale();
-                if !is_stale && file.pid != pid {
+            for (name, file) in &files {
+                let is_stale = judge.is_stale(name, file);
+                if !is_stale && !is_pids(file) {
                     is_held = true;
                     continue;
                 }
-                let names = names_of(directory, device, file)?;
-                let is_ours =
-                    || own.is_none_or(|own| own == file) && is_of(device, &names) && may_unlock();
+                let names = names_of(directory, device, *file)?;
+                let is_ours = || {
+                    by_path.is_none_or(|(_, by_path)| by_path.is_of_same_lock(file))
+                        && is_of(device, &names)
+                        && may_unlock()
+                };
                 if is_stale || is_ours() {
-                    removable.push((file, names));
+                    removable.push((*file, names));
                 } else {
                     is_held = true;
                 }
@@ -126,7 +136,7 @@ impl SerialLockFiles {
                     removed.push(file);
                 }
             }
-            if is_held && removed.iter().all(|file| file.pid != pid) {
+            if is_held && !removed.iter().any(is_pids) {
                 // Under one name a dead process had it, under another one a live process has it.
                 return Ok(false);
             }
@@ -136,20 +146,11 @@ impl SerialLockFiles {
         })
     }
 
-    /// Removes a lock of ours, whose holder has ended, unless another file has its name by now.
+    /// Removes a lock of ours, whose holder has ended, unless other files have its names by now.
     /// Returns whether it was there. Blocks for [`PATIENCE`] at most, and fails with
     /// [`io::ErrorKind::WouldBlock`] if other threads keep the directory.
     pub fn remove(&self, lock: &DeviceLock) -> io::Result<bool> {
-        let was_there = self.in_turn(|directory| {
-            let ours = lock.file;
-            let mut was_there = false;
-            for name in &lock.names {
-                if look(directory, name)? == NameState::Locked(ours) {
-                    was_there |= take_away(directory, name, ours)?;
-                }
-            }
-            Ok(Some(was_there))
-        })?;
+        let was_there = self.in_turn(|directory| withdraw(directory, lock).map(Some))?;
         was_there.ok_or_else(|| io::ErrorKind::WouldBlock.into())
     }
 
@@ -193,12 +194,15 @@ impl SerialLockFiles {
 
     /// Whether a process holds the device under a name that we do not write, or in another
     /// directory. Locks of dead processes do not count, and stay: they are not ours to remove.
-    fn is_locked_elsewhere(&self, own: &Directory, device: &Device) -> io::Result<bool> {
-        let mut unwritten = device
-            .known
-            .iter()
-            .filter(|name| !device.written.contains(name));
-        if unwritten.any(|name| is_held(own, name)) {
+    fn is_locked_elsewhere(
+        &self,
+        judge: &Judge<'_>,
+        own: &Directory,
+        device: &Device,
+    ) -> io::Result<bool> {
+        let is_written = |name: &OsString| device.written.contains(name);
+        let mut known = device.known.iter();
+        if known.any(|name| !is_written(name) && judge.is_held(own, name)) {
             return Ok(true);
         }
         let mut visited = vec![own.id()?];
@@ -211,7 +215,8 @@ impl SerialLockFiles {
                 continue;
             }
             visited.push(id);
-            if device.known.iter().any(|name| is_held(&directory, name)) {
+            let mut known = device.known.iter();
+            if known.any(|name| judge.is_held(&directory, name)) {
                 return Ok(true);
             }
         }
@@ -242,6 +247,7 @@ fn open_other(path: &Path) -> io::Result<Option<Directory>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::lfpd::uucp::mark::LockedFor;
     use crate::lfpd::uucp::names::{content, DevicePath};
     use crate::sys::directory::names_in;
     use std::fs;
@@ -282,7 +288,7 @@ mod tests {
 
         fn lock(&self, path: &str, pid: u32) -> Option<DeviceLock> {
             let device = self.device(path);
-            let locked = self.files.lock(&device, pid, LockedFor::AnyProcess);
+            let locked = self.files.lock(&device, &holder(pid));
             locked.expect("usable")
         }
 
@@ -295,6 +301,15 @@ mod tests {
 
         fn own_files(&self) -> Vec<String> {
             names_in(&self.at("own"))
+        }
+    }
+
+    fn holder(pid: u32) -> NewHolder {
+        NewHolder {
+            pid,
+            locked_for: LockedFor::AnyProcess,
+            seen_at: SystemTime::now(),
+            is_peers: false,
         }
     }
 
@@ -334,22 +349,179 @@ mod tests {
     #[test]
     fn a_process_that_inherits_a_dead_ones_number_holds_nothing() {
         let host = Host::new();
-        let lock = |locked_for| {
-            let device = host.device("/dev/ttyS1");
-            let locked = host.files.lock(&device, own_pid(), locked_for);
+        let lock = |locked_for, seen_at| {
+            let holder = NewHolder {
+                locked_for,
+                seen_at,
+                ..holder(own_pid())
+            };
+            let locked = host.files.lock(&host.device("/dev/ttyS1"), &holder);
             locked.expect("usable").is_some()
         };
-        assert!(lock(LockedFor::NoProcess));
-        assert!(lock(LockedFor::AnyProcess));
+        // The process is ours, and began after the one and before the other.
+        let (early, late) = (SystemTime::UNIX_EPOCH, SystemTime::now());
+        assert!(lock(LockedFor::NoProcess, late));
+        assert!(lock(LockedFor::AnyProcess, late));
         assert!(host.unlock("/dev/ttyS1", own_pid()));
         if !rustix::process::geteuid().is_root() {
             return eprintln!("NOT TESTED: only root can mark locks of others");
         }
-        // The process is ours, and began after the one and before the other.
-        let (early, late) = (SystemTime::UNIX_EPOCH, SystemTime::now());
-        assert!(lock(LockedFor::process_of(Some(65_534), early)));
-        assert!(lock(LockedFor::process_of(Some(65_534), late)));
-        assert!(!lock(LockedFor::AnyProcess));
+        assert!(lock(LockedFor::ProcessOf(65_534), early));
+        assert!(lock(LockedFor::ProcessOf(65_534), late));
+        assert!(!lock(LockedFor::AnyProcess, late));
+    }
+
+    /// Locks as a process that asks for itself.
+    fn lock_own(host: &Host, path: &str) -> bool {
+        let holder = NewHolder {
+            is_peers: true,
+            ..holder(own_pid())
+        };
+        let locked = host.files.lock(&host.device(path), &holder);
+        locked.expect("usable").is_some()
+    }
+
+    fn set_time(path: &Path, time: SystemTime) {
+        let file = fs::File::options().append(true).open(path);
+        file.and_then(|file| file.set_modified(time)).expect("ours");
+    }
+
+    #[test]
+    fn the_asker_replaces_a_file_of_an_earlier_process() {
+        let host = Host::new();
+        let (now, day) = (SystemTime::now(), Duration::from_secs(86_400));
+        for name in ["own/LCK..ttyS1", "other/LCK..ttyS1"] {
+            for (time, is_free) in [
+                (now - day, true),
+                (now + day, true),
+                (now, false),
+                (now + Duration::from_secs(30), false),
+            ] {
+                fs::write(host.at(name), content(own_pid())).expect("written");
+                set_time(&host.at(name), time);
+                // Another client cannot know.
+                assert!(host.lock("/dev/ttyS1", 1).is_none());
+                assert_eq!(lock_own(&host, "/dev/ttyS1"), is_free, "{name} {time:?}");
+                let _ = host.unlock("/dev/ttyS1", own_pid());
+                let _ = fs::remove_file(host.at(name));
+            }
+        }
+        fs::write(host.at("own/LCK..ttyS1"), content(1)).expect("written");
+        set_time(&host.at("own/LCK..ttyS1"), now + day);
+        assert!(!lock_own(&host, "/dev/ttyS1"), "it names another process");
+    }
+
+    #[test]
+    fn a_replaced_lock_keeps_none_of_its_names() {
+        let host = Host::new();
+        symlink("ttyUSB0", host.at("dev/gps")).expect("a link");
+        host.lock("/dev/gps", own_pid()).expect("free");
+        set_time(&host.at("own/LCK..gps"), SystemTime::UNIX_EPOCH);
+        assert!(lock_own(&host, "/dev/ttyUSB0"));
+        assert_eq!(host.own_files(), ["LCK..ttyUSB0"]);
+    }
+
+    #[test]
+    fn what_a_power_cut_emptied_is_stale_after_five_minutes() {
+        let host = Host::new();
+        let path = host.at("own/LCK..ttyS1");
+        let (now, minute) = (SystemTime::now(), Duration::from_secs(60));
+        for content in [&b""[..], &[0; 11], b"garbage\n", b"-1\n"] {
+            for (time, is_stale) in [
+                (now - 4 * minute, false),
+                (now - 6 * minute, true),
+                (now + minute / 2, false),
+                (now + 2 * minute, true),
+            ] {
+                for is_lock in [true, false] {
+                    fs::write(&path, content).expect("written");
+                    set_time(&path, time);
+                    let is_done = match is_lock {
+                        true => host.lock("/dev/ttyS1", own_pid()).is_some(),
+                        false => host.unlock("/dev/ttyS1", own_pid()),
+                    };
+                    assert_eq!(is_done, is_stale, "{content:?} {time:?}");
+                    let _ = fs::remove_file(&path);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn an_old_file_without_a_process_is_busy_in_three_cases() {
+        let host = Host::new();
+        let is_busy = |name: &str, content: &str| {
+            let path = host.at(name);
+            fs::write(&path, content).expect("written");
+            set_time(&path, SystemTime::UNIX_EPOCH);
+            let locked = host.lock("/dev/ttyS1", own_pid());
+            let is_busy = locked.is_none() && !host.unlock("/dev/ttyS1", own_pid());
+            let _ = fs::remove_file(&path);
+            is_busy
+        };
+        assert!(!is_busy("own/LCK..ttyS1", ""));
+        assert!(!is_busy("own/lk..ttyS1", ""));
+        // The number that lockfile-create writes; another directory; a program that keeps it.
+        assert!(is_busy("own/LCK..ttyS1", "0\n"));
+        assert!(is_busy("other/LCK..ttyS1", ""));
+        let path = host.at("own/LCK..ttyS1");
+        fs::write(&path, "").expect("written");
+        let kept = fs::File::open(&path).expect("there");
+        flock(&kept, FlockOperation::LockShared).expect("a lock");
+        assert!(is_busy("own/LCK..ttyS1", ""));
+    }
+
+    #[test]
+    fn a_file_whose_owner_names_another_users_process_holds_nothing() {
+        let host = Host::new();
+        if !rustix::process::geteuid().is_root() {
+            return eprintln!("NOT TESTED: only root can give files away");
+        }
+        let theirs = |user: u32| {
+            let mut sleep = Command::new("sleep");
+            let sleep = std::os::unix::process::CommandExt::uid(sleep.arg("60"), user);
+            sleep.spawn().expect("sleep")
+        };
+        let mut child = theirs(1234);
+        for (owner, pid, is_free) in [
+            (1234, 1, true),
+            (1234, child.id(), false),
+            (1235, child.id(), true),
+            (0, child.id(), false),
+            // It may be any user of another namespace.
+            (65_534, 1, false),
+        ] {
+            for name in ["LCK..ttyS1", "lk..ttyS1"] {
+                let path = host.at("own").join(name);
+                fs::write(&path, content(pid)).expect("written");
+                std::os::unix::fs::chown(&path, Some(owner), None).expect("we are root");
+                let is_locked = host.lock("/dev/ttyS1", own_pid()).is_some();
+                assert_eq!(is_locked, is_free, "{name} {owner} {pid}");
+                for name in host.own_files() {
+                    fs::remove_file(host.at("own").join(name)).expect("there");
+                }
+            }
+        }
+        child.kill().expect("killed");
+        child.wait().expect("its end");
+    }
+
+    #[test]
+    fn the_number_of_a_thread_holds_nothing() {
+        let host = Host::new();
+        let (sender, receiver) = std::sync::mpsc::channel();
+        let (stop, stopped) = std::sync::mpsc::channel::<()>();
+        thread::scope(|scope| {
+            scope.spawn(move || {
+                let id = rustix::thread::gettid().as_raw_nonzero().get();
+                sender.send(id.unsigned_abs()).expect("a listener");
+                let _ = stopped.recv();
+            });
+            let id = receiver.recv().expect("a number");
+            fs::write(host.at("own/LCK..ttyS1"), content(id)).expect("written");
+            assert!(host.lock("/dev/ttyS1", own_pid()).is_some());
+            drop(stop);
+        });
     }
 
     #[test]
@@ -381,7 +553,7 @@ mod tests {
         let host = Host::new();
         let path = host.at("own/LCK..ttyS1");
         let outside = host.at("outside");
-        for content in [&b""[..], b"garbage\n", b"0\n", b"-1\n", b"\0\0\0\0"] {
+        for content in [&b""[..], b"garbage\n", b"0\n", b"-1\n"] {
             fs::write(&path, content).expect("written");
             assert_eq!(host.lock("/dev/ttyS1", own_pid()), None);
             assert!(!host.unlock("/dev/ttyS1", own_pid()));
@@ -435,6 +607,32 @@ mod tests {
             fs::write(&path, &content).expect("written");
             assert_eq!(host.lock("/dev/ttyS1", own_pid()).is_some(), is_free);
             assert_eq!(fs::read_to_string(&path).expect("still there"), content);
+        }
+    }
+
+    #[test]
+    fn a_lock_by_another_path_to_the_device_is_busy() {
+        use rustix::fs::{makedev, mknodat, FileType, Mode, CWD};
+        let host = Host::new();
+        for name in ["ttyUSB0", "console"] {
+            let mode = Mode::from_raw_mode(0o600);
+            let (path, numbers) = (host.at("dev").join(name), makedev(1, 3));
+            if mknodat(CWD, path, FileType::CharacterDevice, mode, numbers).is_err() {
+                return eprintln!("NOT TESTED: only root can make nodes");
+            }
+        }
+        fs::create_dir_all(host.at("dev/serial/by-id")).expect("a directory");
+        symlink("../../ttyUSB0", host.at("dev/serial/by-id/x")).expect("a link");
+        for taken in [
+            "own/LCK..x",
+            "other/LCK..serial_by-id_x",
+            "own/LCK..console",
+        ] {
+            fs::write(host.at(taken), content(1)).expect("written");
+            assert_eq!(host.lock("/dev/ttyUSB0", own_pid()), None, "{taken}");
+            fs::write(host.at(taken), content(dead_pid())).expect("written");
+            host.lock("/dev/ttyUSB0", own_pid()).expect("free");
+            assert!(host.unlock("/dev/ttyUSB0", own_pid()));
         }
     }
 
@@ -528,7 +726,7 @@ mod tests {
         let host = Host::new();
         let lock = host.lock("/dev/ttyS1", own_pid()).expect("free");
         let forget = |ids: &[FileId]| {
-            assert_eq!(ids, [lock.id()]);
+            assert_eq!(ids, [lock.names[0].1]);
             assert!(host.files.turn.try_lock().is_none(), "another may lock");
         };
         let device = host.device("/dev/ttyS1");
@@ -566,7 +764,7 @@ mod tests {
         let host = Host::new();
         fs::remove_dir(host.at("own")).expect("removed");
         let device = host.device("/dev/ttyS1");
-        let locked = host.files.lock(&device, 1, LockedFor::AnyProcess);
+        let locked = host.files.lock(&device, &holder(1));
         assert!(locked.is_err());
         assert!(host.files.unlock(&device, 1, || true, |_| {}).is_err());
     }

@@ -8,42 +8,60 @@ use std::io::{self, Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
+use std::time::{Duration, SystemTime};
 
-use log::{debug, warn};
-use rustix::fs::{fstat, Dir};
+use log::warn;
+use rustix::fs::{fstat, Dir, Stat};
 use rustix::io::Errno;
 
 use crate::sys::directory::{Directory, Entry, FileId, PrivateNames, SetAside, StagedFile};
 use crate::text::Escaped;
 
 use super::device::Device;
-use super::mark::{LockedFor, MODE};
-use super::names::{content, holder_in, MAX_CONTENT_LEN};
+use super::mark::{where_possible, LockedFor};
+use super::names::{content, named_in, Named, MAX_CONTENT_LEN};
 
 /// What our files are called before they are locks, and before they are removed.
-const PRIVATE_NAMES: PrivateNames = PrivateNames {
+pub(super) const PRIVATE_NAMES: PrivateNames = PrivateNames {
     prefix: ".lfpd-",
     suffix: "",
 };
 
-/// A device that we have locked: one file, under each of the device's names.
+/// The mode of a lock file: every user may read who holds the device, and none may write.
+pub(super) const MODE: u32 = 0o444;
+
+/// The process for which a device is to be locked.
+#[derive(Clone, Copy, Debug)]
+pub struct NewHolder {
+    pub pid: u32,
+    pub locked_for: LockedFor,
+    /// When the process was looked at, which becomes the time of the lock file.
+    pub seen_at: SystemTime,
+    /// Whether the client may speak for the process.
+    pub is_peers: bool,
+}
+
+/// A device that we have locked: its names, each with its file. It is one file unless the file
+/// system has no hard links.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceLock {
-    pub(super) file: LockFile,
-    pub(super) names: Vec<OsString>,
+    pub(super) pid: u32,
+    pub names: Vec<(OsString, FileId)>,
 }
 
 impl DeviceLock {
-    pub fn id(&self) -> FileId {
-        self.file.id
+    /// Leaves out the files that have been removed; returns whether any is left.
+    pub fn forget(&mut self, removed: &[FileId]) -> bool {
+        self.names.retain(|(_, id)| !removed.contains(id));
+        !self.names.is_empty()
     }
 }
 
 /// For the log.
 impl fmt::Display for DeviceLock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = self.names.first().map_or(OsStr::new(""), |name| name);
-        write!(f, "file={} pid={}", shown(name), self.file.pid)
+        let name = self.names.first().map_or(OsStr::new(""), |(name, _)| name);
+        write!(f, "file={} pid={}", shown(name), self.pid)
     }
 }
 
@@ -51,32 +69,36 @@ impl fmt::Display for DeviceLock {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum NameState {
     Free,
-    /// A lock of a process that is there, or was.
-    Locked(LockFile),
-    /// Something that names no process, or that we may not read.
-    Unreadable,
+    File(LockFile),
+    /// Something that is no file, or that we may not read.
+    Blocked,
 }
 
 /// A lock file as it was when we read it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LockFile {
     pub(super) id: FileId,
-    pub(super) pid: u32,
+    pub(super) named: Named,
     pub(super) locked_for: LockedFor,
+    pub(super) owner: u32,
+    /// Since the epoch.
+    pub(super) modified_at: Duration,
     link_count: usize,
 }
 
 impl LockFile {
-    /// Whether its holder has ended.
-    pub(super) fn is_stale(self) -> bool {
-        !self.locked_for.is_held_by(self.pid)
+    /// Whether both are files of the same lock, which has a file for each name where the file
+    /// system has no hard links. These are made for one process at one time.
+    pub(super) fn is_of_same_lock(&self, other: &LockFile) -> bool {
+        let traits = |file: &LockFile| (file.named, file.modified_at, file.link_count);
+        self == other || (self.link_count == 1 && traits(self) == traits(other))
     }
 }
 
-/// The same lock: the same file with the same number.
+/// The same file with the same content.
 impl PartialEq for LockFile {
     fn eq(&self, other: &LockFile) -> bool {
-        (self.id, self.pid) == (other.id, other.pid)
+        (self.id, self.named) == (other.id, other.named)
     }
 }
 
@@ -84,15 +106,15 @@ impl Eq for LockFile {}
 
 /// What has `name`. If the system cannot tell, a process may hold the device.
 pub(super) fn inspect(directory: &Directory, name: &OsStr) -> NameState {
-    look(directory, name).unwrap_or(NameState::Unreadable)
+    look(directory, name).unwrap_or(NameState::Blocked)
 }
 
 /// What has `name`, or why the system cannot tell.
 pub(super) fn look(directory: &Directory, name: &OsStr) -> io::Result<NameState> {
     match directory.open_file(name) {
         Ok(Entry::Nothing) => Ok(NameState::Free),
-        Ok(Entry::File(file)) => Ok(read(&file).map_or(NameState::Unreadable, NameState::Locked)),
-        Ok(Entry::Unreadable | Entry::Other) => Ok(NameState::Unreadable),
+        Ok(Entry::File(file)) => Ok(read(&file).map_or(NameState::Blocked, NameState::File)),
+        Ok(Entry::Unreadable | Entry::Other) => Ok(NameState::Blocked),
         // No program can have made a file with too long a name.
         Err(error) if Errno::from_io_error(&error) == Some(Errno::NAMETOOLONG) => {
             Ok(NameState::Free)
@@ -107,54 +129,46 @@ fn read(file: &File) -> Option<LockFile> {
     let stat = fstat(file).ok()?;
     Some(LockFile {
         id: FileId::from(&stat),
-        pid: holder_in(&content)?,
+        named: named_in(&content),
         locked_for: LockedFor::marked(&stat),
+        owner: stat.st_uid,
+        modified_at: modified_at(&stat),
         link_count: usize::try_from(stat.st_nlink).unwrap_or(usize::MAX),
     })
 }
 
-/// Whether a process holds, or may hold, the lock with this name.
-pub(super) fn is_held(directory: &Directory, name: &OsStr) -> bool {
-    match inspect(directory, name) {
-        NameState::Free => false,
-        NameState::Locked(file) if file.is_stale() => {
-            debug!("ignored-stale file={} pid={}", shown(name), file.pid);
-            false
-        }
-        NameState::Locked(_) | NameState::Unreadable => true,
-    }
+/// Since the epoch.
+pub(super) fn modified_at(stat: &Stat) -> Duration {
+    let seconds = u64::try_from(stat.st_mtime).unwrap_or_default();
+    let nanoseconds = u32::try_from(stat.st_mtime_nsec).unwrap_or_default();
+    Duration::new(seconds, nanoseconds)
 }
 
-/// The locks that have one of `names`, each once.
-pub(super) fn locks_in(directory: &Directory, names: &[OsString]) -> Vec<LockFile> {
-    let mut locks = Vec::new();
+/// The files that have one of `names`, each once, with one of its names.
+pub(super) fn files_in<'a>(
+    directory: &Directory,
+    names: &'a [OsString],
+) -> Vec<(&'a OsStr, LockFile)> {
+    let mut files: Vec<(&OsStr, LockFile)> = Vec::new();
     for name in names {
-        if let NameState::Locked(file) = inspect(directory, name) {
-            if !locks.contains(&file) {
-                locks.push(file);
+        if let NameState::File(file) = inspect(directory, name) {
+            if !files.iter().any(|(_, known)| *known == file) {
+                files.push((name, file));
             }
         }
     }
-    locks
+    files
 }
 
-/// The lock that the process `pid` holds and has taken by the device's path.
-pub(super) fn lock_of_path(directory: &Directory, device: &Device, pid: u32) -> Option<LockFile> {
-    let locks = locks_in(directory, device.full.get(..1)?);
-    locks
-        .into_iter()
-        .find(|file| file.pid == pid && !file.is_stale())
-}
-
-/// All names of a lock: those of the device, and others, since the device may have been unplugged,
-/// and its links with it. Those by which [`is_of`] knows the lock come last: if they are removed in
-/// this order and the server is killed, the lock can still be unlocked.
+/// All names of a lock file: those of the device, and others, because the device may have been
+/// unplugged, and its links with it. Those by which [`is_of`] knows the lock come last: if they are
+/// removed in this order and the server is killed, the lock can still be unlocked.
 pub(super) fn names_of(
     directory: &Directory,
     device: &Device,
     lock: LockFile,
 ) -> io::Result<Vec<OsString>> {
-    let is_its = |name: &OsStr| inspect(directory, name) == NameState::Locked(lock);
+    let is_its = |name: &OsStr| inspect(directory, name) == NameState::File(lock);
     let written = device.written.iter().filter(|name| is_its(name));
     let mut names: Vec<OsString> = written.cloned().collect();
     if names.len() < lock.link_count {
@@ -183,18 +197,21 @@ pub(super) fn is_of(device: &Device, names: &[OsString]) -> bool {
     names.len() == 1 || names.iter().any(|name| device.full.contains(name))
 }
 
-/// Makes one lock file and gives it all names of the device; `None` if another program has taken
-/// one of them since we looked.
+/// Locks the device under all of its names; `None` if another program has taken one of them since
+/// we looked.
 pub(super) fn make(
     directory: &Directory,
     device: &Device,
-    pid: u32,
-    locked_for: LockedFor,
+    holder: &NewHolder,
 ) -> io::Result<Option<DeviceLock>> {
     let made = StagedFile::make(directory, &PRIVATE_NAMES, MODE, |staged| {
-        fill(staged.file(), pid, locked_for)?;
-        name(directory, &staged, device, pid)
+        fill(staged.file(), holder)?;
+        link(directory, &staged, device, holder)
     });
+    let made = match made {
+        Err(error) if may_lack_hard_links(&error) => make_in_place(directory, device, holder),
+        made => made,
+    };
     match made {
         Ok(lock) => Ok(Some(lock)),
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(None),
@@ -202,48 +219,107 @@ pub(super) fn make(
     }
 }
 
-fn fill(mut file: &File, pid: u32, locked_for: LockedFor) -> io::Result<()> {
+fn may_lack_hard_links(error: &io::Error) -> bool {
+    let code = Errno::from_io_error(error);
+    error.kind() == io::ErrorKind::Unsupported
+        || matches!(code, Some(Errno::IO | Errno::XDEV | Errno::INVAL))
+}
+
+/// Writes all that a lock file says, and waits until a power cut would leave it.
+fn fill(mut file: &File, holder: &NewHolder) -> io::Result<()> {
     // The umask must not hide who holds the device.
-    file.set_permissions(Permissions::from_mode(MODE))?;
-    file.write_all(content(pid).as_bytes())?;
-    locked_for.mark(file)
+    where_possible(file.set_permissions(Permissions::from_mode(MODE)))?;
+    file.write_all(content(holder.pid).as_bytes())?;
+    where_possible(file.set_modified(holder.seen_at))?;
+    holder.locked_for.mark(file, MODE)?;
+    // Otherwise the name may be on the disk before the content: an empty file, which blocks the
+    // device.
+    where_possible(file.sync_data())
 }
 
 /// Gives a complete file all names of the device, or none.
-fn name(
+fn link(
     directory: &Directory,
     staged: &StagedFile<'_>,
     device: &Device,
-    pid: u32,
+    holder: &NewHolder,
 ) -> io::Result<DeviceLock> {
-    let file = LockFile {
-        id: FileId::of(staged.file())?,
-        pid,
-        locked_for: LockedFor::AnyProcess,
-        link_count: device.written.len(),
+    let id = FileId::of(staged.file())?;
+    name_all(directory, device, holder, |name| {
+        staged.link(name)?;
+        Ok(id)
+    })
+}
+
+/// Makes a file for each name of the device, or none, where the file system has no hard links. For
+/// a moment they are empty.
+fn make_in_place(
+    directory: &Directory,
+    device: &Device,
+    holder: &NewHolder,
+) -> io::Result<DeviceLock> {
+    name_all(directory, device, holder, |name| {
+        let file = directory.create(name, MODE)?;
+        let id = FileId::of(&file)?;
+        let is_its = |name: &OsStr| {
+            directory
+                .identity(name)
+                .is_ok_and(|found| found == Some(id))
+        };
+        if let Err(error) = fill(&file, holder) {
+            let _ = directory.remove_if(name, &PRIVATE_NAMES, is_its);
+            return Err(error);
+        }
+        // Some programs take an empty file for a stale one.
+        match is_its(name) {
+            true => Ok(id),
+            false => Err(io::ErrorKind::AlreadyExists.into()),
+        }
+    })
+}
+
+/// Calls `make` for each name of the device, and removes those names again if it fails for one.
+fn name_all(
+    directory: &Directory,
+    device: &Device,
+    holder: &NewHolder,
+    make: impl Fn(&OsStr) -> io::Result<FileId>,
+) -> io::Result<DeviceLock> {
+    let mut lock = DeviceLock {
+        pid: holder.pid,
+        names: Vec::new(),
     };
-    let names = device.written.clone();
-    let lock = DeviceLock { file, names };
-    for (at, name) in lock.names.iter().enumerate() {
-        if let Err(error) = staged.link(name) {
-            for name in &lock.names[..at] {
-                // If the process has ended, another program may have replaced the file already.
-                let _ = take_away(directory, name, lock.file);
+    for name in &device.written {
+        match make(name) {
+            Ok(id) => lock.names.push((name.clone(), id)),
+            Err(error) => {
+                // If the process has ended, another program may have replaced a file already.
+                let _ = withdraw(directory, &lock);
+                return Err(error);
             }
-            return Err(match error.kind() {
-                // A file that has got its first name needs no fallback for the next one.
-                io::ErrorKind::Unsupported if at > 0 => io::Error::other("no further hard link"),
-                _ => error,
-            });
         }
     }
     Ok(lock)
 }
 
+/// Removes a lock of ours, as far as its names have not passed to other files; returns whether any
+/// was left.
+pub(super) fn withdraw(directory: &Directory, lock: &DeviceLock) -> io::Result<bool> {
+    let mut was_there = false;
+    for (name, id) in &lock.names {
+        if let NameState::File(file) = look(directory, name)? {
+            if (file.id, file.named) == (*id, Named::Process(lock.pid)) {
+                was_there |= take_away(directory, name, file)?;
+            }
+        }
+    }
+    Ok(was_there)
+}
+
 /// Removes the lock file `name` if it still is the one that was read as `meant`; returns whether it
 /// was. If another program has replaced it since, that program's file keeps the name.
 pub(super) fn take_away(directory: &Directory, name: &OsStr, meant: LockFile) -> io::Result<bool> {
-    let is_meant = |aside: &OsStr| inspect(directory, aside) == NameState::Locked(meant);
+    let is_meant = |aside: &OsStr| inspect(directory, aside) == NameState::File(meant);
     let outcome = directory.remove_if(name, &PRIVATE_NAMES, is_meant)?;
     if outcome == SetAside::Displaced {
         warn!("lock-lost file={}", shown(name));
@@ -270,7 +346,7 @@ mod tests {
         in_directory(|scratch, directory| {
             let path = scratch.join(NAME);
             fs::write(&path, content(1)).expect("written");
-            let NameState::Locked(meant) = inspect(directory, OsStr::new(NAME)) else {
+            let NameState::File(meant) = inspect(directory, OsStr::new(NAME)) else {
                 panic!("no lock");
             };
             let is_taken = || take_away(directory, OsStr::new(NAME), meant).expect("usable");
@@ -298,7 +374,7 @@ mod tests {
             for name in &names[1..] {
                 fs::hard_link(scratch.join(names[0]), scratch.join(name)).expect("linked");
             }
-            let [lock] = locks_in(directory, &device.written)[..] else {
+            let [(_, lock)] = files_in(directory, &device.written)[..] else {
                 panic!("not one lock");
             };
             let mut ordered = names_of(directory, &device, lock).expect("readable");
@@ -314,10 +390,16 @@ mod tests {
                 &DevicePath::parse(b"/dev/ttyS1").expect("below /dev"),
                 scratch,
             );
+            let holder = NewHolder {
+                pid: 1234,
+                locked_for: LockedFor::AnyProcess,
+                seen_at: SystemTime::now(),
+                is_peers: false,
+            };
             let make = || {
                 let staged = StagedFile::private(directory, &PRIVATE_NAMES, MODE)?;
-                fill(staged.file(), 1234, LockedFor::AnyProcess)?;
-                name(directory, &staged, &device, 1234)
+                fill(staged.file(), &holder)?;
+                link(directory, &staged, &device, &holder)
             };
             make().expect("a free name");
             let error = make().expect_err("a taken name");

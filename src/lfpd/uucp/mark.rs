@@ -12,12 +12,8 @@ use rustix::process::geteuid;
 
 use crate::sys::process;
 
-/// The mode of a lock file: every user may read who holds the device, and none may write.
-pub(super) const MODE: u32 = 0o444;
-
-/// The same with the sticky bit, which has no other effect on a file: not every process with the
-/// number holds the lock.
-const MARKED_MODE: u32 = 0o1444;
+/// The sticky bit, which has no other effect on a file: not every process with the number holds the
+/// lock.
 const STICKY: u32 = 0o1000;
 
 /// The group of a file that is marked for no process.
@@ -30,44 +26,38 @@ pub enum LockedFor {
     /// No process had the number when the lock was made, and none that gets it later holds the
     /// lock.
     NoProcess,
-    /// The process was this user's at that time. A later process of another user does not hold the
-    /// lock.
-    ProcessOf {
-        /// Not root.
-        user: u32,
-        /// Since the epoch.
-        seen_at: Duration,
-    },
+    /// The process was this user's, who is not root, when the lock was made. A later process of
+    /// another user does not hold the lock.
+    ProcessOf(u32),
 }
 
 impl LockedFor {
-    /// For the process of `user` that existed at `seen_at`. Root's needs no mark: root may lock for
-    /// every process.
-    pub fn process_of(user: Option<u32>, seen_at: SystemTime) -> LockedFor {
-        match (user, seen_at.duration_since(UNIX_EPOCH)) {
-            (Some(user), Ok(seen_at)) if user != NO_USER => LockedFor::ProcessOf { user, seen_at },
+    /// For a process of `user`. Root's needs no mark: root may lock for every process.
+    pub fn process_of(user: Option<u32>) -> LockedFor {
+        match user {
+            Some(user) if user != NO_USER => LockedFor::ProcessOf(user),
             _ => LockedFor::AnyProcess,
         }
     }
 
-    /// Marks a new file of ours. A server that is not root cannot mark it for another user's
-    /// process.
-    pub(super) fn mark(self, file: &File) -> io::Result<()> {
+    /// Marks a new file of ours, whose time of modification is when the process was seen. A server
+    /// that is not root cannot mark it for another user's process, and some file systems have no
+    /// such modes.
+    pub(super) fn mark(self, file: &File, mode: u32) -> io::Result<()> {
         match self {
             LockedFor::AnyProcess => return Ok(()),
             LockedFor::NoProcess => {
                 // Without the right to do so the file is not root's, or is marked for its group.
                 let _ = fchown(file, None, Some(Gid::from_raw(NO_USER)));
             }
-            LockedFor::ProcessOf { user, seen_at } => {
+            LockedFor::ProcessOf(user) => {
                 let group = Some(Gid::from_raw(user));
                 if !geteuid().is_root() || fchown(file, None, group).is_err() {
                     return Ok(());
                 }
-                file.set_modified(UNIX_EPOCH + seen_at)?;
             }
         }
-        file.set_permissions(Permissions::from_mode(MARKED_MODE))
+        where_possible(file.set_permissions(Permissions::from_mode(mode | STICKY)))
     }
 
     /// What the mark of a lock file says.
@@ -76,35 +66,54 @@ impl LockedFor {
         if !is_trusted || stat.st_mode & STICKY == 0 {
             return LockedFor::AnyProcess;
         }
-        if stat.st_uid != 0 || stat.st_gid == NO_USER {
-            return LockedFor::NoProcess;
-        }
-        let seconds = u64::try_from(stat.st_mtime).unwrap_or_default();
-        let nanoseconds = u32::try_from(stat.st_mtime_nsec).unwrap_or_default();
-        LockedFor::ProcessOf {
-            user: stat.st_gid,
-            seen_at: Duration::new(seconds, nanoseconds),
+        match stat.st_gid {
+            group if stat.st_uid != 0 || group == NO_USER => LockedFor::NoProcess,
+            user => LockedFor::ProcessOf(user),
         }
     }
 
-    /// Whether the process `pid` exists and holds the lock. It does if the kernel cannot tell.
-    pub(super) fn is_held_by(self, pid: u32) -> bool {
-        process::exists(pid)
+    /// Whether the process `pid` exists and holds the lock, which was made at `made_at`. It does if
+    /// the kernel cannot tell.
+    pub(super) fn is_held_by(self, pid: u32, made_at: Duration) -> bool {
+        process::is_process(pid)
             && match self {
                 LockedFor::AnyProcess => true,
                 LockedFor::NoProcess => false,
-                LockedFor::ProcessOf { user, seen_at } => !is_successor(pid, user, seen_at),
+                LockedFor::ProcessOf(user) => !is_successor(pid, user, made_at),
             }
     }
 }
 
-/// Whether `pid` is another user's process that began after `seen_at`. The clock alone is not
+/// Whether `pid` is another user's process that began after `made_at`. The clock alone is not
 /// enough: if it is set forward, every holder seems to have begun too late. Nor is the user: the
-/// holder may have become root. A process that began up to 10 ms after `seen_at` counts as the
+/// holder may have become root. A process that began up to 10 ms after `made_at` counts as the
 /// holder: the kernel does not tell it from one that began before.
-fn is_successor(pid: u32, user: u32, seen_at: Duration) -> bool {
-    let is_anothers = process::users(pid).is_some_and(|(real, own)| user != real && user != own);
-    is_anothers && process::earliest_start(pid).is_some_and(|start| start > seen_at)
+fn is_successor(pid: u32, user: u32, made_at: Duration) -> bool {
+    let users = process::users(pid);
+    let is_anothers = users.is_some_and(|of| user != of.real && user != of.effective);
+    is_anothers && has_begun_after(pid, made_at)
+}
+
+/// Whether the process began after an instant since the epoch, by the present clock.
+pub(super) fn has_begun_after(pid: u32, instant: Duration) -> bool {
+    process::earliest_start(pid).is_some_and(|start| start > instant)
+}
+
+/// A time as the span since the epoch.
+pub(super) fn since_epoch(time: SystemTime) -> Duration {
+    time.duration_since(UNIX_EPOCH).unwrap_or_default()
+}
+
+/// The result of a step that some file systems refuse, and that a lock can do without.
+pub(super) fn where_possible(result: io::Result<()>) -> io::Result<()> {
+    use rustix::io::Errno;
+    match result {
+        Err(error) => match Errno::from_io_error(&error) {
+            Some(Errno::PERM | Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => Ok(()),
+            _ => Err(error),
+        },
+        done => done,
+    }
 }
 
 #[cfg(test)]
@@ -120,9 +129,9 @@ mod tests {
                 .stdin(Stdio::piped())
                 .spawn()
                 .expect("cat");
-            let seen_at = SystemTime::now();
-            let is_holder =
-                |seen_at| LockedFor::process_of(another, seen_at).is_held_by(child.id());
+            let seen_at = since_epoch(SystemTime::now());
+            let locked_for = LockedFor::process_of(another);
+            let is_holder = |seen_at| locked_for.is_held_by(child.id(), seen_at);
             let held = [0, 10].map(|secs| is_holder(seen_at - Duration::from_secs(secs)));
             drop(child.stdin.take());
             child.wait().expect("its end");

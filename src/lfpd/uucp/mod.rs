@@ -5,3 +5,4 @@ pub mod files;
 mod lock_file;
 pub mod mark;
 pub mod names;
+mod staleness;

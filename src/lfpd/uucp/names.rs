@@ -1,9 +1,8 @@
 //! The names and the content of the lock files of serial devices, in the tradition of UUCP. Pure:
 //! text in, text out.
 
-use std::ffi::{OsStr, OsString};
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::path::{Path, PathBuf};
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt;
 
 /// How much of a lock file is read, in bytes. The number comes first; some programs add their name.
 pub const MAX_CONTENT_LEN: u64 = 64;
@@ -32,10 +31,13 @@ impl DevicePath {
         is_below.then_some(DevicePath(parts))
     }
 
-    /// The path, if /dev is at `root`.
-    pub fn in_root(&self, root: &Path) -> PathBuf {
-        let parts = self.0.iter().map(|part| OsStr::from_bytes(part));
-        parts.fold(root.to_owned(), |path, part| path.join(part))
+    /// The path of these parts.
+    pub fn of_parts(parts: Vec<Vec<u8>>) -> DevicePath {
+        DevicePath(parts)
+    }
+
+    pub fn parts(&self) -> &[Vec<u8>] {
+        &self.0
     }
 
     /// The names under which we lock it: one of its last part, and for a nested device one of all
@@ -78,11 +80,24 @@ pub fn content(pid: u32) -> String {
     format!("{pid:10}\n")
 }
 
-/// The process that the content names; `None` if it names none. Then a program may be about to
-/// write it.
-pub fn holder_in(content: &[u8]) -> Option<u32> {
+/// Whom a lock file names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Named {
+    Process(u32),
+    /// The number 0, as lockfile-create writes it: a lock that no process holds.
+    Zero,
+    /// No number that a process can have. A program may be about to write it, or a power cut has
+    /// come before the content.
+    Nothing,
+}
+
+/// Whom the content of a lock file names.
+pub fn named_in(content: &[u8]) -> Named {
     if let Some(number) = binary(content) {
-        return Some(number).filter(is_a_pid);
+        return match is_a_pid(&number) {
+            true => Named::Process(number),
+            false => Named::Nothing,
+        };
     }
     let text = content.trim_ascii_start();
     let digits = text.iter().take_while(|byte| byte.is_ascii_digit()).count();
@@ -91,7 +106,14 @@ pub fn holder_in(content: &[u8]) -> Option<u32> {
         // The next byte, which was not read, may be another digit.
         None => (content.len() as u64) < MAX_CONTENT_LEN,
     };
-    pid_in(&text[..digits]).filter(|_| is_whole)
+    let digits = &text[..digits];
+    match pid_in(digits) {
+        Some(pid) if is_whole => Named::Process(pid),
+        None if is_whole && !digits.is_empty() && digits.iter().all(|digit| *digit == b'0') => {
+            Named::Zero
+        }
+        _ => Named::Nothing,
+    }
 }
 
 /// The process whose number these digits are; `None` if no process can have it.
@@ -198,7 +220,7 @@ mod tests {
         for pid in [1, 1234, i32::MAX.unsigned_abs()] {
             let content = content(pid);
             assert_eq!(content.len(), 11);
-            assert_eq!(holder_in(content.as_bytes()), Some(pid));
+            assert_eq!(named_in(content.as_bytes()), Named::Process(pid));
         }
     }
 
@@ -220,7 +242,7 @@ mod tests {
             (&0x0A_32_31i32.to_ne_bytes(), 0x0A_32_31),
             (b"123\0\n", 123),
         ] {
-            assert_eq!(holder_in(content), Some(pid), "{content:?}");
+            assert_eq!(named_in(content), Named::Process(pid), "{content:?}");
         }
     }
 
@@ -234,7 +256,7 @@ mod tests {
             b"garbage",
             b"abcd",
             b"12x",
-            b"0\n",
+            b"\0\0\0\0\0\0\0\0\0\0\0",
             b"-1\n",
             b"+1\n",
             b"2147483648\n",
@@ -245,7 +267,10 @@ mod tests {
             b"\x01\0\0\0\0",
             &cut,
         ] {
-            assert_eq!(holder_in(content), None, "{content:?}");
+            assert_eq!(named_in(content), Named::Nothing, "{content:?}");
+        }
+        for content in [&b"0\n"[..], b"         0\n", b"0", b"000\n"] {
+            assert_eq!(named_in(content), Named::Zero, "{content:?}");
         }
     }
 }

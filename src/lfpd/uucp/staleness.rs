@@ -1,0 +1,132 @@
+//! Which lock files hold nothing.
+
+use std::cell::OnceCell;
+use std::ffi::OsStr;
+use std::io;
+use std::time::{Duration, SystemTime};
+
+use log::debug;
+use rustix::fs::{fstat, Stat};
+use rustix::process::geteuid;
+
+use crate::sys::directory::{lock_within, Directory, Entry, FileId, StagedFile};
+use crate::sys::process;
+
+use super::lock_file::{inspect, modified_at, shown, LockFile, NameState, MODE, PRIVATE_NAMES};
+use super::mark::{has_begun_after, since_epoch};
+use super::names::Named;
+
+/// After this, no program is still about to write the content of a file that it has made.
+const WRITE_TIME: Duration = Duration::from_secs(5 * 60);
+
+/// The most that clocks differ. A later time is from a wrong clock.
+const CLOCK_TOLERANCE: Duration = Duration::from_secs(60);
+
+/// Judges the lock files that a request meets.
+pub(super) struct Judge<'a> {
+    /// The directory in which we make lock files, and remove stale ones.
+    own: &'a Directory,
+    /// The number of the process for which the client asks, if the client may speak for it.
+    asker: Option<u32>,
+    /// What the system says of a file that we make there. It tells the file system's clock, and
+    /// whether files there have the owners that they seem to have.
+    sample: OnceCell<Option<Stat>>,
+}
+
+impl<'a> Judge<'a> {
+    pub(super) fn new(own: &'a Directory, asker: Option<u32>) -> Judge<'a> {
+        Judge {
+            own,
+            asker,
+            sample: OnceCell::new(),
+        }
+    }
+
+    /// Whether a process holds, or may hold, the lock with this name in one of the directories.
+    pub(super) fn is_held(&self, directory: &Directory, name: &OsStr) -> bool {
+        match inspect(directory, name) {
+            NameState::Free => false,
+            NameState::Blocked => true,
+            NameState::File(file) => {
+                let is_stale = match std::ptr::eq(directory, self.own) {
+                    true => self.is_stale(name, &file),
+                    false => self.is_without_holder(&file),
+                };
+                if is_stale {
+                    debug!("ignored-stale file={}", shown(name));
+                }
+                !is_stale
+            }
+        }
+    }
+
+    /// Whether the file in our own directory holds nothing, and may be removed.
+    pub(super) fn is_stale(&self, name: &OsStr, file: &LockFile) -> bool {
+        self.is_without_holder(file) || self.is_planted(file) || self.is_abandoned(name, file)
+    }
+
+    /// Whether the process that the file names has ended, or is another one than the holder.
+    fn is_without_holder(&self, file: &LockFile) -> bool {
+        let Named::Process(pid) = file.named else {
+            return false;
+        };
+        !file.locked_for.is_held_by(pid, file.modified_at)
+            || (self.asker == Some(pid) && is_older_than(file, pid))
+    }
+
+    /// Whether its owner has named another user's process, which would never let go. Only root can
+    /// rely on the owners of files, and only where its own files are root's.
+    fn is_planted(&self, file: &LockFile) -> bool {
+        let Named::Process(pid) = file.named else {
+            return false;
+        };
+        let is_anothers = || {
+            let users = process::users(pid);
+            users.is_some_and(|of| ![of.real, of.effective, of.saved].contains(&file.owner))
+        };
+        file.owner != 0
+            && geteuid().is_root()
+            && file.owner != process::overflow_user()
+            && is_anothers()
+            && self.sample().is_some_and(|sample| sample.st_uid == 0)
+    }
+
+    /// Whether the file names no process, and no program is still about to write it: a power cut
+    /// has emptied it. A program that has it locked may be about to.
+    fn is_abandoned(&self, name: &OsStr, file: &LockFile) -> bool {
+        file.named == Named::Nothing
+            && self.sample().map(modified_at).is_some_and(|now| {
+                let since = now.saturating_sub(file.modified_at);
+                since > WRITE_TIME || file.modified_at > now + CLOCK_TOLERANCE
+            })
+            && self.is_unlocked(name, file)
+    }
+
+    fn is_unlocked(&self, name: &OsStr, file: &LockFile) -> bool {
+        let Ok(Entry::File(opened)) = self.own.open_file(name) else {
+            return false;
+        };
+        FileId::of(&opened).is_ok_and(|id| id == file.id)
+            && match lock_within(&opened, Duration::ZERO) {
+                Ok(is_ours) => is_ours,
+                Err(error) => error.kind() == io::ErrorKind::Unsupported,
+            }
+    }
+
+    fn sample(&self) -> Option<&Stat> {
+        let make = || {
+            StagedFile::make(self.own, &PRIVATE_NAMES, MODE, |staged| {
+                Ok(fstat(staged.file())?)
+            })
+        };
+        self.sample.get_or_init(|| make().ok()).as_ref()
+    }
+}
+
+/// Whether the process, which asks for itself, began after the file was written: then the file is
+/// that of an earlier process with its number. Containers give the same numbers at each start. If a
+/// clock is wrong, the process gets what the file names it for.
+fn is_older_than(file: &LockFile, pid: u32) -> bool {
+    has_begun_after(pid, file.modified_at)
+        || file.modified_at > since_epoch(SystemTime::now()) + CLOCK_TOLERANCE
+}
