@@ -207,6 +207,11 @@ impl Rxtx {
 /// One `recv` of 1024 bytes.
 fn first_byte(socket: &mut TcpStream) -> io::Result<Option<u8>> {
     let mut buffer = [0; 1024];
-    let len = socket.read(&mut buffer)?;
+    let len = loop {
+        match socket.read(&mut buffer) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            read => break read?,
+        }
+    };
     Ok(buffer[..len].first().copied())
 }

@@ -9,7 +9,7 @@ use std::ffi::c_int;
 use std::fs;
 use std::sync::Arc;
 
-use signal_hook::consts::{FORBIDDEN, SIGPIPE};
+use signal_hook::consts::{FORBIDDEN, SIGCHLD, SIGPIPE};
 use signal_hook::flag;
 
 #[used]
@@ -22,8 +22,9 @@ extern "C" fn catch_what_is_ignored() {
     let ignored = ignored.and_then(|set| u64::from_str_radix(set.trim(), 16).ok());
     let is_ignored = |signal: &c_int| ignored.unwrap_or(0) >> (signal - 1) & 1 == 1;
     for signal in (1..32).filter(is_ignored) {
-        // Rust ignores SIGPIPE by itself, and resets it in what it starts.
-        if signal != SIGPIPE && !FORBIDDEN.contains(&signal) {
+        // Rust ignores SIGPIPE by itself, and resets it in what it starts. SIGCHLD comes often, and
+        // a caught one would interrupt system calls.
+        if ![SIGCHLD, SIGPIPE].contains(&signal) && !FORBIDDEN.contains(&signal) {
             flag::register(signal, Arc::default()).expect("the signal can be caught");
         }
     }
