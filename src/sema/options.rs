@@ -478,11 +478,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_option_is_in_the_help() {
+    fn the_help_fits_a_terminal_of_120_columns() {
         let help = help();
-        for known in OPTIONS.iter().flat_map(OptionRow::names) {
-            assert!(help.contains(known), "{known}");
-        }
         assert!(help.lines().all(|line| line.len() <= 120), "{help}");
     }
 
