@@ -69,11 +69,13 @@ fn a_client_that_cannot_be_watched_does_not_wait() {
     if !may_attach(&strace) {
         return;
     }
+    // In seconds: neither the wait nor the lease ends during the test, however slow strace is.
+    const LONG: u64 = 3600;
     let daemon = Daemon::start(&[]);
     let mut early = daemon.connect();
-    let grant = early.acquire_for("k", 0, 60);
+    let grant = early.acquire_for("k", 0, LONG);
     let mut waiter = daemon.connect();
-    waiter.send("l\nk\n60\n");
+    waiter.send(&format!("l\nk\n{LONG}\n"));
     daemon.wait_for_waiters("k", 1);
     let began = Instant::now();
     let recover = inject(&strace, &daemon, "epoll_ctl:error=ENOMEM");
