@@ -1132,15 +1132,22 @@ fn a_process_of_another_user_in_the_group_keeps_the_lock() {
         .args(["--kill-after", "0.1", "--", "sh", "-c", "echo $$; read end"]);
     let mut child = Latch::start(command.stdin(Stdio::piped()).stdout(Stdio::piped()));
     let group = first_line(&mut child).trim().parse();
+    let group: i32 = group.expect("a number");
     let mut sleep = Command::new("sleep");
-    sleep.arg("2").process_group(group.expect("a number"));
+    sleep.arg("60").process_group(group);
     let mut others = sleep.spawn().expect("sleep");
     drop(child.stdin.take());
-    assert_eq!(wait_as_shell(&mut child), Some(1));
-    let ended = others.try_wait().expect("our child");
+    let command = Pid::from_raw(group).expect("a process");
+    eventually(PATIENCE, "the command has ended", || {
+        matches!(state(command), None | Some('Z'))
+    });
+    // Longer than --kill-after: there is nothing left to wait for but the other user's process.
+    thread::sleep(Duration::from_millis(500));
+    let was_kept = is_held(&daemon, "k");
     let _ = others.kill();
     let _ = others.wait();
-    assert!(ended.is_some(), "the lock was released before its end");
+    assert!(was_kept, "the lock was released before its end");
+    assert_eq!(wait_as_shell(&mut child), Some(1));
 }
 
 #[test]

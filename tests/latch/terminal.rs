@@ -4,6 +4,7 @@
 use std::cell::Cell;
 use std::fs;
 use std::io::{Read, Write};
+use std::panic::resume_unwind;
 use std::path::Path;
 use std::process::{Child, ChildStdin, Stdio};
 use std::sync::{Arc, Mutex};
@@ -171,20 +172,30 @@ impl Drop for Terminal {
     }
 }
 
-fn at_each_shell(python: &Program, test: impl Fn(&Daemon, Terminal)) {
+fn at_each_shell(python: &Program, test: impl Fn(&Daemon, Terminal) + Sync) {
     at_each_shell_beside(python, || Daemon::start(&[]), test);
 }
 
 fn at_each_shell_beside(
     python: &Program,
-    start: impl Fn() -> Daemon,
-    test: impl Fn(&Daemon, Terminal),
+    start: impl Fn() -> Daemon + Sync,
+    test: impl Fn(&Daemon, Terminal) + Sync,
 ) {
-    for shell in SHELLS {
-        let daemon = start();
-        let terminal = Terminal::start(python, &daemon, shell);
-        test(&daemon, terminal);
-    }
+    let (start, test) = (&start, &test);
+    // Side by side: each has a server and a terminal of its own, and mostly waits.
+    thread::scope(|scope| {
+        let runs = SHELLS.map(|shell| {
+            scope.spawn(move || {
+                let daemon = start();
+                let terminal = Terminal::start(python, &daemon, shell);
+                test(&daemon, terminal);
+            })
+        });
+        for run in runs {
+            // With its own panic, by which `fair_test` knows what was late.
+            run.join().unwrap_or_else(|panic| resume_unwind(panic));
+        }
+    });
 }
 
 fn free(daemon: &Daemon) {
