@@ -35,6 +35,7 @@ complete -c latchd -l log-file -r -F -d 'append the log to this file, and open i
 complete -c latchd -l log-timestamps -x -d 'begin each log line with the time: auto, always or never (auto: unless journald does)'
 complete -c latchd -l debug -d 'log the life of connections'
 complete -c latchd -l fence-state-file -r -F -d 'reserve fences in this file, so that they rise across crashes and clock steps'
+complete -c latchd -l handover-file -r -F -d 'hand the locks over to the next server through this file when told to stop'
 complete -c latchd -l inetd -d 'serve the listening socket on descriptor 0 (inetd wait, s6)'
 complete -c latchd -l idle-exit -x -d 'exit after so long without a connection or a held slot; 0: never (0)'
 complete -c latchd -l etcd -x -d 'share locks with the other servers on this etcd: HOST:PORT of its members, with commas'

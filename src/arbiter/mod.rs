@@ -35,7 +35,9 @@ use crossbeam_channel::{bounded, Receiver, Sender};
 
 use crate::fence::source::Salts;
 use crate::sys::memory::{self, Purpose, Reservation};
-use crate::table::{Answer, Caps, ConnId, Holdings, Key, KeySnapshot, LockTable, Scope, Ticket};
+use crate::table::{
+    Answer, Caps, ConnId, HolderRecord, Holdings, Key, KeySnapshot, LockTable, Scope, Ticket,
+};
 use crate::token::{FenceSource, Grant};
 use clock::Clock;
 #[cfg_attr(not(feature = "cluster"), allow(unused_imports))]
@@ -92,10 +94,69 @@ struct State {
     reaper_looks_at: Option<Instant>,
     /// The next look at idle keys, at the earliest.
     next_gc: Instant,
-    /// Dropped when the drain is over.
-    drained: Option<Sender<()>>,
+    /// While the table is drained, and somebody is waited for.
+    drain: Option<Drain>,
     /// Takes the changes to the journal, if there is one.
     recorder: Option<Box<dyn Recorder>>,
+}
+
+/// Whom a drain waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DrainUntil {
+    /// Until no key is held.
+    NoHolder,
+    /// Until every holder can come back over another connection, or has none.
+    AllCanAdopt,
+}
+
+struct Drain {
+    waits_for: DrainUntil,
+    /// The connection that was waited for when this was last looked at.
+    last_seen: Option<ConnId>,
+    /// Dropped when the drain is over.
+    _drained: Sender<()>,
+}
+
+impl State {
+    /// Ends the drain if it waits for nobody any more.
+    fn end_drain(&mut self) {
+        let Some(drain) = &mut self.drain else {
+            return;
+        };
+        let (table, seats) = (&self.table, &self.seats);
+        let is_over = match drain.waits_for {
+            DrainUntil::NoHolder => !table.has_holders(),
+            DrainUntil::AllCanAdopt => {
+                let is_waited_for = |conn: &ConnId, seat: &SeatState| {
+                    !seat.can_adopt && table.connection_count(*conn) > 0
+                };
+                // Mostly it is still the same one: not all connections are looked at in each visit.
+                let last_seen = drain.last_seen.and_then(|conn| seats.get_key_value(&conn));
+                let mut candidates = last_seen.into_iter().chain(seats);
+                let found = candidates.find(|(conn, seat)| is_waited_for(conn, seat));
+                drain.last_seen = found.map(|(conn, _)| *conn);
+                found.is_none()
+            }
+        };
+        if is_over {
+            self.drain = None;
+        }
+    }
+}
+
+/// The table, while no request is carried out.
+pub struct Frozen<'a> {
+    state: MutexGuard<'a, State>,
+    now: Instant,
+}
+
+impl Frozen<'_> {
+    /// What the next server needs to go on from here: the next fence, and the holders.
+    pub fn hand_over(&mut self) -> (u64, Vec<HolderRecord>) {
+        let State { table, seats, .. } = &mut *self.state;
+        let tag_of = |conn| seats.get(&conn).and_then(|seat| seat.tag.clone());
+        table.hand_over(tag_of, self.now)
+    }
 }
 
 /// A connection's client, as far as the threads of other connections are concerned.
@@ -149,7 +210,7 @@ impl Arbiter {
                 seats: BTreeMap::new(),
                 reaper_looks_at: None,
                 next_gc: clock.now(),
-                drained: None,
+                drain: None,
                 recorder: None,
             }),
             clock,
@@ -221,13 +282,24 @@ impl Arbiter {
     }
 
     /// Refuses new claims from now on and dismisses the waiters. The receiver's channel closes as
-    /// soon as no key is held.
-    pub fn begin_drain(&self) -> Receiver<()> {
+    /// soon as none of those is left that are waited for.
+    pub fn begin_drain(&self, waits_for: DrainUntil) -> Receiver<()> {
         let (sender, receiver) = bounded(0);
         let (mut visit, now) = self.visit(Scope::Everything);
-        visit.drained = Some(sender);
+        visit.drain = Some(Drain {
+            waits_for,
+            last_seen: None,
+            _drained: sender,
+        });
         visit.table.begin_drain(now);
         receiver
+    }
+
+    /// Stops all visits, and so all requests, for as long as the result lives.
+    pub fn freeze(&self) -> Frozen<'_> {
+        let mut state = self.state.lock();
+        let now = self.catch_up(&mut state, Scope::Everything);
+        Frozen { state, now }
     }
 
     /// What an operator may see of up to `at_most` keys, sorted: those after `after`, or the first
@@ -349,9 +421,7 @@ impl Arbiter {
                 recorder.record(changes);
             }
         }
-        if state.drained.is_some() && !state.table.has_holders() {
-            state.drained = None;
-        }
+        state.end_drain();
         let next_look = self.next_look(state);
         let is_sooner = |next| state.reaper_looks_at.is_none_or(|planned| next < planned);
         let wake_reaper = next_look.is_some_and(is_sooner);

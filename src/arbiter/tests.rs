@@ -338,7 +338,7 @@ fn a_drain_ends_when_the_last_holder_is_done() {
     let (arbiter, holder, waiter) = arbiter_and_two(Holdings::Release);
     let grant = granted(&holder, FOREVER);
     let blocked = Blocked::start(&arbiter, waiter, |seat| acquire(seat, FOREVER));
-    let drained = arbiter.begin_drain();
+    let drained = arbiter.begin_drain(DrainUntil::NoHolder);
     let (waiter, answer) = blocked.end();
     assert_eq!(answer, DRAINING);
     assert_eq!(acquire(&waiter, FOREVER), DRAINING);
@@ -349,7 +349,9 @@ fn a_drain_ends_when_the_last_holder_is_done() {
 
 #[test]
 fn a_drain_with_nothing_held_ends_at_once() {
-    assert!(is_over(&arbiter(Holdings::Release).begin_drain()));
+    assert!(is_over(
+        &arbiter(Holdings::Release).begin_drain(DrainUntil::NoHolder)
+    ));
 }
 
 #[test]
@@ -357,7 +359,7 @@ fn a_drain_ends_with_the_last_lease() {
     let arbiter = arbiter(Holdings::Release);
     let holder = arbiter.connect(ConnId(1), None);
     granted(&holder, FOREVER);
-    let drained = arbiter.begin_drain();
+    let drained = arbiter.begin_drain(DrainUntil::NoHolder);
     assert!(drained.try_recv().is_err_and(|error| error.is_empty()));
     arbiter.advance(FOREVER);
     assert!(is_over(&drained));

@@ -98,7 +98,7 @@ fn decode(slot: &[u8], at: usize) -> Option<(u64, u64)> {
 }
 
 /// CRC-64/GO-ISO.
-fn checksum(bytes: &[u8]) -> u64 {
+pub fn checksum(bytes: &[u8]) -> u64 {
     const POLYNOMIAL: u64 = 0xd800_0000_0000_0000;
     let sum = bytes.iter().fold(u64::MAX, |sum, byte| {
         (0..8).fold(sum ^ u64::from(*byte), |sum, _| {

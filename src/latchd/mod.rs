@@ -2,6 +2,7 @@
 
 mod capacity;
 mod cluster_options;
+mod handover;
 mod options;
 mod requests;
 mod serve;
@@ -18,6 +19,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use log::{info, warn};
+use parking_lot::RwLock;
 
 use crate::arbiter::{Arbiter, Rules};
 use crate::cli::arguments::{self, Origins, Parsed};
@@ -37,6 +39,7 @@ use crate::sys::trusted;
 use crate::table::{Caps, Holdings};
 use crate::text::{reason, unusable_file, Escaped};
 use crate::token::FenceSource;
+use handover::{Handover, HandoverFile};
 use options::{Auth, Options, Resolved};
 use requests::Offer;
 use session::SessionRules;
@@ -89,7 +92,13 @@ fn run(
     let admin_token = admin_token.map(read_admin_token).transpose()?;
     let cluster = resolved.cluster.map(ClusterSettings::checked).transpose()?;
     let log = server::start_log(PROGRAM, log)?;
-    let fences = open_fences(options.fence_state_file.as_deref())?;
+    let handover = HandoverFile::lock(options.handover_file.as_deref())?;
+    let left = handover
+        .as_ref()
+        .map(HandoverFile::read)
+        .transpose()?
+        .flatten();
+    let fences = open_fences(options.fence_state_file.as_deref(), left.as_ref())?;
     let certificate = tls::certificate(options.tls_files())?;
     let shown = certificate.clone();
     // Until here SIGTERM ends the process at once, even while the fence file is locked.
@@ -104,6 +113,9 @@ fn run(
         .as_ref()
         .map_or(fences, |office| (office.fences(), None));
     let arbiter = start_arbiter(options, fences)?;
+    if let (Some(file), Some(left)) = (&handover, left) {
+        file.restore(&left, &arbiter)?;
+    }
     let secret_len = auth_token.as_deref().map_or(0, <[u8]>::len);
     let connections = Arc::new(room_for_connections(options, secret_len));
     let session_rules = Arc::new(SessionRules {
@@ -116,6 +128,7 @@ fn run(
         cap_warnings: SourceThrottle::default(),
         log: log.clone(),
         office: office.clone(),
+        replies: RwLock::default(),
     });
     if let Some(office) = &office {
         office.serve(&arbiter).map_err(server::no_thread)?;
@@ -130,6 +143,8 @@ fn run(
         listeners: &listeners,
         options,
         office: office.as_deref(),
+        handover: handover.as_ref(),
+        session_rules: &session_rules,
     };
     let status = end.run();
     office.iter().for_each(|office| office.resign());
@@ -143,7 +158,7 @@ fn offer(options: &Options) -> Offer {
         abilities: Abilities {
             adopt: true,
             slots: false,
-            keeps: options.etcd.is_some(),
+            keeps: options.etcd.is_some() || options.handover_file.is_some(),
         },
     }
 }
@@ -185,12 +200,13 @@ fn tell_of_start(
 /// Where fences come from; with a fence file, the reserver runs beside it.
 type Fences = (Box<dyn FenceSource>, Option<Reserver<File>>);
 
-fn open_fences(fence_file: Option<&Path>) -> Result<Fences, String> {
+fn open_fences(fence_file: Option<&Path>, left: Option<&Handover>) -> Result<Fences, String> {
     let clock = fence_of_clock(SystemTime::now());
+    let least = left.map_or(clock, |left| left.next_fence.max(clock));
     let Some(path) = fence_file else {
-        return Ok((Box::new(ClockFences::starting_at(clock)), None));
+        return Ok((Box::new(ClockFences::starting_at(least)), None));
     };
-    let opened = allocator::open(path, clock, allocator::RANGE);
+    let opened = allocator::open(path, least, allocator::RANGE);
     let (fences, reserver) =
         opened.map_err(|error| unusable_file("fence", path, reason(&error)))?;
     Ok((Box::new(fences), Some(reserver)))

@@ -208,6 +208,9 @@ arguments::options! {
         /// reserve fences in this file, so that they rise across crashes and clock steps
         #[argh(option, arg_name = "path", from_str_fn(values::path))]
         fence_state_file: Option<PathBuf> = ["FENCE_STATE_FILE"],
+        /// hand the locks over to the next server through this file when told to stop
+        #[argh(option, arg_name = "path", from_str_fn(values::path))]
+        handover_file: Option<PathBuf> = ["HANDOVER_FILE"],
         /// serve the listening socket on descriptor 0 (inetd wait, s6)
         #[argh(option, arg_name = "bool", default = "false", from_str_fn(values::yes_or_no))]
         inetd: bool,
@@ -331,12 +334,31 @@ impl Options {
 
     fn check(&self, origins: &Origins) -> Result<(), String> {
         self.check_tls(origins)?;
+        self.check_handover(origins)?;
         for rivals in RIVALS {
             if let [Some(one), Some(other)] = rivals.map(|option| origins.get(option)) {
                 return Err(exclusive(other, one));
             }
         }
         Ok(())
+    }
+
+    /// Refuses a hand-over that no client would find its way to. In a cluster the journal does it.
+    fn check_handover(&self, origins: &Origins) -> Result<(), String> {
+        let (Some(origin), Some(path)) = (origins.get("--handover-file"), &self.handover_file)
+        else {
+            return Ok(());
+        };
+        if !path.is_absolute() {
+            return Err(format!("{origin}: the path is not absolute"));
+        }
+        if self.port == Some(0) {
+            return Err(exclusive(origin, "--port 0"));
+        }
+        match &self.etcd {
+            Some(_) => Err(exclusive(origin, origins.get("--etcd").unwrap_or("--etcd"))),
+            None => Ok(()),
+        }
     }
 
     /// Refuses TLS that this build does not have. One option without the other is wrong in any

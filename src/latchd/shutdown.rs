@@ -6,16 +6,19 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{bounded, select, Receiver, RecvTimeoutError};
-use log::{info, warn};
+use log::{error, info, warn};
 
-use crate::arbiter::Arbiter;
+use crate::arbiter::{Arbiter, DrainUntil};
 use crate::cluster::Office;
 use crate::net::connections::Connections;
 use crate::net::listener::Listener;
 use crate::sys::notify::notify;
 use crate::sys::thread::spawn;
+use crate::text::reason;
 
+use super::handover::{Handover, HandoverFile};
 use super::options::Options;
+use super::session::SessionRules;
 
 /// How long the farewell waits while no connection closes. After a drain of thousands of waiters,
 /// their sessions take longer than this together.
@@ -23,6 +26,16 @@ const FAREWELL: Duration = Duration::from_millis(600);
 
 /// A time that is as good as none.
 const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
+
+/// How long dismissed waiters have to read their answers before a hand-over.
+const ANSWERS_TO_WAITERS: Duration = Duration::from_millis(100);
+
+/// How a drain ended.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Drained {
+    Yes,
+    TimedOut,
+}
 
 /// What the end of a server has to do with.
 pub(super) struct End<'a> {
@@ -32,6 +45,8 @@ pub(super) struct End<'a> {
     pub(super) options: &'a Options,
     pub(super) listeners: &'a [Listener],
     pub(super) office: Option<&'a Office>,
+    pub(super) handover: Option<&'a HandoverFile>,
+    pub(super) session_rules: &'a SessionRules,
 }
 
 impl End<'_> {
@@ -42,31 +57,73 @@ impl End<'_> {
         if self.becomes_idle() {
             let _ = notify("STOPPING=1\nSTATUS=Idle");
             info!("stopping reason=idle");
-            return ExitCode::SUCCESS;
+            if self.handover.is_none_or(|file| self.hand_over(file)) {
+                return ExitCode::SUCCESS;
+            }
         }
         let drained = self.begin_drain();
         // From here on new claims are refused: an operator who reads this can rely on it.
         info!("draining");
         let _ = notify("STOPPING=1\nSTATUS=Draining");
-        let grace = self.options.shutdown_timeout.unwrap_or(LONGEST);
-        let began = Instant::now();
+        let deadline = Instant::now() + self.options.shutdown_timeout.unwrap_or(LONGEST);
+        let Some(mut reason) = self.wait_for(&drained, deadline) else {
+            return ExitCode::from(1);
+        };
+        if let Some(file) = self.handover {
+            // The waiters that were dismissed are told.
+            std::thread::sleep(ANSWERS_TO_WAITERS);
+            if self.hand_over(file) {
+                info!("stopping reason=handed-over");
+                return ExitCode::SUCCESS;
+            }
+            let drained = self.arbiter.begin_drain(DrainUntil::NoHolder);
+            reason = match self.wait_for(&drained, deadline) {
+                Some(reason) => reason,
+                None => return ExitCode::from(1),
+            };
+        }
+        match reason {
+            Drained::Yes => info!("stopping reason=drained"),
+            Drained::TimedOut => warn!("stopping reason=shutdown-timeout"),
+        }
+        // Another server goes on with those who hold. Their connections end with the process: a
+        // farewell before the office is given up would end them in the journal.
+        if reason == Drained::TimedOut && self.office.is_some_and(Office::is_active) {
+            return ExitCode::SUCCESS;
+        }
+        let grace_left = deadline.saturating_duration_since(Instant::now());
+        say_farewell(self.signals, self.connections, grace_left)
+    }
+
+    /// Blocks until the drain or the grace period is over; `None` at a second signal.
+    fn wait_for(&self, drained: &Receiver<()>, deadline: Instant) -> Option<Drained> {
         select! {
             recv(self.signals) -> _ => {
                 warn!("stopping reason=second-signal");
-                return ExitCode::from(1);
+                None
             }
-            recv(drained) -> _ => info!("stopping reason=drained"),
-            default(grace) => {
-                warn!("stopping reason=shutdown-timeout");
-                // Another server goes on with those who hold. Their connections end with the
-                // process: a farewell before the office is given up would end them in the journal.
-                if self.office.is_some_and(Office::is_active) {
-                    return ExitCode::SUCCESS;
-                }
-            }
+            recv(drained) -> _ => Some(Drained::Yes),
+            default(deadline.saturating_duration_since(Instant::now())) => Some(Drained::TimedOut),
         }
-        let grace_left = grace.saturating_sub(began.elapsed());
-        say_farewell(self.signals, self.connections, grace_left)
+    }
+
+    /// Leaves the holders to the next server; `false` if the file cannot be written. Otherwise no
+    /// request is carried out any more and no reply leaves, until the process ends: what a client
+    /// was told after the snapshot, the next server would not know.
+    fn hand_over(&self, file: &HandoverFile) -> bool {
+        let replies = self.session_rules.replies.write();
+        let mut frozen = self.arbiter.freeze();
+        let (next_fence, holders) = frozen.hand_over();
+        let handover = Handover {
+            next_fence,
+            holders,
+        };
+        if let Err(error) = file.write(&handover) {
+            error!("cannot-hand-over error=\"{}\"", reason(&error));
+            return false;
+        }
+        std::mem::forget((replies, frozen));
+        true
     }
 
     /// Blocks until no client has been connected and no slot held for the time of an idle exit, and
@@ -78,11 +135,16 @@ impl End<'_> {
         while self.signals.recv_timeout(look_again) == Err(RecvTimeoutError::Timeout) {
             let Some(idle_exit) = idle_exit else { continue };
             let now = Instant::now();
-            let last_held = arbiter.last_held();
+            // What is held without a connection is handed over.
+            let last_held = || match self.handover {
+                Some(_) => None,
+                None => arbiter.last_held(),
+            };
+            let last_held_at = last_held();
             let empty_since = self.connections.empty_since().unwrap_or(now);
-            let quiet_since = empty_since.max(last_held.unwrap_or(started));
+            let quiet_since = empty_since.max(last_held_at.unwrap_or(started));
             let idle_for = now.saturating_duration_since(quiet_since);
-            let is_quiet = || arbiter.last_held() == last_held;
+            let is_quiet = || last_held() == last_held_at;
             if idle_for >= idle_exit && self.connections.close_if_empty(is_quiet) {
                 return true;
             }
@@ -104,7 +166,10 @@ impl End<'_> {
                 return none_left(self.connections, LONGEST, LONGEST);
             }
         }
-        self.arbiter.begin_drain()
+        self.arbiter.begin_drain(match self.handover {
+            Some(_) => DrainUntil::AllCanAdopt,
+            None => DrainUntil::NoHolder,
+        })
     }
 }
 

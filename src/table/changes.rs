@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::orphans::ORPHANS;
 use super::place::{PlaceId, PlaceState};
-use super::types::{Ask, Claimant, Key, Kind, Limit};
+use super::types::{Ask, Claimant, ConnId, Key, Kind, Limit};
 use super::LockTable;
 use crate::token::{Fence, Token};
 
@@ -110,6 +110,46 @@ impl LockTable {
             self.orphan_tags.insert(fence, Arc::clone(tag));
         }
         true
+    }
+
+    /// The next fence, and each holder whose client knows its token, in order of fences, with what
+    /// is left of its lease. `tag_of` gives what the client of a connection says of itself.
+    pub fn hand_over(
+        &mut self,
+        tag_of: impl Fn(ConnId) -> Option<Arc<str>>,
+        now: Instant,
+    ) -> (u64, Vec<HolderRecord>) {
+        let newest = self.holders.keys().next_back();
+        let above_newest = newest.map_or(0, |fence| fence.0.saturating_add(1));
+        let next_fence = self.fences.next_fence().unwrap_or(above_newest);
+        let mut records = Vec::with_capacity(self.holders.len());
+        for (fence, id) in &self.holders {
+            let place = &self.places[*id];
+            let (queue, salt) = (&self.keys[place.key], place.salt);
+            let left = place
+                .lease_end()
+                .map(|(end, _)| end.saturating_duration_since(now));
+            let Some(left) = left.filter(|left| place.is_told && !left.is_zero()) else {
+                continue;
+            };
+            records.push(HolderRecord {
+                key: queue.key.clone(),
+                kind: queue.kind,
+                limit: queue.limit,
+                token: Token {
+                    fence: *fence,
+                    salt,
+                },
+                lease: left,
+                is_kept: place.is_kept,
+                tag: self
+                    .orphan_tags
+                    .get(fence)
+                    .cloned()
+                    .or_else(|| tag_of(place.conn)),
+            });
+        }
+        (next_fence, records)
     }
 
     /// Starts the leases of holders anew, if they are not over.

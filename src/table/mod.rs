@@ -335,7 +335,7 @@ impl LockTable {
     }
 
     /// How many slots and places a connection has.
-    fn connection_count(&self, conn: ConnId) -> usize {
+    pub fn connection_count(&self, conn: ConnId) -> usize {
         self.conns.get(&conn).map_or(0, |entry| entry.count)
     }
 

@@ -72,7 +72,7 @@ fn an_orphan_is_free_when_its_lease_is_over_once() {
 }
 
 #[test]
-fn an_adoption_makes_an_orphan_that_of_its_connection() {
+fn an_orphan_is_adopted_and_a_renewal_leaves_it_one() {
     let programs = needs!("etcd", "etcdctl");
     let etcd = Etcd::start(&programs, 1);
     let first = Server::active(&etcd.endpoints(), &[]);
@@ -83,10 +83,11 @@ fn an_adoption_makes_an_orphan_that_of_its_connection() {
     let mut adopter = second.connect();
     let mut other = second.connect();
     assert_eq!(renew(&mut other, "k", &grant), "ok 120");
-    drop(other); // a renewal moves nothing
+    drop(other);
     assert_eq!(second.connect().request("l", "k", "1"), "timeout");
-    let lease = format!("{} 120", grant.token);
-    assert_eq!(adopter.request("adopt", "k", &lease), "ok 120");
+    let adopt = format!("{} 120", grant.token);
+    assert_eq!(adopter.request("hello", "_", "adopt"), "ok adopt keeps");
+    assert_eq!(adopter.request("adopt", "k", &adopt), "ok 120");
     assert_eq!(renew(&mut adopter, "k", &grant), "ok 120");
     drop(adopter);
     second.connect().acquire("k", 10);

@@ -72,6 +72,7 @@ const PURE: &[&str] = &[
     "src/token.rs",
     "src/fence/file.rs",
     "src/protocol",
+    "src/latchd/handover/file.rs",
     "src/lfpd/command.rs",
     "src/lfpd/reply.rs",
     "src/lfpd/uucp/names.rs",

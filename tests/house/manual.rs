@@ -43,6 +43,7 @@ const OPTIONS: &[(&str, Option<&str>)] = &[
     ("--auth-token-file", Some("AUTH_TOKEN_FILE")),
     ("--admin-token-file", Some("ADMIN_TOKEN_FILE")),
     ("--fence-state-file", Some("FENCE_STATE_FILE")),
+    ("--handover-file", Some("HANDOVER_FILE")),
     ("--etcd", Some("ETCD")),
     ("--advertise", Some("ADVERTISE")),
     ("--etcd-prefix", Some("ETCD_PREFIX")),

@@ -18,6 +18,7 @@ mod operators;
 mod options;
 mod planted;
 mod real_tools;
+mod restart;
 mod supervision;
 mod wire;
 

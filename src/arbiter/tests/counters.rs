@@ -56,7 +56,7 @@ fn each_refusal_is_counted_under_its_reason() {
     let (key, kind, token) = ("other", Kind::Lock, grant.token);
     assert!(other.release(key, kind, token).is_err());
     assert!(other.renew(key, kind, token, FOREVER).is_err());
-    let _drained = arbiter.begin_drain();
+    let _drained = arbiter.begin_drain(DrainUntil::NoHolder);
     assert_eq!(acquire(&other, FOREVER), DRAINING);
     assert_eq!(other.try_wait("k", Kind::Lock), Some(DRAINING));
     let counts = Reason::ALL.map(|(reason, _)| (reason, refusals(&arbiter, reason)));

@@ -152,7 +152,7 @@ fn the_drain_sends_nothing_to_those_it_dismisses() {
     let holder = arbiter.connect(ConnId(1), None);
     granted(&holder, FOREVER);
     let waiter = served(&arbiter, 2, FOREVER);
-    arbiter.begin_drain();
+    arbiter.begin_drain(DrainUntil::NoHolder);
     assert_eq!(waiter.blocked.end().1, DRAINING);
     assert!(waiter.sending.is_empty());
 }

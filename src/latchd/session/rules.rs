@@ -4,6 +4,8 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::RwLock;
+
 use crate::arbiter::Certainty;
 use crate::cluster::Office;
 use crate::latchd::requests::Offer;
@@ -29,6 +31,8 @@ pub struct SessionRules {
     pub auth_refusals: SourceThrottle<Option<IpAddr>>,
     /// Keeps refused claims from flooding the log.
     pub cap_warnings: SourceThrottle<Option<Cap>>,
+    /// Held to write while no reply may leave.
+    pub replies: RwLock<()>,
     /// The log, which counts the lines that it drops.
     pub log: Log,
     /// This server's office among several; `None` if it is alone.
@@ -57,8 +61,9 @@ impl SessionRules {
         }
     }
 
-    /// Blocks until the journal has what replies promise.
+    /// Blocks until replies may leave, and the journal has what they promise.
     pub(super) fn wait_for_journal(&self, promised: &mut Promised) {
+        drop(self.replies.read());
         let Promised { certainty, change } = std::mem::take(promised);
         if let (Some(office), true) = (&self.office, certainty > Certainty::None) {
             office.wait_for_journal(change, certainty);

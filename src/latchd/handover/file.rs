@@ -1,0 +1,183 @@
+//! The hand-over file: what one server leaves for the next. Pure.
+//!
+//! The first line names the format, its version and a checksum of the rest. Then comes one JSON
+//! object a line: the next fence, and each holder in order of fences.
+
+use std::fmt::Write;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::{json, Value};
+
+use crate::fence::file::checksum;
+use crate::protocol::limits;
+use crate::table::{HolderRecord, Key, Kind, Limit};
+
+const MAGIC: &str = "latchd-handover";
+const VERSION: u64 = 1;
+
+/// What a server hands over.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Handover {
+    /// No fence from this one on has been used.
+    pub next_fence: u64,
+    /// The holders in order of fences, each with what is left of its lease.
+    pub holders: Vec<HolderRecord>,
+}
+
+/// Why a file is not a hand-over that this server can read.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Unreadable {
+    Foreign,
+    Newer(u64),
+    Broken,
+}
+
+/// The content of the file.
+pub fn encode(handover: &Handover) -> String {
+    let mut body = format!("{}\n", json!({"next_fence": handover.next_fence}));
+    for record in &handover.holders {
+        // Half a second that is left must not become none.
+        let left = record.lease.as_nanos().div_ceil(1_000_000_000);
+        let holder = json!({
+            "key": record.key.as_str(),
+            "kind": match record.kind {
+                Kind::Lock => "lock",
+                Kind::Semaphore => "semaphore",
+            },
+            "limit": record.limit.get(),
+            "token": record.token.to_string(),
+            "tag": record.tag.as_deref(),
+            "kept": record.is_kept,
+            "left_s": u64::try_from(left).unwrap_or(u64::MAX),
+        });
+        writeln!(body, "{holder}").expect("writing to memory");
+    }
+    let checksum = checksum(body.as_bytes());
+    format!("{MAGIC} {VERSION} {checksum:016x}\n{body}")
+}
+
+/// Reads the content of the file.
+pub fn decode(content: &[u8]) -> Result<Handover, Unreadable> {
+    if !content.starts_with(MAGIC.as_bytes()) {
+        return Err(Unreadable::Foreign);
+    }
+    let content = std::str::from_utf8(content).map_err(|_| Unreadable::Broken)?;
+    let (first, body) = content.split_once('\n').ok_or(Unreadable::Broken)?;
+    let [_, version, sum] = *first.split(' ').collect::<Vec<_>>() else {
+        return Err(Unreadable::Broken);
+    };
+    match version.parse() {
+        Ok(VERSION) => {}
+        Ok(newer) if newer > VERSION => return Err(Unreadable::Newer(newer)),
+        _ => return Err(Unreadable::Broken),
+    }
+    if sum != format!("{:016x}", checksum(body.as_bytes())) {
+        return Err(Unreadable::Broken);
+    }
+    decode_body(body).ok_or(Unreadable::Broken)
+}
+
+fn decode_body(body: &str) -> Option<Handover> {
+    let mut lines = body.lines().map(serde_json::from_str::<Value>);
+    let first = lines.next()?.ok()?;
+    let next_fence = first.get("next_fence")?.as_u64()?;
+    let holders: Option<Vec<HolderRecord>> = lines.map(|line| decode_holder(&line.ok()?)).collect();
+    Some(Handover {
+        next_fence,
+        holders: holders?,
+    })
+}
+
+fn decode_holder(line: &Value) -> Option<HolderRecord> {
+    let text = |name| line.get(name)?.as_str();
+    let number = |name| line.get(name)?.as_u64();
+    let kind = match text("kind")? {
+        "lock" => Kind::Lock,
+        "semaphore" => Kind::Semaphore,
+        _ => return None,
+    };
+    let limit = limits::limit(number("limit")?)?;
+    let key = text("key").filter(|key| limits::is_key(key))?;
+    let is_possible = kind == Kind::Semaphore || limit == Limit::ONE;
+    is_possible.then_some(HolderRecord {
+        key: Key::from(key),
+        kind,
+        limit,
+        token: text("token")?.parse().ok()?,
+        lease: Duration::from_secs(number("left_s")?.min(limits::MAX_SECONDS)),
+        is_kept: line.get("kept")?.as_bool()?,
+        tag: text("tag").map(Arc::from),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::token::{Fence, Salt, Token};
+
+    fn handover() -> Handover {
+        let holder = |fence, kind, limit: u32, tag: Option<&str>| HolderRecord {
+            key: Key::from("a\u{a0}\"key\""),
+            kind,
+            limit: Limit::new(limit).expect("above zero"),
+            token: Token {
+                fence: Fence(fence),
+                salt: Salt(u64::MAX - fence),
+            },
+            lease: Duration::from_secs(fence),
+            is_kept: tag.is_some(),
+            tag: tag.map(Arc::from),
+        };
+        Handover {
+            next_fence: u64::MAX,
+            holders: vec![
+                holder(7, Kind::Lock, 1, Some("night\nly \u{1f511}")),
+                holder(8, Kind::Semaphore, 1_048_576, None),
+            ],
+        }
+    }
+
+    #[test]
+    fn what_is_written_is_read() {
+        let nothing = Handover {
+            next_fence: 1,
+            holders: Vec::new(),
+        };
+        for written in [handover(), nothing] {
+            assert_eq!(decode(encode(&written).as_bytes()), Ok(written));
+        }
+    }
+
+    #[test]
+    fn a_fraction_of_a_second_is_rounded_up() {
+        let mut some = handover();
+        some.holders.truncate(1);
+        some.holders[0].lease = Duration::from_millis(1);
+        let read = decode(encode(&some).as_bytes()).expect("it is whole");
+        assert_eq!(read.holders[0].lease, Duration::from_secs(1));
+    }
+
+    #[test]
+    fn no_part_of_a_file_is_taken_for_the_whole() {
+        let content = encode(&handover());
+        let content = content.as_bytes();
+        for len in 0..content.len() {
+            assert!(decode(&content[..len]).is_err(), "{len}");
+        }
+        for at in 0..content.len() {
+            let mut flipped = content.to_vec();
+            flipped[at] ^= 1;
+            assert!(decode(&flipped).is_err(), "{at}");
+        }
+    }
+
+    #[test]
+    fn files_of_others_and_of_newer_servers_are_told_apart() {
+        assert_eq!(decode(b""), Err(Unreadable::Foreign));
+        assert_eq!(decode(b"dflfnc1\n"), Err(Unreadable::Foreign));
+        let newer = b"latchd-handover 2 0000000000000000\n{}\n";
+        assert_eq!(decode(newer), Err(Unreadable::Newer(2)));
+        assert_eq!(decode(b"latchd-handover x 0\n"), Err(Unreadable::Broken));
+    }
+}

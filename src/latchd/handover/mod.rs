@@ -1,0 +1,150 @@
+//! A restart in order that keeps every lock: one server writes its holders to a file, and the next
+//! one goes on from there (latchd(8), UPGRADES).
+
+mod file;
+
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use log::info;
+use rustix::process::geteuid;
+
+use crate::arbiter::Arbiter;
+use crate::sys::directory::{open_exclusive, parent_of, sync_name, Directory, Entry};
+use crate::text::{reason, unusable_file, Escaped};
+pub use file::Handover;
+use file::{decode, encode, Unreadable};
+
+/// How long the last server may keep the lock after its end was asked for.
+const LOCK_PATIENCE: Duration = Duration::from_secs(1);
+
+/// The place of the hand-over file, which no other server uses while this is there.
+pub struct HandoverFile {
+    path: PathBuf,
+    /// Locked for the life of the process. A file of its own, because the other is replaced.
+    _lock: File,
+}
+
+impl HandoverFile {
+    /// Locks the place of the file, if there is to be one. Blocks for a second at most.
+    pub fn lock(path: Option<&Path>) -> Result<Option<HandoverFile>, String> {
+        let Some(path) = path else {
+            return Ok(None);
+        };
+        let lock_path = beside(path, ".lock");
+        let unusable = |why: String| unusable_file("hand-over", path, why);
+        let locked = open_exclusive(&lock_path, 0o600, LOCK_PATIENCE);
+        let locked = locked.map_err(|error| unusable(reason(&error)))?;
+        let lock = locked.ok_or_else(|| unusable("another server is using it".into()))?;
+        Ok(Some(HandoverFile {
+            path: path.to_owned(),
+            _lock: lock,
+        }))
+    }
+
+    /// What the last server has left, if anything.
+    pub fn read(&self) -> Result<Option<Handover>, String> {
+        let unusable = |why: String| unusable_file("hand-over", &self.path, why);
+        let content = self.content().map_err(|error| unusable(reason(&error)))?;
+        let Some(content) = content else {
+            return Ok(None);
+        };
+        let handover = decode(&content).map_err(|why| {
+            unusable(match why {
+                Unreadable::Foreign => format!("latchd has not written it; {START_WITHOUT}"),
+                Unreadable::Newer(version) => format!(
+                    "it has version {version}, of a newer latchd: start that one, or {START_WITHOUT}"
+                ),
+                Unreadable::Broken => format!("it is damaged; {START_WITHOUT}"),
+            })
+        });
+        handover.map(Some)
+    }
+
+    fn content(&self) -> io::Result<Option<Vec<u8>>> {
+        let name = self.path.file_name().ok_or(io::ErrorKind::InvalidInput)?;
+        let mut file = match Directory::of(&self.path)?.open_file(name)? {
+            Entry::Nothing => return Ok(None),
+            Entry::File(file) => file,
+            Entry::Unreadable => return Err(io::ErrorKind::PermissionDenied.into()),
+            Entry::Other => return Err(io::Error::other("it is not a regular file")),
+        };
+        let owner = file.metadata()?.uid();
+        if owner != 0 && owner != geteuid().as_raw() {
+            return Err(io::Error::other("it belongs to another user"));
+        }
+        let mut content = Vec::new();
+        file.read_to_end(&mut content)?;
+        Ok(Some(content))
+    }
+
+    /// Has the arbiter go on from what the last server has left, and removes the file: from now on
+    /// it is out of date.
+    pub fn restore(&self, handover: &Handover, arbiter: &Arbiter) -> Result<(), String> {
+        let unusable = |why: String| unusable_file("hand-over", &self.path, why);
+        if !arbiter.restore(&handover.holders).is_empty() {
+            return Err(unusable(format!(
+                "its holders contradict each other; {START_WITHOUT}"
+            )));
+        }
+        let removed = fs::remove_file(&self.path).and_then(|()| sync_directory(&self.path));
+        removed.map_err(|error| unusable(reason(&error)))?;
+        info!(
+            "took-over path={} holders={}",
+            Escaped::path(&self.path),
+            handover.holders.len()
+        );
+        Ok(())
+    }
+
+    /// Writes the file, so that it would survive a power cut.
+    pub fn write(&self, handover: &Handover) -> io::Result<()> {
+        let staged = beside(&self.path, ".new");
+        let written = replace(&self.path, &staged, encode(handover).as_bytes());
+        if written.is_err() {
+            let _ = fs::remove_file(&staged);
+        }
+        written?;
+        info!(
+            "handed-over path={} holders={}",
+            Escaped::path(&self.path),
+            handover.holders.len()
+        );
+        Ok(())
+    }
+}
+
+const START_WITHOUT: &str = "move it away to start without the locks in it";
+
+/// The file of this name with a suffix.
+fn beside(path: &Path, suffix: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(suffix);
+    name.into()
+}
+
+/// Replaces a file by a complete one, which is `staged` until then.
+fn replace(path: &Path, staged: &Path, content: &[u8]) -> io::Result<()> {
+    match fs::remove_file(staged) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    // A tag or a token in it is nobody else's business.
+    let mut options = File::options();
+    let mut file = options
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(staged)?;
+    file.write_all(content)?;
+    file.sync_all()?;
+    fs::rename(staged, path)?;
+    sync_name(path)
+}
+
+fn sync_directory(path: &Path) -> io::Result<()> {
+    File::open(parent_of(path))?.sync_all()
+}

@@ -1,0 +1,375 @@
+//! A restart in order keeps every lock: `--handover-file`.
+
+use std::collections::HashMap;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use tempfile::TempDir;
+
+use crate::support::{
+    eventually, fence, parse_grant, waiter_count, Client, Daemon, Event, Grant, Signal, PATIENCE,
+};
+
+/// A server at a Unix socket that hands over to the next one there.
+struct Service {
+    directory: TempDir,
+    options: Vec<String>,
+}
+
+impl Service {
+    fn new(options: &[&str]) -> Service {
+        Service {
+            directory: tempfile::tempdir().expect("a directory"),
+            options: options.iter().map(|option| option.to_string()).collect(),
+        }
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.directory.path().join("socket")
+    }
+
+    fn file(&self) -> PathBuf {
+        self.directory.path().join("handover")
+    }
+
+    fn start(&self) -> Daemon {
+        let file = self.file();
+        let mut options: Vec<&str> = self.options.iter().map(String::as_str).collect();
+        options.extend(["--handover-file", file.to_str().expect("UTF-8")]);
+        Daemon::start_unix(&self.socket(), &options)
+    }
+
+    /// What a server says that cannot start.
+    fn refusal(&self) -> String {
+        let mut command = Daemon::command();
+        command.args(["--port", "off", "--unix"]).arg(self.socket());
+        command.arg("--handover-file").arg(self.file());
+        let output = command.output().expect("it runs");
+        assert_eq!(output.status.code(), Some(1));
+        String::from_utf8(output.stderr).expect("UTF-8")
+    }
+
+    fn connect(&self) -> Client {
+        Client::unix(&self.socket())
+    }
+}
+
+fn stop(daemon: &Daemon) {
+    daemon.signal(Signal::TERM);
+    let status = daemon.wait_exit(PATIENCE).expect("it ends");
+    assert_eq!(status.code(), Some(0), "{}", daemon.log());
+}
+
+/// A client that holds a lock and can come back for it.
+fn held(service: &Service, key: &str, lease: u64) -> (Client, Grant) {
+    let mut client = service.connect();
+    assert_eq!(client.request("hello", "_", "adopt"), "ok adopt keeps");
+    let grant = client.acquire_for(key, 0, lease);
+    (client, grant)
+}
+
+#[test]
+fn a_lone_server_without_a_file_keeps_nothing() {
+    let daemon = Daemon::start_directly(crate::SCHEME, &[]);
+    let reply = daemon.connect().request("hello", "_", "adopt");
+    assert!(matches!(&*reply, "ok adopt" | "ok adopt keeps"), "{reply}");
+}
+
+#[test]
+fn a_holder_comes_back_to_the_next_server() {
+    let service = Service::new(&[]);
+    let first = service.start();
+    let (client, grant) = held(&service, "k", 600);
+    let mut keeper = service.connect();
+    keeper.request("tag", "_", "backup");
+    let kept = keeper.acquire_for("kept", 0, 60);
+    let keep = format!("{} 3600", kept.token);
+    assert_eq!(keeper.request("keep", "kept", &keep), "ok 3600");
+    drop(keeper);
+    stop(&first);
+    let mode = fs::metadata(service.file())
+        .expect("it is written")
+        .permissions();
+    assert_eq!(mode.mode() & 0o777, 0o600);
+    drop(client);
+
+    let second = service.start();
+    assert!(!service.file().exists());
+    let mut other = service.connect();
+    assert_eq!(other.request("l", "k", "0"), "timeout");
+    let shown = other.request("stats", "holders", "kept");
+    assert!(
+        shown.contains(r#""conn_id":0,"peer":null,"tag":"backup""#),
+        "{shown}"
+    );
+    assert_eq!(other.request("adopt", "k", &grant.token), "ok 33");
+    assert_eq!(other.request("n", "k", &grant.token), "ok 33");
+    assert_eq!(other.request("r", "kept", &kept.token), "ok");
+    let newer = other.acquire("kept", 0);
+    assert!(fence(&newer.token) > fence(&kept.token) && fence(&newer.token) > fence(&grant.token));
+    drop(other);
+    service.connect().acquire("k", 10);
+    drop(second);
+}
+
+#[test]
+fn what_is_left_of_a_lease_is_handed_over() {
+    let service = Service::new(&[]);
+    let first = service.start();
+    let (_client, grant) = held(&service, "k", 600);
+    stop(&first);
+    thread::sleep(Duration::from_millis(1100));
+    let _second = service.start();
+    let stats = service.connect().stats();
+    let left = stats["locks"][0]["lease_expires_in_s"].as_f64();
+    let left = left.unwrap_or_else(|| panic!("{stats}"));
+    // The time without a server does not count.
+    assert!((580.0..=600.0).contains(&left), "{left}");
+    assert_eq!(service.connect().request("r", "k", &grant.token), "ok");
+}
+
+#[test]
+fn fences_rise_over_a_hand_over_if_nothing_is_held() {
+    let service = Service::new(&[]);
+    let first = service.start();
+    let (mut client, grant) = held(&service, "k", 60);
+    assert_eq!(client.request("r", "k", &grant.token), "ok");
+    stop(&first);
+    let text = fs::read_to_string(service.file()).expect("it is written");
+    let second = service.start();
+    let (_client, next) = held(&service, "k", 60);
+    assert!(fence(&next.token) > fence(&grant.token), "{text}");
+    drop(second);
+}
+
+#[test]
+fn a_client_that_cannot_adopt_is_waited_for() {
+    let service = Service::new(&["--shutdown-timeout", "30"]);
+    let first = service.start();
+    let (_adopter, _) = held(&service, "new", 600);
+    let mut old = service.connect();
+    let grant = old.acquire_for("old", 0, 600);
+    let mut waiter = service.connect();
+    waiter.send("l\nold\n60\n");
+    let mut observer = service.connect();
+    eventually(PATIENCE, "one waits", || {
+        waiter_count(&observer.stats(), "old") == 1
+    });
+    first.signal(Signal::TERM);
+    waiter.expect("error_draining");
+    old.nothing_within(Duration::from_millis(200));
+    assert_eq!(old.request("n", "old", &grant.token), "ok 33");
+    assert_eq!(old.request("r", "old", &grant.token), "ok");
+    let status = first.wait_exit(PATIENCE).expect("it ends");
+    assert_eq!(status.code(), Some(0));
+    let text = fs::read_to_string(service.file()).expect("it is written");
+    assert!(text.contains(r#""key":"new""#) && !text.contains(r#""key":"old""#));
+}
+
+#[test]
+fn a_client_that_is_waited_for_too_long_is_handed_over_too() {
+    let service = Service::new(&["--shutdown-timeout", "1"]);
+    let first = service.start();
+    let grant = service.connect().acquire_for("other", 0, 600);
+    let mut old = service.connect();
+    let grant = match old.request("l", "old", "0 600") {
+        reply if reply.starts_with("ok") => parse_grant(&reply, "ok").unwrap_or(grant),
+        reply => panic!("{reply}"),
+    };
+    stop(&first);
+    let second = service.start();
+    assert_eq!(service.connect().request("n", "old", &grant.token), "ok 33");
+    drop(second);
+}
+
+#[test]
+fn a_damaged_or_foreign_file_is_refused_and_stays() {
+    let service = Service::new(&[]);
+    let first = service.start();
+    let (_client, _) = held(&service, "k", 600);
+    stop(&first);
+    let whole = fs::read(service.file()).expect("it is written");
+    let mut damaged = whole.clone();
+    damaged[60] ^= 1;
+    let newer = b"latchd-handover 99 0000000000000000\n".to_vec();
+    let foreign = b"a file of somebody else".to_vec();
+    for (content, why) in [
+        (damaged, "it is damaged"),
+        (newer, "it has version 99, of a newer latchd"),
+        (foreign, "latchd has not written it"),
+    ] {
+        fs::write(service.file(), &content).expect("writable");
+        let refusal = service.refusal();
+        assert!(refusal.contains(why), "{refusal}");
+        assert!(refusal.contains("move it away"), "{refusal}");
+        assert_eq!(fs::read(service.file()).expect("it is there"), content);
+    }
+    fs::remove_file(service.file()).expect("it is there");
+    std::os::unix::fs::symlink("elsewhere", service.file()).expect("a link");
+    assert!(service.refusal().contains("not a regular file"));
+}
+
+#[test]
+fn two_servers_do_not_share_a_file() {
+    let service = Service::new(&[]);
+    let first = service.start();
+    let mut second = Daemon::command();
+    second.args(["--port", "off", "--unix"]);
+    second.arg(service.directory.path().join("other"));
+    second.arg("--handover-file").arg(service.file());
+    let output = second.output().expect("it runs");
+    assert_eq!(output.status.code(), Some(1));
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("another server is using it"), "{said}");
+    drop(first);
+}
+
+#[test]
+fn a_server_that_cannot_write_the_file_drains() {
+    let service = Service::new(&[]);
+    let first = service.start();
+    let (mut client, grant) = held(&service, "k", 600);
+    // A directory cannot be replaced by a file.
+    fs::create_dir(service.file()).expect("a directory");
+    first.signal(Signal::TERM);
+    first.wait_for_log("cannot-hand-over", PATIENCE);
+    assert_eq!(client.request("n", "k", &grant.token), "ok 33");
+    assert_eq!(client.request("r", "k", &grant.token), "ok");
+    let status = first.wait_exit(PATIENCE).expect("it ends");
+    assert_eq!(status.code(), Some(0));
+}
+
+#[test]
+fn a_second_signal_hands_nothing_over() {
+    let service = Service::new(&[]);
+    let first = service.start();
+    let mut old = service.connect();
+    old.acquire("k", 0);
+    first.signal(Signal::TERM);
+    first.wait_for_log("draining", PATIENCE);
+    first.signal(Signal::TERM);
+    let status = first.wait_exit(PATIENCE).expect("it ends");
+    assert_eq!(status.code(), Some(1));
+    assert!(!service.file().exists());
+}
+
+#[test]
+fn an_idle_server_hands_over_what_is_kept() {
+    let service = Service::new(&["--idle-exit", "1"]);
+    let first = service.start();
+    let (mut client, grant) = held(&service, "k", 60);
+    let keep = format!("{} 3600", grant.token);
+    assert_eq!(client.request("keep", "k", &keep), "ok 3600");
+    drop(client);
+    let status = first.wait_exit(PATIENCE).expect("it ends");
+    assert_eq!(status.code(), Some(0));
+    let second = service.start();
+    assert_eq!(service.connect().request("r", "k", &grant.token), "ok");
+    drop(second);
+}
+
+/// The next reply; `None` if the connection ends first.
+fn reply(client: &mut Client) -> Option<String> {
+    match client.next_event(PATIENCE) {
+        Event::Line(line) => Some(String::from_utf8(line).expect("UTF-8")),
+        Event::Nothing => panic!("no reply"),
+        _ => None,
+    }
+}
+
+/// Comes back for a lock as a client should, until `is_over`. Returns how often it did.
+fn hold_on(service: &Service, key: &str, is_over: &AtomicBool) -> usize {
+    let (mut client, grant) = held(service, key, 60);
+    let mut returns = 0;
+    while !is_over.load(Ordering::Relaxed) {
+        let asked = format!("adopt\n{key}\n{} 60\n", grant.token);
+        let sent = client.try_send(asked.as_bytes());
+        match sent.ok().and_then(|()| reply(&mut client)) {
+            Some(reply) => assert_eq!(reply, "ok 60", "{key} is lost"),
+            None => {
+                let mut next = None;
+                eventually(PATIENCE, "a server is there", || {
+                    next = Client::try_unix(&service.socket());
+                    next.is_some()
+                });
+                client = next.expect("just connected");
+                let _ = client.try_send(b"hello\n_\nadopt\n");
+                let _ = reply(&mut client);
+                returns += 1;
+            }
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+    client.request("r", key, &grant.token);
+    returns
+}
+
+#[test]
+fn twenty_restarts_in_a_row_lose_no_lock_and_give_none_twice() {
+    let service = Service::new(&[]);
+    let mut daemon = service.start();
+    let is_over = AtomicBool::new(false);
+    let keys: Vec<String> = (0..6).map(|number| format!("key-{number}")).collect();
+    thread::scope(|scope| {
+        let holders: Vec<_> = keys
+            .iter()
+            .map(|key| {
+                let (service, is_over) = (&service, &is_over);
+                scope.spawn(move || hold_on(service, key, is_over))
+            })
+            .collect();
+        let mut witness = service.connect();
+        eventually(PATIENCE, "all hold", || {
+            let stats = witness.stats();
+            stats["locks"].as_array().map(Vec::len) == Some(keys.len())
+        });
+        drop(witness);
+        for _ in 0..20 {
+            stop(&daemon);
+            daemon = service.start();
+            let mut witness = service.connect();
+            for key in &keys {
+                let reply = witness.request("l", key, "0");
+                assert_eq!(reply, "timeout", "{key} was given twice");
+            }
+        }
+        is_over.store(true, Ordering::Relaxed);
+        let returns = holders
+            .into_iter()
+            .map(|holder| holder.join().expect("it held on"));
+        assert!(returns.sum::<usize>() >= 60, "the clients saw few restarts");
+    });
+    drop(daemon);
+}
+
+#[test]
+fn a_kill_during_the_stop_leaves_all_holders_or_none() {
+    let service = Service::new(&[]);
+    let mut outcomes = HashMap::new();
+    for round in 0..16 {
+        let daemon = service.start();
+        let holders: Vec<_> = (0..8)
+            .map(|number| held(&service, &format!("k{round}-{number}"), 600))
+            .collect();
+        daemon.signal(Signal::TERM);
+        thread::sleep(Duration::from_millis(80 + 3 * round));
+        daemon.signal(Signal::KILL);
+        daemon.wait_exit(PATIENCE).expect("it ends");
+        let next = service.start();
+        let mut client = service.connect();
+        let alive = holders.iter().enumerate().filter(|(number, (_, grant))| {
+            client.request("r", &format!("k{round}-{number}"), &grant.token) == "ok"
+        });
+        *outcomes.entry(alive.count()).or_insert(0) += 1;
+        next.signal(Signal::KILL);
+        next.wait_exit(PATIENCE).expect("it ends");
+    }
+    assert!(
+        outcomes.keys().all(|alive| [0, 8].contains(alive)),
+        "{outcomes:?}"
+    );
+}
