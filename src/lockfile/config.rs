@@ -15,7 +15,7 @@ pub struct SemaphoreConfig {
     /// The time between two looks where the system reports no changes. 100 ms by default.
     pub retry_interval: Duration,
     /// How long [`Semaphore::acquire`](super::Semaphore::acquire) waits; `None`, the default, for
-    /// ever.
+    /// any time.
     pub acquire_timeout: Option<Duration>,
 }
 

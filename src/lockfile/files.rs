@@ -114,7 +114,8 @@ impl<'a> LockFiles<'a> {
         Ok(())
     }
 
-    /// Half a lock file must not stay. This process has it locked.
+    /// Removes the name after a failed write: half a lock file must not stay. This process has the
+    /// file locked.
     fn remove_if_ours(&self, file: &File) -> io::Result<()> {
         if self.identity()? == Some(FileId::of(file)?) {
             let _ = self.directory.remove(self.name);
@@ -194,7 +195,7 @@ impl Files for LockFiles<'_> {
     fn open_to_write(&self, file: &File) -> io::Result<Option<File>> {
         let writable = self.directory.open_to_write(self.name)?;
         let id = FileId::of(file)?;
-        // If the name is another file's by now, the file that was found is judged as it is, and
+        // If the name now belongs to another file, the file that was found is judged as it is, and
         // found to have lost its name.
         Ok(writable.filter(|writable| FileId::of(writable).is_ok_and(|other| other == id)))
     }

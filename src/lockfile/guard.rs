@@ -162,7 +162,7 @@ impl<'a> SemaphoreGuard<'a> {
         }
         self.is_released = true;
         // Before the name goes: otherwise the thread would take that for a loss. It is not joined,
-        // since it may be in the callback.
+        // because it may be in the callback.
         if let Some(stop) = self.watch_stop.take() {
             stop.set();
         }
@@ -209,7 +209,7 @@ impl HeldFile {
         Ok(now.info().is_none() || grant(&now) == grant(&self.record))
     }
 
-    /// Writes the present time into the open file, whatever its name is by now.
+    /// Writes the present time into the open file, even if that has lost its name.
     fn beat(&self) -> io::Result<()> {
         let now = format!("{:010}", seconds_since_1970());
         let mut start = [0; 64];
@@ -272,7 +272,7 @@ fn watch_over(held: &Weak<HeldFile>, on_lost: Option<OnLost>, watch: &Watch, sto
             Err(error) => error.kind() == io::ErrorKind::StaleNetworkFileHandle,
         };
         if is_lost {
-            // The guard may have released it meanwhile.
+            // The guard may have released it since the look.
             if stop.is_set() {
                 return;
             }
@@ -484,7 +484,7 @@ mod tests {
             .write_all_at(aged.as_bytes(), 0)
             .expect("an old record");
 
-        // The beat leaves the file that has the name by now alone.
+        // The beat leaves the file alone that now has the name.
         let elsewhere = scratch.path().join("elsewhere");
         fs::rename(&path, &elsewhere).expect("another name");
         fs::write(&path, "pid=1\ntimestamp=0000000005\n").expect("a successor");

@@ -38,8 +38,8 @@ pub(super) fn check(path: &Path) -> Result<(), SemaphoreError> {
     Ok(())
 }
 
-/// Finds the directory and the name of the lock file for `path`. Fails if there is none, or if
-/// another user could have chosen it.
+/// Finds the directory and the name of the lock file for `path`. Fails if the path cannot be
+/// that of a lock file, or if another user could have chosen it.
 pub(super) fn resolve(path: &Path) -> Result<LockPath, SemaphoreError> {
     check(path)?;
     let parent = parent_of(path);

@@ -36,7 +36,7 @@ pub struct Slots {
 }
 
 impl Slots {
-    /// So many slots at `path`. All processes must give the same number. A slot whose own path
+    /// `count` slots at `path`. All processes must give the same number. A slot whose own path
     /// cannot be that of a lock file, for instance because another user has made a symbolic link
     /// there, is passed over while others are left.
     ///

@@ -581,7 +581,7 @@ mod tests {
                 true,
             ),
             (
-                "another boot under our name, since ours",
+                "another boot under our name, after ours began",
                 PID,
                 YOUNG,
                 "x-host=h\nx-boot=a\n".into(),

@@ -292,7 +292,7 @@ impl Semaphore {
     ) -> SemaphoreResult<(Cleaned, Option<Obstacle>)> {
         let directory = self.directory()?;
         let host = self.host(&directory)?;
-        // Opened before the removal of the lock, since a failure says nothing of what is removed.
+        // Opened before the lock is removed: an error afterwards would hide that it was removed.
         let entries = match fs::read_dir(&self.lock_path.directory) {
             // The lock can be removed without it.
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => None,

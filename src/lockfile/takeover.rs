@@ -4,7 +4,7 @@
 //! A lock file has a name and an inode. The process that has the inode locked decides alone what
 //! becomes of both. Holders and takers lock it for reading by fcntl(2), and then by flock(2). Any
 //! process that may read the file can keep it locked by flock(2). Then a write lock by fcntl(2)
-//! counts as well, since it is not granted while a holder or a taker has the file locked.
+//! counts as well: it is not granted while a holder or a taker has the file locked.
 //!
 //! 1. A link, which replaces nothing, creates the name. Where a lock on a file does not hold under
 //!    a second name, the name is created with an empty file. Its creator writes the record only

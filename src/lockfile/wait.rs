@@ -31,7 +31,7 @@ pub(crate) struct WaitLimit<'a> {
 impl<'a> WaitLimit<'a> {
     /// After `timeout` from now, or once `cancel` is set.
     pub(crate) fn new(timeout: Option<Duration>, cancel: Option<&'a Event>) -> WaitLimit<'a> {
-        // A deadline that the clock cannot represent is none.
+        // Without a deadline if the clock cannot represent it.
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         WaitLimit { deadline, cancel }
     }

@@ -289,7 +289,7 @@ fn wait(request: &SemaRequest) -> CommandResult {
 }
 
 fn clean(request: &SemaRequest) -> CommandResult {
-    // There is one, since `--slots` is no option of this command.
+    // There is exactly one: `--slots` is no option of this command.
     let slots = slots(request, &request.options.lock)?;
     let without_flock = match request.options.force {
         true => WithoutFlock::Remove,

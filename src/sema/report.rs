@@ -158,7 +158,7 @@ pub(super) fn holder_text(path: &Path, busy: &Busy) -> String {
         .lines()
 }
 
-/// The holder of a lock in one line, as its file has it.
+/// The holder that the lock's file names, in one line.
 pub(super) fn holder_line((pid, record): &(u32, Record)) -> String {
     let mut text = format!("pid {pid}");
     if let Some(host) = record.host.as_deref() {

@@ -160,3 +160,32 @@ fn a_mount_point_is_refused_at_once() {
         assert_eq!(place.read("host.lock"), content);
     }
 }
+
+/// As in a container, or after a reboot without a clock: only the kernel's locks tell.
+#[test]
+fn a_guard_with_another_boot_id_and_name_is_judged_by_its_lock() {
+    needs!(root);
+    let place = Place::new();
+    place.write("boot_id", "00000000-0000-4000-8000-000000000000\n");
+    let script = "hostname elsewhere && mount --bind boot_id /proc/sys/kernel/random/boot_id && \
+                  exec \"$0\" run f -- sh -c 'echo $$ >new; mv new started; exec sleep 1000'";
+    let mut command = Command::new("unshare");
+    command
+        .args(["--mount", "--uts", "--pid", "--fork", "--kill-child"])
+        .args(["sh", "-c", script, env!("CARGO_BIN_EXE_sema")])
+        .current_dir(place.directory.path());
+    let mut container = command.spawn().expect("unshare");
+    eventually(PATIENCE, "the command runs", || {
+        place.path("started").exists()
+    });
+    assert!(place
+        .read("f")
+        .contains("x-host=elsewhere\nx-boot=00000000-"));
+    let run = ["run", "f", "-n", "--", "true"];
+    assert_eq!(place.status(&run), BUSY);
+    let _ = container.kill();
+    container.wait().expect("a child");
+    eventually(PATIENCE, "the lock is free at once", || {
+        place.status(&run) == 0
+    });
+}

@@ -48,7 +48,7 @@ fn victim() {
     }
 }
 
-/// Tries to take the lock so many seconds later.
+/// Tries to take the lock as if this many seconds later.
 fn acquire<F: takeover::Files>(files: &F, directory: &Directory, seconds: u64) -> Outcome<F::File> {
     let taker = Taker {
         record: &|_| {

@@ -131,7 +131,7 @@ impl Host for LaterHost<'_> {
     }
 }
 
-/// Whether a file may be taken over in so many seconds, with a timeout of one hour.
+/// Whether a file may be taken over in this many seconds, with a timeout of one hour.
 fn may_take_in(seconds: u64, content: &Content, directory: &Directory) -> Verdict {
     let host = LaterHost {
         now: LocalHost {

@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use crate::sys::directory::{Entry, FileId, RangeLock};
 
-use crate::lockfile::record::{LIVE_LINE, READ_LOCK_LINE};
+use crate::lockfile::record::{Record, LIVE_LINE, READ_LOCK_LINE};
 use crate::lockfile::staleness::{Content, Flock};
 use crate::lockfile::takeover::{
     acquire, may_pass, release, remove, After, Creation, Files, HeldLocks, Obstacle, Outcome,
@@ -120,7 +120,7 @@ enum Mutation {
     UnlockedFile,
     /// A taker does not look at the name before it acts.
     NoLookBefore,
-    /// A taker does not read the file again once it has it locked.
+    /// A taker does not read the file again after locking it.
     NoSecondReading,
     /// A taker does not look at the name after it has rewritten the file.
     NoLookAfter,
@@ -143,7 +143,7 @@ enum Writers {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 struct Variant {
     writers: Writers,
-    /// A reader has the first file locked by flock(2) for ever.
+    /// A reader has the first file locked by flock(2) all the time.
     has_reader: bool,
     /// Processes create the lock in place.
     creates_in_place: bool,
@@ -475,8 +475,23 @@ const LOCKED: HeldLocks = HeldLocks {
     file_system: None,
 };
 
+/// The content of a file of the model. Reads only the lines that the protocol looks at: the
+/// search does this millions of times.
 fn content(file: &OpenFile<'_>, bytes: Vec<u8>) -> Content {
-    Content::new(bytes, 0, file.id, None)
+    let text = std::str::from_utf8(&bytes).unwrap_or_default();
+    let record = Record {
+        is_live: text.contains(LIVE_LINE),
+        has_read_lock: text.contains(READ_LOCK_LINE),
+        ..Record::default()
+    };
+    Content {
+        record: Box::new(record),
+        is_lock_file: true,
+        bytes,
+        modified: 0,
+        file: file.id,
+        file_system: None,
+    }
 }
 
 struct OpenFile<'a> {
