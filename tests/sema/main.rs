@@ -1190,6 +1190,26 @@ fn an_error_of_the_system_names_no_holder() {
     fs::set_permissions(place.path("."), fs::Permissions::from_mode(0o755)).expect("it is ours");
 }
 
+/// In a directory such as /tmp, where a user may remove no files of others.
+#[test]
+fn a_stale_lock_of_another_user_is_no_reason_to_wait() {
+    needs!(root);
+    let place = Place::new();
+    fs::set_permissions(place.path("."), fs::Permissions::from_mode(0o1777)).expect("it is ours");
+    place.write("old", "pid=99999999\ntimestamp=1\n");
+    let output = place.as_nobody("sema", &["acquire", "old"]);
+    let why = "Error: IO error: old: stale, but this user may not remove the file\n";
+    assert_eq!(text(&output.stderr), why);
+    assert_eq!(output.status.code(), Some(3));
+    // A live lock of another user is waited for.
+    place.write(
+        "live",
+        &format!("pid={}\ntimestamp={}\n", std::process::id(), now()),
+    );
+    let output = place.as_nobody("sema", &["acquire", "live", "--timeout", "50ms"]);
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+}
+
 #[test]
 fn a_wait_for_an_unreadable_file_says_why() {
     needs!(root);

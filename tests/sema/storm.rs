@@ -28,11 +28,11 @@ echo >>grants
 for other in inside.*; do
     pid=${other#inside.}
     if [ "$pid" != $$ ] && lives "$pid"; then
-        sleep 0.05
+        sleep 0.01
         if lives "$pid"; then echo "$pid $$" >>doubles; fi
     fi
 done 2>/dev/null
-sleep 0.00$1
+sleep 0.0$1
 rm inside.$$
 "#;
 
@@ -74,7 +74,7 @@ impl Storm {
                     JOB,
                     "sh",
                 ])
-                .arg(random.below(10).to_string())
+                .arg(random.below(8).to_string())
                 .current_dir(place.directory.path())
                 .stdin(Stdio::null())
                 .stdout(Stdio::null())
