@@ -132,12 +132,13 @@ struct Session<'a> {
 impl Session<'_> {
     fn converse(&mut self) -> Ending {
         loop {
-            let buffered = self.reader.look();
-            let went_on = match (buffered, self.serve_first_word()) {
-                (Buffered::TooLong, _) => Err(Ending::LineTooLong),
-                (_, Some(served)) => served,
-                (Buffered::Frame, None) => self.serve_frame(),
-                (Buffered::Incomplete, None) => self.outbox.flush().and_then(|()| self.read()),
+            let went_on = match self.serve_first_word() {
+                Some(served) => served,
+                None => match self.reader.look() {
+                    Buffered::TooLong => Err(Ending::LineTooLong),
+                    Buffered::Frame => self.serve_frame(),
+                    Buffered::Incomplete => self.outbox.flush().and_then(|()| self.read()),
+                },
             };
             if let Err(ending) = went_on {
                 return self.mask_reason(ending);
@@ -146,9 +147,19 @@ impl Session<'_> {
     }
 
     /// Serves a line that a person types before the first request; `None` if there is none.
+    ///
+    /// The first line is judged before what is behind it is looked at: a web page can have a
+    /// browser send a telnet interrupt in a later line, which would drop the first one unseen.
     fn serve_first_word(&mut self) -> Option<Result<(), Ending>> {
         let placeholders_left = self.placeholders_left?;
-        match FirstWord::parse(self.reader.first_line()?)? {
+        if self.reader.look_for_first_line() == Buffered::TooLong {
+            return Some(Err(Ending::LineTooLong));
+        }
+        let first_line = self.reader.first_line()?;
+        if is_http(first_line) {
+            return Some(Err(Ending::OtherProtocol("http")));
+        }
+        match FirstWord::parse(first_line)? {
             FirstWord::Help => {
                 self.outbox.out.extend(HELP.bytes().chain([b'\n']));
                 self.placeholders_left = Some(2);

@@ -92,7 +92,18 @@ impl<const N: usize> LineReader<N> {
 
     /// Looks for a frame in what has been read so far.
     pub fn look(&mut self) -> Buffered {
-        while self.line_count < N {
+        self.look_for(N)
+    }
+
+    /// Looks for the first line of a frame, and not at what is behind it. With that line,
+    /// [`LineReader::first_line`] has it.
+    pub fn look_for_first_line(&mut self) -> Buffered {
+        self.look_for(1)
+    }
+
+    /// Looks for so many lines of the frame. [`Buffered::Frame`] says that they are there.
+    fn look_for(&mut self, line_count: usize) -> Buffered {
+        while self.line_count < line_count {
             if self.scanned == self.end {
                 return Buffered::Incomplete;
             }

@@ -256,6 +256,9 @@ fn the_default_cap_on_connections_fits_the_descriptors_once() {
     let command = limited(&["prlimit", "--nofile=64"]);
     let daemon = Daemon::from_command(command);
     survives_a_crowd(&daemon);
+    eventually(PATIENCE, "the crowd has left", || {
+        daemon.stats()["connections"] == 1
+    });
 
     // Over a cap of its own it hangs up, so nobody is left to wonder in the backlog.
     let mut crowd: Vec<Client> = (0..100).map(|_| daemon.connect()).collect();
