@@ -1,10 +1,13 @@
 //! One connection to a server: a request, its reply, and never two at a time.
 
 mod again;
-mod tagged;
+mod introduction;
+mod renewal;
 
+use std::collections::VecDeque;
 use std::io::ErrorKind::{BrokenPipe, ConnectionReset, Interrupted, TimedOut};
 use std::io::Read;
+use std::mem;
 use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
@@ -15,10 +18,12 @@ use super::error::{Asked, Auth, Error};
 use super::settings::Settings;
 use super::slot::{check_admin_token, check_key, Slot, Wait};
 use crate::net::stream::{is_timeout, Stream};
+use crate::protocol::abilities::Abilities;
 use crate::protocol::reply::{self, Grant, Refusal, Reply};
 use crate::protocol::request::Request;
 use crate::token::Token;
-pub(in crate::client) use again::Held;
+use introduction::Opening;
+pub(in crate::client) use renewal::Renewal;
 
 /// The longest reply that is read, in bytes, but for `stats`.
 const MAX_REPLY_LEN: usize = 4096;
@@ -90,14 +95,17 @@ pub struct Connection {
     key: Option<String>,
     /// The longest reply to what was sent last, in bytes.
     max_reply_len: usize,
-    /// What the server is told with the first claim; `None` once the server has accepted it.
-    pub(super) tag: Option<String>,
-    /// The tag that the server has accepted.
-    accepted_tag: Option<String>,
-    /// What goes in front of the next request, after the client has connected anew.
-    greeting: Vec<u8>,
-    /// How many replies to a greeting are still to come.
-    greetings_due: u8,
+    /// What the client says of itself before the first request over each stream, perhaps nothing;
+    /// `None` if it does not introduce itself.
+    tag: Option<String>,
+    /// What goes in front of the next request.
+    opening: Vec<u8>,
+    /// What the next replies answer.
+    awaited: VecDeque<Opening>,
+    /// The server has accepted the introduction.
+    pub(super) is_welcome: bool,
+    /// What the server can do, as it has said.
+    pub(super) abilities: Abilities,
     /// Ends requests that block for a reply.
     pub(super) cancelled_by: Option<CancelHandle>,
 }
@@ -192,9 +200,20 @@ impl Connection {
     ///
     /// [`Error::Refused`] if the token is not that of a holder, or what can go wrong with a reply.
     pub fn release(&mut self, key: &str, slot: Slot, token: Token) -> Result<(), Error> {
+        self.release_within(key, slot, token, self.settings.reply_timeout)
+    }
+
+    pub(super) fn release_within(
+        &mut self,
+        key: &str,
+        slot: Slot,
+        token: Token,
+        within: Duration,
+    ) -> Result<(), Error> {
         check_key(key)?;
         let kind = slot.kind();
-        self.expect_ok(&Request::Release { key, kind, token }, self.reply_due())
+        let due = Instant::now().checked_add(within);
+        self.expect_ok(&Request::Release { key, kind, token }, due)
     }
 
     /// Starts a lease anew (`n`, `sn`), whichever connection it was granted to, and returns its
@@ -205,16 +224,9 @@ impl Connection {
     ///
     /// [`Error::Refused`] if the token is not that of a holder, or what can go wrong with a reply.
     pub fn renew(&mut self, key: &str, slot: Slot, token: Token) -> Result<Duration, Error> {
-        let request = renewal(key, slot, token)?;
+        let request = Renewal::Renew.request(key, slot, token)?;
         let reply = self.exchange(&request, self.reply_due())?;
         self.renewed(&reply)
-    }
-
-    /// What the reply to a renewal says that was [sent](Connection::send_only); `None` if not all
-    /// of it has come.
-    pub(super) fn renewal_reply(&mut self) -> Result<Option<Duration>, Error> {
-        let reply = self.reply_so_far()?;
-        reply.map(|reply| self.renewed(&reply)).transpose()
     }
 
     /// Whether nothing of a reply has come. To be called when the socket is readable and no reply
@@ -333,15 +345,9 @@ impl Connection {
     /// Sends one request and reads its reply, which is due at this instant; closes the connection
     /// if that fails.
     fn exchange(&mut self, request: &Request<'_>, due: Option<Instant>) -> Result<Reply, Error> {
-        let sent = self.send(&[request], self.time_to_send(due));
+        let sent = self.send(request, self.time_to_send(due));
         let reply = sent.and_then(|()| self.receive(request, due));
         self.unless_closed(reply)
-    }
-
-    /// Sends a request, for at most `within`. The reply is still to come.
-    pub(super) fn send_only(&mut self, what: &Request<'_>, within: Duration) -> Result<(), Error> {
-        let sent = self.send(&[what], within);
-        self.unless_closed(sent)
     }
 
     /// The reply to what was sent; `None` if not all of it has come. To be called when the socket
@@ -374,27 +380,22 @@ impl Connection {
         self.server.try_another_than(&self.reached);
     }
 
-    fn send(&mut self, requests: &[&Request<'_>], within: Duration) -> Result<(), Error> {
+    fn send(&mut self, request: &Request<'_>, within: Duration) -> Result<(), Error> {
         // A server that refuses a new connection may say so at once: that is its reply.
         if self.has_answered {
             self.check_unasked()?;
         }
-        let mut text = self.greeting.clone();
-        let last = requests.last().copied();
-        self.key = last.and_then(key_of).map(str::to_owned);
-        self.max_reply_len = match last {
-            Some(Request::Stats | Request::Queues(_) | Request::Holder { .. }) => MAX_STATS_LEN,
-            Some(Request::Counters) => MAX_STATS_LEN,
+        let mut text = mem::take(&mut self.opening);
+        self.key = key_of(request).map(str::to_owned);
+        self.max_reply_len = match request {
+            Request::Stats | Request::Queues(_) | Request::Counters => MAX_STATS_LEN,
             _ => MAX_REPLY_LEN,
         };
-        requests.iter().for_each(|request| request.write(&mut text));
+        request.write(&mut text);
         match self.open_stream()?.write_within(&text, Some(within)) {
             Err(error) if error.kind() == TimedOut => Err(Error::no_reply(&self.server)),
             // A server that has refused us and left may have said why before it went.
-            _ => {
-                self.greeting.clear();
-                Ok(())
-            }
+            _ => Ok(()),
         }
     }
 
@@ -422,27 +423,28 @@ impl Connection {
                 due = self.reply_due();
             }
             seen = self.buffer.len();
-            // Without a deadline the keepalive is what notices that the server has vanished.
-            let left = time_left(due).unwrap_or(LONGEST_READ);
-            if left.is_zero() {
-                return Err(Error::no_reply(&self.server));
-            }
-            self.read_within(left.min(LONGEST_READ))?;
+            self.read_by(due)?;
         }
+    }
+
+    /// Reads some of a reply that is due at this instant.
+    fn read_by(&mut self, due: Option<Instant>) -> Result<(), Error> {
+        // Without a deadline the keepalive is what notices that the server has vanished.
+        let left = time_left(due).unwrap_or(LONGEST_READ);
+        if left.is_zero() {
+            return Err(Error::no_reply(&self.server));
+        }
+        self.read_within(left.min(LONGEST_READ))
     }
 
     /// Takes the next reply out of what was read, if its line is complete; the line's end is not
     /// among the first `seen` bytes.
-    fn take_reply(&mut self, mut seen: usize) -> Result<Option<Reply>, Error> {
-        while self.greetings_due > 0 {
-            match self.take_next_reply(seen)? {
-                None => return Ok(None),
-                Some(Reply::Ok) => self.greetings_due -= 1,
-                Some(other) => return Err(self.refusal(&other)),
-            }
-            seen = 0;
+    fn take_reply(&mut self, seen: usize) -> Result<Option<Reply>, Error> {
+        let seen = if self.awaited.is_empty() { seen } else { 0 };
+        match self.take_opening()? {
+            true => self.take_next_reply(seen),
+            false => Ok(None),
         }
-        self.take_next_reply(seen)
     }
 
     fn take_next_reply(&mut self, seen: usize) -> Result<Option<Reply>, Error> {
@@ -542,8 +544,8 @@ impl Connection {
         self.stream = None;
         self.buffer.clear();
         self.has_answered = false;
-        self.greeting.clear();
-        self.greetings_due = 0;
+        self.opening.clear();
+        self.awaited.clear();
     }
 
     /// Closes the connection and waits, for at most the reply timeout, until the server has closed
@@ -553,6 +555,12 @@ impl Connection {
             stream.shutdown(Shutdown::Write);
             stream.discard_for(self.settings.reply_timeout);
         }
+    }
+
+    /// Whether the server may be there again, with its grants, after it has refused connections:
+    /// its grants outlive its orderly end, or another server of the cluster takes over.
+    pub(super) fn may_return(&self) -> bool {
+        self.abilities.keeps || self.server.other_count() > 0
     }
 
     /// The connection's socket, to be watched for its end; `None` if it is closed.
@@ -567,21 +575,11 @@ fn key_of<'a>(request: &Request<'a>) -> Option<&'a str> {
         Request::Wait { key, .. }
         | Request::Release { key, .. }
         | Request::Renew { key, .. }
-        | Request::Holder { key, .. }
+        | Request::Adopt { key, .. }
         | Request::Break { key, .. } => Some(key),
         Request::Queues(key) => *key,
         _ => None,
     }
-}
-
-pub(super) fn renewal<'a>(key: &'a str, slot: Slot, token: Token) -> Result<Request<'a>, Error> {
-    check_key(key)?;
-    Ok(Request::Renew {
-        key,
-        kind: slot.kind(),
-        token,
-        lease: slot.checked_lease()?,
-    })
 }
 
 /// The time until then; `None` if it never comes.

@@ -1,5 +1,7 @@
 //! A grant and the connection that it came over, before and while a guard keeps it.
 
+use std::time::Duration;
+
 use super::connection::Connection;
 use super::error::Error;
 use super::guard::Guard;
@@ -45,8 +47,10 @@ impl Granted {
         Ok(self)
     }
 
-    pub(crate) fn release(&mut self) -> Result<(), Error> {
-        let token = self.grant.token;
-        self.connection.release(&self.key, self.slot, token)
+    /// Releases, and waits for the answer for at most `within`.
+    pub(crate) fn release(&mut self, within: Duration) -> Result<(), Error> {
+        let (key, token) = (&self.key, self.grant.token);
+        self.connection
+            .release_within(key, self.slot, token, within)
     }
 }

@@ -20,7 +20,7 @@ use crate::sys::event::Event;
 use crate::sys::moment::Moment;
 use crate::token::{Grant, Token};
 use keeper::Keeper;
-use timing::{deadline_of, fits};
+use timing::{deadline_of, end_of, fits};
 
 /// The stack of a keeper, in bytes. The documentation of the callbacks names it.
 const STACK_LEN: usize = 128 * 1024;
@@ -33,8 +33,6 @@ pub enum Loss {
     Closed,
     /// The server refused the renewal: the lease was over, or the lock was released by its token.
     Refused,
-    /// The answer to a renewal was none of this protocol, or did not fit.
-    BadReply,
     /// No renewal was answered in time; the lease may be over at any moment.
     Deadline,
     /// This process is a child, by fork(2), of the one that acquired the lock.
@@ -48,7 +46,6 @@ impl fmt::Display for Loss {
                 "the connection to the server ended: the lock was released, or broken by another"
             }
             Loss::Refused => "the server refused to renew it: it was released or broken by another",
-            Loss::BadReply => "the server gave no valid answer to its renewal",
             Loss::Deadline => "the server did not renew it in time",
             Loss::Forked => "it belongs to the process that acquired it, and this is its child",
         })
@@ -58,22 +55,22 @@ impl fmt::Display for Loss {
 /// A held lock or semaphore slot. Dropping it releases, and blocks as [`Guard::release`] does; an
 /// error is lost then.
 ///
-/// A thread of its own, the keeper, renews the lease, at half its length and sooner for short
-/// leases, and watches the connection. The lock counts as lost when a renewal is refused, and when
-/// the lease could end on the server: [`Guard::is_held`] turns false *before* that, by two seconds
-/// or a quarter of the lease, whichever is less.
+/// A thread of its own, the keeper, renews the lease, at half its length, sooner for short leases
+/// and after 15 seconds at most, and watches the connection. The lock counts as lost when a renewal
+/// is refused, and when the lease could end on the server: [`Guard::is_held`] turns false *before*
+/// that, by two seconds or a quarter of the lease, whichever is less.
 ///
 /// When the connection ends, [`Guard::is_held`] turns false, and the keeper connects again, at once
-/// and then after pauses of 50 milliseconds to a second. If the server has taken over from another
-/// one of its cluster, the keeper renews with the token, and the lock is held as before. Otherwise
-/// it is lost: a server that is alone releases it with the connection, or, if it runs with
-/// `--no-auto-release-on-disconnect`, keeps it from others until its lease ends. If it refuses
-/// connections for two seconds, the keeper gives up; for the servers of a cluster (see
-/// [`Address::Cluster`](super::Address::Cluster)) it goes on until the lease could end, and gives
-/// each a second to answer.
+/// and then after pauses of 50 milliseconds to a second, until the lease could end. Over the new
+/// connection it adopts the lock with its token, and the lock is held as before; it is lost if the
+/// server refuses that: it released the lock with the connection, or does not know how to adopt. A
+/// server that is alone, and whose grants end with it, is given up when it has refused connections
+/// for two seconds.
 ///
-/// If a server of a cluster leaves a renewal unanswered for a second, its host may have vanished:
-/// the keeper asks the other servers meanwhile, and goes on with one that has taken over.
+/// If a server leaves a renewal unanswered for a second, it may be slow, or the way to it or its
+/// host may have vanished: the keeper adopts the lock over another connection, or over one to
+/// another server of the cluster (see [`Address::Cluster`](super::Address::Cluster)), and keeps the
+/// first one until that is done.
 ///
 /// All its methods can be called from several threads. It belongs to the process that acquired it:
 /// to a child by fork(2), the lock is lost ([`Loss::Forked`]). When the child drops its copy, it
@@ -256,10 +253,9 @@ impl Guard {
         hold.loss.is_none() && !hold.is_cut && Moment::now() < hold.deadline
     }
 
-    /// Whether the lease certainly runs, though the connection may have ended.
-    pub(crate) fn is_leased(&self) -> bool {
-        let hold = self.shared.hold();
-        hold.loss.is_none() && Moment::now() < hold.deadline
+    /// When the lease ends on the server at the latest, unless it is renewed before.
+    pub(crate) fn lease_ends_at(&self) -> Moment {
+        end_of(self.shared.hold().deadline, self.grant.lease)
     }
 
     /// How the lock was lost, if it was. Does not block. The keeper may find out a moment after

@@ -371,34 +371,36 @@ impl<'a> Lock<'a> {
         Ok(connection)
     }
 
-    /// Connects and makes a claim, with the tag. If a server of a cluster is of no use, each other
-    /// one is asked once. A server that does not know tags may close the connection over one: it is
-    /// asked again, once, without.
+    /// Connects, introduces the client and makes a claim. If a server of a cluster is of no use,
+    /// each other one is asked once. A server that does not know introductions may close the
+    /// connection over one: it is asked again, once, without.
     fn introduced<T>(
         &self,
         deadline: Option<Instant>,
         mut claim: impl FnMut(&mut Connection) -> Result<T, Error>,
     ) -> Result<(Connection, T), Error> {
         let tag = checked_tag(self.tag)?;
-        let mut tag = Some(tag.to_owned()).filter(|tag| !tag.is_empty());
+        let mut is_introduced = true;
         let mut others = self.client.server_of(self.key).other_count();
         loop {
-            let mut is_tag_accepted = false;
+            let mut is_welcome = false;
             let connected = self.connect_by(deadline, others);
             let claimed = connected.and_then(|mut connection| {
-                connection.tag.clone_from(&tag);
+                if is_introduced {
+                    connection.introduce(tag);
+                }
                 let claimed = claim(&mut connection);
-                is_tag_accepted = tag.is_some() && connection.tag.is_none();
+                is_welcome = connection.is_welcome;
                 Ok((connection, claimed?))
             });
             let is_over = deadline.is_some_and(|deadline| Instant::now() >= deadline);
             match claimed {
                 // The server was of use, and a place in its queue is lost with it.
-                claimed if is_tag_accepted => return claimed,
+                claimed if is_welcome => return claimed,
                 Err(Error::Closed { .. } | Error::NoReply { .. }) if others > 0 && !is_over => {
                     others -= 1;
                 }
-                Err(Error::Closed { .. }) if tag.take().is_some() => {}
+                Err(Error::Closed { .. }) if is_introduced => is_introduced = false,
                 claimed => return claimed,
             }
         }
@@ -411,8 +413,7 @@ impl<'a> Lock<'a> {
     }
 
     /// Asks as [`Lock::ask`] does, and leaves the grant to the caller: nothing renews it. Shows
-    /// `answered` the connection once the server has answered to the tag. Without a tag nothing is
-    /// answered before the grant: then it is shown at once.
+    /// `answered` the connection once the server has answered to the introduction.
     pub(crate) fn claim(
         &self,
         wait: Wait,

@@ -22,8 +22,6 @@ const REFUSED_FOR: Duration = Duration::from_secs(2);
 pub(super) struct Outage {
     pub(super) began: Moment,
     pub(super) next_attempt: Moment,
-    /// The server was asked whether the connection before still has the lock.
-    pub(super) is_looking: bool,
     next_pause: Duration,
     refused_since: Option<Moment>,
 }
@@ -34,7 +32,6 @@ impl Outage {
         Outage {
             began: now,
             next_attempt: now,
-            is_looking: false,
             next_pause: FIRST_PAUSE,
             refused_since: None,
         }
@@ -45,13 +42,12 @@ impl Outage {
         until.saturating_since(Moment::now()).min(LONGEST_ATTEMPT)
     }
 
-    /// A server has accepted the connection, and is asked who has the lock.
+    /// Notes that a server has accepted the connection.
     pub(super) fn connected(&mut self) {
         self.refused_since = None;
-        self.is_looking = true;
     }
 
-    /// No server has; tells whether a server that is alone is gone.
+    /// Notes a failed attempt; true once the server has refused connections for two seconds.
     pub(super) fn refused(&mut self, error: &Error) -> bool {
         match error {
             Error::NoReply { .. } => return false,

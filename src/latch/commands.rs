@@ -13,7 +13,9 @@ pub(super) fn wait(options: &options::Wait) -> CommandResult {
     let timeout = options::timeout(options.timeout, options.nonblock);
     let client = options.client(timeout)?;
     let target = Target::new(client, &options.key, None, options.limit).tagged(None, PROGRAM);
-    match target.claim(timeout)?.release() {
+    let mut granted = target.claim(timeout)?;
+    let (key, token) = (&target.key, granted.grant.token);
+    match granted.connection.release(key, target.slot, token) {
         // The refusal says that the lock is not held: its lease was over before the release,
         // because this process was stopped.
         Ok(()) | Err(Error::Refused(_)) => Ok(0),

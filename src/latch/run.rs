@@ -8,6 +8,7 @@ use std::time::Duration;
 use crate::cli::failure::{CommandResult, Failure};
 use crate::client::{Error, Guard, Loss};
 use crate::supervise::{self, Event, Job, Outcome, SignalWatch};
+use crate::sys::moment::Moment;
 use crate::text::reason;
 
 use super::claim::wait;
@@ -16,8 +17,10 @@ use super::{busy, complain, options, shown, usage, LOST};
 /// What the command finds in its environment: the key, the token and the fence.
 pub(super) const VARIABLES: [&str; 3] = ["LATCH_KEY", "LATCH_TOKEN", "LATCH_FENCE"];
 
-/// How long the release may take when the command has ended.
+/// How long the release may take if the server has the connection, and if that is away: a little
+/// longer than the guard tries.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(2);
+const AWAY_TIMEOUT: Duration = Duration::from_secs(12);
 
 /// Waits for the lock, runs the command while holding it, releases it, and exits as the command
 /// did.
@@ -105,8 +108,8 @@ fn run_under(
 pub(super) enum Release {
     /// The server has released it, or does so at the end of the connection.
     Done,
-    /// No server heard of the release: the key is free at the end of the lease.
-    Unheard,
+    /// No server heard of the release: the key is free after this time at the latest.
+    Unheard(Duration),
     /// It was lost before.
     Lost(String),
 }
@@ -115,8 +118,9 @@ pub(super) enum Release {
 pub(super) fn finish_release(guard: Guard, place: &str) -> Result<(), Failure> {
     match release(guard) {
         Release::Done => {}
-        Release::Unheard => complain(format_args!(
-            "{place}: no server takes the release: the key is free at the end of its lease"
+        Release::Unheard(left) => complain(format_args!(
+            "{place}: no server takes the release: the key is free in {} s, at the end of its lease",
+            left.as_secs() + 1
         )),
         Release::Lost(why) => return Err(lost_lock(place, &why)),
     }
@@ -129,7 +133,8 @@ pub(super) fn release(guard: Guard) -> Release {
     if let Some(loss) = guard.loss() {
         return Release::Lost(loss.to_string());
     }
-    let (was_held, was_leased) = (guard.is_held(), guard.is_leased());
+    let (was_held, lease_ends_at) = (guard.is_held(), guard.lease_ends_at());
+    let was_leased = Moment::now() < lease_ends_at;
     let (sender, released) = channel();
     let releasing = thread::Builder::new()
         .name("releasing".into())
@@ -137,15 +142,16 @@ pub(super) fn release(guard: Guard) -> Release {
     if releasing.is_err() {
         return Release::Done;
     }
-    match released.recv_timeout(RELEASE_TIMEOUT) {
+    let within = if was_held {
+        RELEASE_TIMEOUT
+    } else {
+        AWAY_TIMEOUT
+    };
+    match released.recv_timeout(within) {
         Ok(Ok(())) => Release::Done,
-        Ok(Err(error @ (Error::Refused(_) | Error::Lost(..) | Error::Closed { .. }))) => {
-            Release::Lost(error.reason())
-        }
-        Ok(Err(Error::Unreachable { .. })) if was_leased => Release::Unheard,
-        _ if was_held => Release::Done,
-        // Another server of the cluster may be about to take over.
-        _ if was_leased => Release::Unheard,
+        Ok(Err(error @ (Error::Refused(_) | Error::Lost(..)))) => Release::Lost(error.reason()),
+        Err(_) if was_held => Release::Done,
+        _ if was_leased => Release::Unheard(lease_ends_at.saturating_since(Moment::now())),
         _ => Release::Lost(Loss::Deadline.to_string()),
     }
 }

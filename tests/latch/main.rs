@@ -3,6 +3,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod adoption;
 mod callbacks;
 mod client;
 mod commands;

@@ -46,7 +46,7 @@ fn serve_as_of_old(mut client: TcpStream, behind: SocketAddr, manners: Manners) 
     loop {
         let mut line = || requests.next()?.ok();
         let (command, mut key, argument) = (line()?, line()?, line()?);
-        if matches!(&*command, "tag" | "break") {
+        if matches!(&*command, "hello" | "tag" | "break") {
             if manners != Manners::Closes {
                 client.write_all(b"error\n").ok()?;
             }
@@ -140,15 +140,17 @@ fn a_long_tag_is_cut_at_a_character() {
 }
 
 #[test]
-fn a_tag_costs_no_round_trip() {
+fn an_introduction_costs_no_round_trip() {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let addr = listener.local_addr().expect("its address");
     let server = thread::spawn(move || {
         let (mut client, _) = listener.accept().expect("a client");
         let lines = BufReader::new(client.try_clone().expect("descriptors")).lines();
-        // Both requests are there before the first reply.
-        let lines: Vec<String> = lines.take(6).map_while(Result::ok).collect();
-        client.write_all(b"ok\ntimeout\n").expect("it reads");
+        // All requests are there before the first reply.
+        let lines: Vec<String> = lines.take(9).map_while(Result::ok).collect();
+        client
+            .write_all(b"ok adopt\nok\ntimeout\n")
+            .expect("it reads");
         // Only the client ends the connection.
         let _ = client.read(&mut [0; 10]);
         lines
@@ -157,7 +159,8 @@ fn a_tag_costs_no_round_trip() {
     let lock = client.lock("k").tag("worker 7");
     assert!(lock.try_acquire().expect("it answers").is_none());
     let lines = server.join().expect("it has served");
-    assert_eq!(lines, ["tag", "_", "worker 7", "l", "k", "0"]);
+    assert_eq!(lines[..6], ["hello", "_", "adopt", "tag", "_", "worker 7"]);
+    assert_eq!(lines[6..], ["l", "k", "0"]);
 }
 
 #[test]

@@ -304,14 +304,14 @@ fn connections_without_an_answer_do_not_end_an_outage() {
 }
 
 #[test]
-fn a_wait_at_a_server_without_tags_is_no_outage() {
+fn a_wait_at_a_server_without_hello_is_no_outage() {
     const WAITS: usize = 3;
     let (listener, addr) = listener();
     let server = thread::spawn(move || {
         // It restarts at the end of each wait.
         for _ in 0..WAITS {
-            let request = Peer::accept(&listener).request();
-            assert!(request.starts_with("tag _ "), "{request}");
+            let request = Peer::accept(&listener).any_request();
+            assert!(request.starts_with("hello _ "), "{request}");
             let mut claiming = Peer::accept(&listener);
             let request = claiming.request();
             assert!(request.starts_with("l k "), "{request}");

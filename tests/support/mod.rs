@@ -22,6 +22,7 @@ pub mod syslog;
 #[cfg(feature = "tls")]
 pub mod tls;
 pub mod tunnel;
+pub mod wire_cutter;
 
 use std::ffi::OsStr;
 use std::io::{self, BufRead, BufReader, Read, Write};

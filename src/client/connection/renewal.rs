@@ -1,8 +1,9 @@
-//! Renewing a lease, over the connection that has the slot or over another.
+//! Renewals, whose replies a guard does not wait for.
 
 use std::time::Duration;
 
-use super::{check_key, Connection, Error, Reply, Request, Slot, Token};
+use super::{check_key, Connection, Error, Request, Slot};
+use crate::token::Token;
 
 /// How a lease is renewed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,7 +15,12 @@ pub(in crate::client) enum Renewal {
 }
 
 impl Renewal {
-    fn request<'a>(self, key: &'a str, slot: Slot, token: Token) -> Result<Request<'a>, Error> {
+    pub(super) fn request<'a>(
+        self,
+        key: &'a str,
+        slot: Slot,
+        token: Token,
+    ) -> Result<Request<'a>, Error> {
         check_key(key)?;
         let (kind, lease) = (slot.kind(), slot.checked_lease()?);
         Ok(match self {
@@ -30,19 +36,6 @@ impl Renewal {
 }
 
 impl Connection {
-    /// Starts a lease anew (`n`, `sn`), whichever connection it was granted to, and returns its
-    /// length, in whole seconds. Blocks for at most the reply timeout. A slot without a lease asks
-    /// for the server's default, not for the lease that was granted.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Refused`] if the token is not that of a holder, or what can go wrong with a reply.
-    pub fn renew(&mut self, key: &str, slot: Slot, token: Token) -> Result<Duration, Error> {
-        let request = Renewal::Renew.request(key, slot, token)?;
-        let reply = self.exchange(&request, self.reply_due())?;
-        self.renewed(&reply)
-    }
-
     /// Sends a renewal, for at most `within`. The reply is still to come.
     pub(in crate::client) fn send_renewal(
         &mut self,
@@ -61,12 +54,5 @@ impl Connection {
     pub(in crate::client) fn renewal_reply(&mut self) -> Result<Option<Duration>, Error> {
         let reply = self.reply_so_far()?;
         reply.map(|reply| self.renewed(&reply)).transpose()
-    }
-
-    fn renewed(&mut self, reply: &Reply) -> Result<Duration, Error> {
-        match reply {
-            Reply::Renewed(lease) => Ok(*lease),
-            other => Err(self.refusal(other)),
-        }
     }
 }

@@ -11,7 +11,7 @@ use rustix::event::{poll, PollFd, PollFlags};
 
 use super::timing::{self, deadline_of, fits, renewal_interval};
 use super::{Answer, Loss, OnSilence, Shared};
-use crate::client::connection::{renewal, Connection};
+use crate::client::connection::{Connection, Renewal};
 use crate::client::error::{Asked, Error};
 use crate::client::granted::Granted;
 use crate::client::outage::Outage;
@@ -24,8 +24,13 @@ pub(super) struct Keeper {
     held: Granted,
     /// When the request was sent that is not answered yet.
     sent_at: Option<Moment>,
-    /// There is no connection, or the renewal is the first over a new one.
+    /// There is no connection, or the lock is being adopted over a new one.
     outage: Option<Outage>,
+    /// Each renewal adopts the lock: it may have moved to a connection that was given up.
+    adopts: bool,
+    /// The lock was adopted, and the renewal that confirms it is due at once. Until then, the end
+    /// of the connection would leave the lock to no connection.
+    is_provisional: bool,
     /// The connection before, while its server leaves a renewal unanswered and others are asked.
     silent: Option<Silent>,
     /// Called with the outcome of the renewal that was sent.
@@ -41,6 +46,8 @@ impl Keeper {
             held,
             sent_at: None,
             outage: None,
+            adopts: false,
+            is_provisional: false,
             silent: None,
             answering: Vec::new(),
             shared,
@@ -64,13 +71,9 @@ impl Keeper {
         drop(hold);
         // Not before: with the connection, the server releases the lock.
         self.held.connection.close();
-        drop(self.silent);
+        self.silent = None;
         // Not before: the guard's thread may ask for the same key at once.
-        let asked = Asked {
-            key: Some(self.held.key.clone()),
-            server: self.held.connection.server.clone(),
-        };
-        self.shared.end(Err(Error::Lost(asked, loss)));
+        self.shared.end(Err(Error::Lost(self.asked(), loss)));
         drop((unanswered, self.answering));
         if let Some(callback) = callback {
             callback(loss);
@@ -82,13 +85,12 @@ impl Keeper {
         loop {
             let [has_spoken, has_ended_silence] = self.sleep();
             if has_spoken {
-                self.hear()?;
+                self.read_reply()?;
             }
             if has_ended_silence {
-                self.hear_silent()?;
+                self.read_late_reply()?;
             }
-            let is_idle = self.sent_at.is_none() && self.silent.is_none();
-            if is_idle && self.shared.hold().is_releasing {
+            if self.sent_at.is_none() && self.shared.hold().is_releasing {
                 let released = self.release();
                 self.shared.end(released);
                 return Ok(());
@@ -98,10 +100,10 @@ impl Keeper {
                 return Err(Loss::Deadline);
             }
             if now >= self.patience_ends_at() {
-                self.lose_patience();
+                self.try_other_server();
             }
             let is_asked = !self.shared.hold().asking.is_empty();
-            let is_due = is_asked || now >= self.renew_at();
+            let is_due = is_asked || self.is_provisional || now >= self.renew_at();
             if !self.is_connected() {
                 self.attempt(now)?;
             } else if self.sent_at.is_none() && is_due {
@@ -152,6 +154,13 @@ impl Keeper {
         self.deadline().min(silent_at)
     }
 
+    fn asked(&self) -> Asked {
+        Asked {
+            key: Some(self.held.key.clone()),
+            server: self.held.connection.server.clone(),
+        }
+    }
+
     fn is_connected(&self) -> bool {
         self.held.connection.socket().is_some()
     }
@@ -185,16 +194,20 @@ impl Keeper {
         let left = self.deadline().saturating_since(now);
         self.answering.append(&mut self.shared.hold().asking);
         self.sent_at = Some(now);
-        if let Some(outage) = &mut self.outage {
-            outage.is_looking = false;
-        }
+        self.adopts |= self.outage.is_some();
         let held = &mut self.held;
-        let renewal = renewal(&held.key, held.slot, held.grant.token);
-        let sent = renewal.and_then(|renewal| held.connection.send_only(&renewal, left));
-        sent.or_else(|error| self.survive(error))
+        let renewal = match self.adopts {
+            true => Renewal::Adopt,
+            false => Renewal::Renew,
+        };
+        let (key, slot, token) = (&held.key, held.slot, held.grant.token);
+        let sent = held
+            .connection
+            .send_renewal(renewal, key, slot, token, left);
+        sent.or_else(|error| self.handle_error(&error))
     }
 
-    fn hear(&mut self) -> Result<(), Loss> {
+    fn read_reply(&mut self) -> Result<(), Loss> {
         let Some(sent_at) = self.sent_at else {
             // No reply is due: it is the end of the stream, or an error on the way to it.
             if !self.held.connection.is_silent() {
@@ -202,20 +215,18 @@ impl Keeper {
             }
             return Ok(());
         };
-        if self.outage.as_ref().is_some_and(|outage| outage.is_looking) {
-            return self.hear_of_holder();
-        }
         match self.held.connection.renewal_reply() {
             Ok(Some(lease)) => self.renewed(lease, sent_at),
             Ok(None) => {}
-            Err(error) => return self.survive(error),
+            Err(error) => return self.handle_error(&error),
         }
         Ok(())
     }
 
-    /// Takes note of a renewal that was sent then.
+    /// Notes that a renewal which was sent at `sent_at` has been answered.
     fn renewed(&mut self, lease: Duration, sent_at: Moment) {
-        (self.sent_at, self.outage) = (None, None);
+        self.is_provisional = self.adopts && self.outage.is_some();
+        (self.sent_at, self.outage, self.silent) = (None, None, None);
         self.held.grant.lease = lease;
         self.held.asked_at = sent_at;
         let deadline = self.deadline();
@@ -225,15 +236,5 @@ impl Keeper {
         for answer in self.answering.drain(..) {
             answer(Moment::now() < deadline);
         }
-    }
-}
-
-/// What it means for the lock that a renewal came to nothing.
-fn loss_of(error: Error) -> Loss {
-    match error {
-        Error::NoReply { .. } => Loss::Deadline,
-        Error::Closed { .. } | Error::Unreachable { .. } => Loss::Closed,
-        Error::BadReply { .. } => Loss::BadReply,
-        _ => Loss::Refused,
     }
 }

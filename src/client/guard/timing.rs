@@ -8,6 +8,9 @@ use crate::token::Token;
 /// Leases up to this are renewed at a third of their length, longer ones at half of it.
 const SHORT_LEASE: Duration = Duration::from_secs(6);
 
+/// The longest time between two renewals, so that no proxy takes the connection for idle.
+const MAX_INTERVAL: Duration = Duration::from_secs(15);
+
 /// The longest time by which the client gives up a lease before its end on the server.
 const MAX_MARGIN: Duration = Duration::from_secs(2);
 
@@ -18,6 +21,11 @@ const ANSWER_TIME: Duration = Duration::from_millis(500);
 /// Until when a lease that was asked for at `sent_at` is certainly held.
 pub(super) fn deadline_of(sent_at: Moment, lease: Duration) -> Moment {
     sent_at + (lease - margin_of(lease))
+}
+
+/// The end on the server of a lease with this deadline.
+pub(super) fn end_of(deadline: Moment, lease: Duration) -> Moment {
+    deadline + margin_of(lease)
 }
 
 /// The time by which a lease is given up before the server can.
@@ -38,7 +46,7 @@ pub(super) fn renewal_interval(token: Token, lease: Duration, lead: Duration) ->
     let mut base = if lease <= SHORT_LEASE {
         lease / 3
     } else {
-        lease / 2
+        (lease / 2).min(MAX_INTERVAL)
     };
     if !lead.is_zero() {
         base = base.min(half_until_silence(lease, lead));
@@ -100,7 +108,7 @@ mod tests {
 
     #[test]
     fn renewals_are_due_at_half_or_a_third_of_a_lease_with_jitter() {
-        for (lease, latest) in [(1, 1.0 / 3.0), (6, 2.0), (7, 3.5), (60, 30.0)] {
+        for (lease, latest) in [(1, 1.0 / 3.0), (6, 2.0), (7, 3.5), (30, 15.0), (600, 15.0)] {
             let mut intervals: Vec<Duration> = (0..100)
                 .map(|fence| {
                     renewal_interval(token(fence), Duration::from_secs(lease), Duration::ZERO)

@@ -1,23 +1,25 @@
 //! What a keeper does without a connection, with a new one, and while its server is silent.
 
-use std::io;
 use std::mem;
+use std::thread;
 use std::time::Duration;
 
-use super::{loss_of, Keeper, Loss};
-use crate::client::connection::{Connection, Held};
+use super::{Keeper, Loss};
+use crate::client::connection::Connection;
 use crate::client::error::Error;
 use crate::client::outage::Outage;
-use crate::protocol::request::Request;
 use crate::sys::moment::Moment;
 
-/// How long a server of a cluster may take to answer a renewal, or to say who has the lock, before
-/// another one is asked.
-const LOOK_TIME: Duration = Duration::from_secs(1);
+/// How long a server may take to answer before it is asked over another connection, or another
+/// server of its cluster is.
+const PATIENCE: Duration = Duration::from_secs(1);
 
-/// The connection to a server that leaves a renewal unanswered: its host may have vanished, and
-/// another server may have taken over. It is kept open while others are asked: if the server is
-/// only slow, it would release the lock when the connection ends.
+/// The longest time for a release without an answer.
+const RELEASE_TIME: Duration = Duration::from_secs(10);
+
+/// The connection to a server that leaves a renewal unanswered: it may be slow, the way to it may
+/// be gone, or another server may have taken over. It is kept open until the lock has moved to
+/// another connection: a server that is only slow would release the lock when it ends.
 pub(super) struct Silent {
     pub(super) connection: Connection,
     /// When the renewal was sent.
@@ -25,42 +27,19 @@ pub(super) struct Silent {
 }
 
 impl Keeper {
-    /// Renews if the server has taken over from another one. Otherwise the lock is that of the
-    /// connection before, with which the server releases it once it notices the end.
-    pub(super) fn hear_of_holder(&mut self) -> Result<(), Loss> {
-        let token = self.held.grant.token;
-        match self.held.connection.look_reply(token) {
-            Ok(None) => Ok(()),
-            Ok(Some(Held::Orphaned)) => {
-                // Etcd has said so: the silent server is not active any more.
-                self.silent = None;
-                self.send(Moment::now())
-            }
-            Ok(Some(Held::Gone)) if self.silent.is_none() => Err(Loss::Closed),
-            Ok(Some(Held::ByConnection | Held::Gone)) => {
+    /// Goes on after an error: only a refusal says that the lock is lost.
+    pub(super) fn handle_error(&mut self, error: &Error) -> Result<(), Loss> {
+        match error {
+            Error::Refused(_) if self.outage.is_some() => Err(Loss::Closed),
+            Error::Refused(_) => Err(Loss::Refused),
+            _ => {
                 self.cut();
                 Ok(())
             }
-            Err(error) => self.survive(error),
         }
     }
 
-    /// Goes on after an error of the connection, and without one; any other is a loss, unless a
-    /// silent server may still have the lock.
-    pub(super) fn survive(&mut self, error: Error) -> Result<(), Loss> {
-        match loss_of(error) {
-            loss if loss == Loss::Closed || self.silent.is_some() => {
-                self.cut();
-                Ok(())
-            }
-            // The server that was asked over a new connection has released the lock, or never had
-            // it.
-            Loss::Refused | Loss::BadReply if self.outage.is_some() => Err(Loss::Closed),
-            loss => Err(loss),
-        }
-    }
-
-    /// Takes note that the connection has ended, or is of no use.
+    /// Gives up the connection, and has the lock adopted over another one.
     pub(super) fn cut(&mut self) {
         self.held.connection.try_another();
         if let Some(silent) = &self.silent {
@@ -77,24 +56,22 @@ impl Keeper {
         }
     }
 
-    /// When another server is asked than the one that has not answered.
+    /// When the server is asked over another connection.
     pub(super) fn patience_ends_at(&self) -> Moment {
-        match self.sent_at {
-            Some(sent_at) if self.held.connection.server.other_count() > 0 => sent_at + LOOK_TIME,
-            _ => Moment::NEVER,
+        self.sent_at
+            .map_or(Moment::NEVER, |sent_at| sent_at + PATIENCE)
+    }
+
+    /// Turns to another connection.
+    pub(super) fn try_other_server(&mut self) {
+        match self.outage {
+            Some(_) => self.cut(),
+            None => self.set_aside(),
         }
     }
 
-    /// Turns to another server.
-    pub(super) fn lose_patience(&mut self) {
-        match &self.outage {
-            Some(outage) if outage.is_looking => self.cut(),
-            _ => self.set_aside(),
-        }
-    }
-
-    /// Sets the connection aside, and has another server asked who has the lock.
-    pub(super) fn set_aside(&mut self) {
+    /// Sets the connection aside, and has the lock adopted over another one.
+    fn set_aside(&mut self) {
         let Some(sent_at) = self.sent_at.take() else {
             return;
         };
@@ -108,27 +85,26 @@ impl Keeper {
         self.outage.get_or_insert_with(|| Outage::new(sent_at));
     }
 
-    /// Goes back to the silent server if it answers after all. If its connection has ended, the
-    /// next answer of another server is as good as after any end.
-    pub(super) fn hear_silent(&mut self) -> Result<(), Loss> {
+    /// Goes back to the silent server if it answers after all.
+    pub(super) fn read_late_reply(&mut self) -> Result<(), Loss> {
         let Some(mut silent) = self.silent.take() else {
             return Ok(());
         };
-        match silent.connection.renewal_reply().map_err(loss_of) {
+        match silent.connection.renewal_reply() {
             Ok(None) => self.silent = Some(silent),
             Ok(Some(lease)) => {
                 self.held.connection = silent.connection;
                 self.renewed(lease, silent.sent_at);
             }
-            Err(Loss::Closed) => self.shared.hold().is_cut = true,
-            Err(loss) => return Err(loss),
+            Err(Error::Refused(_)) => return Err(Loss::Refused),
+            Err(_) => self.shared.hold().is_cut = true,
         }
         Ok(())
     }
 
-    /// Connects and asks who has the lock, if that is due.
+    /// Connects and adopts the lock, if that is due.
     pub(super) fn attempt(&mut self, now: Moment) -> Result<(), Loss> {
-        let (until, token) = (self.next_end(), self.held.grant.token);
+        let until = self.next_end();
         let outage = self.outage.as_mut().expect("it has no connection");
         if now < outage.next_attempt {
             return Ok(());
@@ -138,16 +114,11 @@ impl Keeper {
             Ok(()) => {
                 outage.connected();
                 // To connect may have taken a while.
-                let now = Moment::now();
-                self.sent_at = Some(now);
-                let left = until.saturating_since(now);
-                let (key, fence) = (&self.held.key, token.fence());
-                let sent = connection.send_only(&Request::Holder { key, fence }, left);
-                sent.or_else(|error| self.survive(error))
+                self.send(Moment::now())
             }
             Err(error) => {
-                let is_alone = connection.server.other_count() == 0;
-                if outage.refused(&error) && is_alone {
+                let may_return = connection.may_return() || self.silent.is_some();
+                if outage.refused(&error) && !may_return {
                     return Err(Loss::Closed);
                 }
                 outage.pause();
@@ -156,27 +127,44 @@ impl Keeper {
         }
     }
 
-    /// Releases, over a new connection if there is none.
+    /// Releases, over a new connection if there is none, and again until a server answers.
     pub(super) fn release(&mut self) -> Result<(), Error> {
-        let released = match self.is_connected() {
-            true => self.held.release(),
-            false => self.connected_anew().and_then(|()| self.held.release()),
-        };
-        let server = &self.held.connection.server;
-        match released {
-            // Another server may have the lock in its journal still.
-            Err(Error::Closed { .. }) if server.other_count() > 0 => {
-                let error = io::ErrorKind::ConnectionReset.into();
-                Err(Error::unreachable(server, error))
+        let lease_ends_at = self.held.asked_at + self.held.grant.lease;
+        let gives_up_at = lease_ends_at.min(Moment::now() + RELEASE_TIME);
+        let mut outage = Outage::new(Moment::now());
+        let mut was_sent = false;
+        loop {
+            let error = match self.release_once(&mut outage, &mut was_sent) {
+                Err(error) if !matches!(error, Error::Refused(_) | Error::Lost(..)) => error,
+                released => return released,
+            };
+            outage.pause();
+            if outage.next_attempt >= gives_up_at {
+                return Err(error);
             }
-            released => released,
+            thread::sleep(outage.next_attempt.saturating_since(Moment::now()));
         }
     }
 
-    fn connected_anew(&mut self) -> Result<(), Error> {
+    fn release_once(&mut self, outage: &mut Outage, was_sent: &mut bool) -> Result<(), Error> {
         let connection = &mut self.held.connection;
-        let within = Outage::time_for_attempt(Moment::NEVER);
-        let connected = connection.reconnect(within);
-        connected.map_err(|_| Error::closed(&connection.server))
+        if connection.socket().is_none() {
+            let within = Outage::time_for_attempt(Moment::NEVER);
+            match connection.reconnect(within) {
+                Ok(()) => outage.connected(),
+                Err(error) if outage.refused(&error) && !connection.may_return() => {
+                    return Err(Error::Lost(self.asked(), Loss::Closed));
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        match self.held.release(PATIENCE) {
+            // The release before has reached the server, and its answer was lost.
+            Err(Error::Refused(_)) if *was_sent => Ok(()),
+            released => {
+                *was_sent = true;
+                released
+            }
+        }
     }
 }

@@ -1,0 +1,233 @@
+//! Locks that outlive a bad network, with a real server behind a proxy that cuts.
+
+use std::fs;
+use std::io::Read;
+use std::process::Stdio;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::support::latch::{is_held, latch, ready, signal, wait, Latch};
+use crate::support::wire_cutter::{Wire, WireCutter};
+use crate::support::{eventually, Daemon, Scheme, Signal, PATIENCE};
+use latchd::client::{Address, Client, Guard, Loss};
+
+/// The servers: with a release on disconnect, and without.
+const BOTH: [&[&str]; 2] = [&[], &["--no-auto-release-on-disconnect"]];
+
+const LEASE: Duration = Duration::from_secs(8);
+
+fn guard_through(proxy: &WireCutter) -> Guard {
+    let client = Client::new([Address::Tcp(proxy.addr().to_string())]);
+    let guard = client.lock("k").lease(LEASE).tag("the holder").acquire();
+    guard.expect("it is free")
+}
+
+/// Does something to the connection of a guard, and tells how the guard fares.
+fn after(options: &[&str], act: impl Fn(&WireCutter, &Wire)) -> Option<Loss> {
+    let daemon = Daemon::start_directly(Scheme::Plain, options);
+    let proxy = WireCutter::before(daemon.addr());
+    let guard = guard_through(&proxy);
+    let count = proxy.count();
+    act(&proxy, &proxy.wire());
+    // A renewal is due within four seconds, and answered a second later over another connection.
+    eventually(PATIENCE, "another connection, or a loss", || {
+        guard.loss().is_some() || proxy.count() > count && guard.is_held() && guard.renew()
+    });
+    if guard.loss().is_none() {
+        // Beyond the lease that was there before.
+        thread::sleep(LEASE / 4);
+        assert!(is_held(&daemon, "k") && guard.is_held());
+        let mut other = daemon.connect();
+        assert_eq!(other.request("l", "k", "0"), "timeout");
+        let holders = other.request("stats", "holders", "k");
+        assert!(holders.contains(r#""tag":"the holder""#), "{holders}");
+        guard.release().expect("still held");
+        assert!(!is_held(&daemon, "k"));
+        return None;
+    }
+    guard.loss()
+}
+
+#[test]
+fn a_cut_that_the_server_does_not_see_loses_nothing() {
+    for options in BOTH {
+        assert_eq!(after(options, |_, wire| wire.cut_client()), None);
+        assert_eq!(after(options, |_, wire| wire.half_close_client()), None);
+    }
+}
+
+#[test]
+fn a_connection_that_stalls_or_swallows_loses_nothing() {
+    thread::scope(|scope| {
+        for options in BOTH {
+            scope.spawn(|| assert_eq!(after(options, |_, wire| wire.stall()), None));
+            scope.spawn(|| assert_eq!(after(options, |_, wire| wire.swallow()), None));
+        }
+    });
+}
+
+#[test]
+fn a_cut_that_the_server_sees_loses_what_it_releases() {
+    let both = |_: &WireCutter, wire: &Wire| wire.cut();
+    // The server has released the lock by the time at which the client comes back.
+    let server_first = |_: &WireCutter, wire: &Wire| {
+        wire.cut_server();
+        thread::sleep(Duration::from_millis(200));
+        wire.cut_client();
+    };
+    assert_eq!(after(BOTH[0], server_first), Some(Loss::Closed));
+    assert_eq!(after(BOTH[1], server_first), None);
+    assert_eq!(after(BOTH[1], both), None);
+}
+
+#[test]
+fn a_cut_during_the_adoption_loses_nothing() {
+    thread::scope(|scope| {
+        for options in BOTH {
+            scope.spawn(|| {
+                let again = |proxy: &WireCutter, wire: &Wire| {
+                    proxy.swallow_next();
+                    let count = proxy.count();
+                    wire.cut_client();
+                    proxy.wait_for(count + 1);
+                    // The server has taken the request, and its answer is lost.
+                    thread::sleep(Duration::from_millis(200));
+                    proxy.wire().cut();
+                };
+                assert_eq!(after(options, again), None);
+            });
+        }
+    });
+}
+
+#[test]
+fn a_cut_at_the_release_leaves_the_key_free_and_no_failure() {
+    for options in BOTH {
+        let daemon = Daemon::start(options);
+        let proxy = WireCutter::before(daemon.addr());
+        let guard = guard_through(&proxy);
+        proxy.wire().swallow();
+        let began = Instant::now();
+        guard.release().expect("it was held");
+        assert!(began.elapsed() < PATIENCE);
+        assert!(!is_held(&daemon, "k"));
+    }
+}
+
+/// A command under the lock of a server behind the proxy. It runs: a cut before would end the wait.
+fn run_through(proxy: &WireCutter, daemon: &Daemon, lease: &str, script: &str) -> Latch {
+    let directory = tempfile::tempdir().expect("a directory");
+    let script = format!("eval \"$READY\"; {script}");
+    let arguments = ["run", "k", "--lease", lease, "--", "sh", "-c", &script];
+    let mut command = latch(daemon, &arguments);
+    command
+        .env("LATCH_SERVER", proxy.addr().to_string())
+        .stderr(Stdio::piped());
+    ready(command, &directory).0
+}
+
+#[test]
+fn a_command_that_ends_without_a_connection_releases_later() {
+    let daemon = Daemon::start(BOTH[1]);
+    let proxy = WireCutter::before(daemon.addr());
+    let directory = tempfile::tempdir().expect("a directory");
+    let go_on = directory.path().join("go-on");
+    let script = format!("until [ -e {} ]; do sleep 0.02; done", go_on.display());
+    let mut child = run_through(&proxy, &daemon, "60", &script);
+    proxy.hang_up(true);
+    proxy.wire().cut();
+    fs::write(&go_on, "").expect("there is room");
+    thread::sleep(Duration::from_secs(1));
+    assert_eq!(child.try_wait().expect("a child"), None);
+    proxy.hang_up(false);
+    assert_eq!(wait(&mut child), Some(0));
+    assert!(!is_held(&daemon, "k"));
+}
+
+#[test]
+fn a_release_that_no_server_hears_is_told_with_its_time() {
+    let daemon = Daemon::start(BOTH[1]);
+    let proxy = WireCutter::before(daemon.addr());
+    let script = "exec sleep 0.5";
+    let mut child = run_through(&proxy, &daemon, "6", script);
+    proxy.hang_up(true);
+    proxy.wire().cut();
+    assert_eq!(wait(&mut child), Some(0));
+    let mut said = String::new();
+    let mut stderr = child.stderr.take().expect("piped");
+    stderr.read_to_string(&mut said).expect("text");
+    assert!(said.contains("the key is free in "), "{said}");
+}
+
+#[test]
+fn random_cuts_end_no_job_and_share_no_lock() {
+    survive_cuts(20);
+}
+
+#[test]
+#[ignore = "takes minutes"]
+fn two_hundred_random_cuts_end_no_job_and_share_no_lock() {
+    survive_cuts(200);
+}
+
+/// One `latch run` behind a proxy that cuts in every way, beside a witness who tries to get the
+/// lock all the time.
+fn survive_cuts(count: usize) {
+    let options = [BOTH[1], &["--debug"]].concat();
+    let daemon = Daemon::start_directly(Scheme::Plain, &options);
+    let proxy = WireCutter::before(daemon.addr());
+    let mut child = run_through(&proxy, &daemon, "20", "exec sleep 3600");
+    let is_over = AtomicBool::new(false);
+    let seed = u64::from(std::process::id());
+    println!("seed {seed}");
+    let mut random = seed;
+    let mut below = |limit: u64| {
+        random = random
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1);
+        (random >> 33) % limit
+    };
+    thread::scope(|scope| {
+        let witness = scope.spawn(|| {
+            let mut other = daemon.connect();
+            while !is_over.load(Ordering::SeqCst) {
+                assert_eq!(other.request("l", "k", "0"), "timeout");
+                thread::sleep(Duration::from_millis(1));
+            }
+        });
+        for _ in 0..count {
+            let connections = proxy.count();
+            let wire = proxy.wire();
+            if below(4) == 0 {
+                proxy.swallow_next();
+            }
+            match below(5) {
+                0 => wire.cut(),
+                1 => wire.cut_client(),
+                2 => wire.cut_server(),
+                3 => wire.half_close_client(),
+                _ => {
+                    proxy.hang_up(true);
+                    wire.cut();
+                    thread::sleep(Duration::from_millis(below(500)));
+                    proxy.hang_up(false);
+                }
+            }
+            eventually(PATIENCE, "another connection", || {
+                let ended = child.try_wait().expect("a child");
+                assert_eq!(ended, None, "seed {seed}:\n{}", daemon.log());
+                proxy.count() > connections
+            });
+            thread::sleep(Duration::from_millis(below(300)));
+        }
+        // The last connection may be one that swallows.
+        thread::sleep(Duration::from_secs(2));
+        assert_eq!(child.try_wait().expect("a child"), None, "seed {seed}");
+        is_over.store(true, Ordering::SeqCst);
+        witness.join().expect("nobody else gets the lock");
+    });
+    signal(&child, Signal::TERM);
+    assert_eq!(wait(&mut child), None);
+    eventually(PATIENCE, "the lock is free", || !is_held(&daemon, "k"));
+}

@@ -1,0 +1,157 @@
+//! A proxy in front of a server, whose connections a test can cut, stall or half-close.
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::Duration;
+
+use super::{eventually, PATIENCE};
+
+/// A running proxy. It ends with the process.
+pub struct WireCutter {
+    addr: SocketAddr,
+    shared: Arc<Shared>,
+}
+
+#[derive(Default)]
+struct Shared {
+    wires: Mutex<Vec<Arc<Wire>>>,
+    /// New connections are closed at once.
+    hangs_up: AtomicBool,
+    /// The replies of the next connection go nowhere.
+    swallows_next: AtomicBool,
+}
+
+/// One connection through the proxy.
+pub struct Wire {
+    client: TcpStream,
+    server: TcpStream,
+    stalls: AtomicBool,
+    swallows: AtomicBool,
+}
+
+impl WireCutter {
+    pub fn before(server: SocketAddr) -> WireCutter {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let addr = listener.local_addr().expect("its address");
+        let shared = Arc::<Shared>::default();
+        let ours = Arc::clone(&shared);
+        thread::spawn(move || {
+            for client in listener.incoming().map_while(Result::ok) {
+                if ours.hangs_up.load(Ordering::SeqCst) {
+                    continue;
+                }
+                let Ok(server) = TcpStream::connect(server) else {
+                    continue;
+                };
+                let swallows = ours.swallows_next.swap(false, Ordering::SeqCst);
+                let wire = Wire::between(client, server, swallows);
+                ours.wires.lock().unwrap().push(wire);
+            }
+        });
+        WireCutter { addr, shared }
+    }
+
+    pub fn addr(&self) -> SocketAddr {
+        self.addr
+    }
+
+    /// How many connections there have been.
+    pub fn count(&self) -> usize {
+        self.shared.wires.lock().unwrap().len()
+    }
+
+    /// The latest connection.
+    pub fn wire(&self) -> Arc<Wire> {
+        let wires = self.shared.wires.lock().unwrap();
+        Arc::clone(wires.last().expect("a client has connected"))
+    }
+
+    /// Waits until there have been so many connections.
+    pub fn wait_for(&self, count: usize) {
+        eventually(PATIENCE, "another connection", || self.count() >= count);
+    }
+
+    /// Whether new connections are closed at once.
+    pub fn hang_up(&self, hangs_up: bool) {
+        self.shared.hangs_up.store(hangs_up, Ordering::SeqCst);
+    }
+
+    /// Has the replies of the next connection go nowhere.
+    pub fn swallow_next(&self) {
+        self.shared.swallows_next.store(true, Ordering::SeqCst);
+    }
+}
+
+impl Wire {
+    fn between(client: TcpStream, server: TcpStream, swallows: bool) -> Arc<Wire> {
+        for stream in [&client, &server] {
+            stream.set_nodelay(true).expect("TCP knows TCP_NODELAY");
+        }
+        let wire = Arc::new(Wire {
+            client,
+            server,
+            stalls: AtomicBool::new(false),
+            swallows: AtomicBool::new(swallows),
+        });
+        for is_reply in [false, true] {
+            let wire = Arc::clone(&wire);
+            thread::spawn(move || wire.copy(is_reply));
+        }
+        wire
+    }
+
+    /// The end of one side is passed on, unless a test has cut that side.
+    fn copy(&self, is_reply: bool) {
+        let (mut from, mut to) = match is_reply {
+            true => (&self.server, &self.client),
+            false => (&self.client, &self.server),
+        };
+        let mut chunk = [0; 4096];
+        while let Ok(len @ 1..) = from.read(&mut chunk) {
+            while self.stalls.load(Ordering::SeqCst) {
+                thread::sleep(Duration::from_millis(5));
+            }
+            let is_swallowed = is_reply && self.swallows.load(Ordering::SeqCst);
+            if !is_swallowed && to.write_all(&chunk[..len]).is_err() {
+                return;
+            }
+        }
+        if is_reply {
+            // The server has closed it.
+            let _ = to.shutdown(Shutdown::Write);
+        }
+    }
+
+    /// Ends it for the client alone: the server does not notice.
+    pub fn cut_client(&self) {
+        let _ = self.client.shutdown(Shutdown::Both);
+    }
+
+    /// Ends it for the server alone.
+    pub fn cut_server(&self) {
+        let _ = self.server.shutdown(Shutdown::Both);
+    }
+
+    pub fn cut(&self) {
+        self.cut_server();
+        self.cut_client();
+    }
+
+    /// Tells the client that nothing more comes.
+    pub fn half_close_client(&self) {
+        let _ = self.client.shutdown(Shutdown::Write);
+    }
+
+    /// Passes nothing on from now on, in either direction.
+    pub fn stall(&self) {
+        self.stalls.store(true, Ordering::SeqCst);
+    }
+
+    /// Passes no reply on from now on.
+    pub fn swallow(&self) {
+        self.swallows.store(true, Ordering::SeqCst);
+    }
+}
