@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::sync::{Condvar, MutexGuard};
-use super::{Arbiter, Outlet, SeatState, State, WaitState, RELEASED_AT_ONCE};
+use super::{Arbiter, Outlet, SeatState, State, Visit, WaitState, RELEASED_AT_ONCE};
 use crate::table::{Answer, Ask, Claim, Claimant, ConnId, Kind, LockTable, Refusal, Scope, Ticket};
 use crate::token::Token;
 
@@ -67,16 +67,23 @@ impl Seat {
         &self.arbiter
     }
 
-    /// Asks for a key without taking a place in its queue: [`Answer::TimedOut`] if the claim would
-    /// wait. That is not counted, since the caller may go on to wait. Does not block, except
+    /// Asks for a key without taking a place in its queue: [`Answer::WouldWait`] if the claim would
+    /// wait. That is not counted, because the caller may go on to wait. Does not block, except
     /// perhaps for the kernel's randomness.
     pub fn try_acquire(&self, ask: &Ask<'_>) -> Answer {
+        match self.try_now(ask) {
+            (_, Answer::WouldWait) => Answer::WouldWait,
+            (mut visit, answer) => visit.table.counted(answer),
+        }
+    }
+
+    fn try_now(&self, ask: &Ask<'_>) -> (Visit<'_>, Answer) {
         let claimant = self.claimant();
         let (mut visit, now) = self.arbiter.visit(Scope::Ask(self.conn, ask));
         let answer = claimant.map_or_else(Answer::Refused, |claimant| {
             try_acquire(&mut visit.table, claimant, ask, now)
         });
-        visit.table.counted(answer)
+        (visit, answer)
     }
 
     /// Asks for a key. Blocks until it is granted or refused, the peer hangs up, or `wait_timeout`
@@ -89,11 +96,8 @@ impl Seat {
         tell: &mut dyn FnMut(WaitStage),
     ) -> Answer {
         if wait_timeout.is_zero() {
-            let answer = self.try_acquire(ask);
-            if answer == Answer::TimedOut {
-                self.arbiter.state.lock().table.note_busy();
-            }
-            return answer;
+            let (mut visit, answer) = self.try_now(ask);
+            return visit.table.counted(answer);
         }
         let claimant = self.claimant();
         let (mut visit, now) = self.arbiter.visit(Scope::Ask(self.conn, ask));
@@ -119,11 +123,13 @@ impl Seat {
         visit.table.counted(answer)
     }
 
-    /// As [`Seat::wait`], but `None` if it would block; the place is kept.
-    pub fn try_wait(&self, key: &str, kind: Kind) -> Option<Answer> {
+    /// As [`Seat::wait`], but [`Answer::WouldWait`] if it would block; the place is kept.
+    pub fn try_wait(&self, key: &str, kind: Kind) -> Answer {
         let (mut visit, now) = self.arbiter.visit(Scope::Key(key));
-        let answer = visit.table.try_wait(self.conn, key, kind, now)?;
-        Some(visit.table.counted(answer))
+        match visit.table.try_wait(self.conn, key, kind, now) {
+            Some(answer) => visit.table.counted(answer),
+            None => Answer::WouldWait,
+        }
     }
 
     /// Collects the grant of a key that was enqueued for. Blocks until it is there or refused, the
@@ -147,8 +153,7 @@ impl Seat {
         }
         // A try does not wait, so it is answered even if the peer has hung up.
         visit.table.cancel(ticket, now);
-        visit.table.note_wait_timeout();
-        Answer::TimedOut
+        visit.table.counted(Answer::TimedOut)
     }
 
     /// Gives back a slot, whichever connection it was granted to. [`Refusal::NotHeld`] if the token
@@ -283,7 +288,6 @@ impl Seat {
             }
             if deadline.is_some_and(|deadline| deadline <= now) {
                 state.table.cancel(ticket, now);
-                state.table.note_wait_timeout();
                 return Answer::TimedOut;
             }
             // This look may have ended the lease of another connection.
@@ -327,7 +331,7 @@ impl Seat {
 fn try_acquire(table: &mut LockTable, claimant: Claimant, ask: &Ask<'_>, now: Instant) -> Answer {
     match table.try_acquire(claimant, ask, now) {
         Ok(Some(grant)) => Answer::Granted(grant),
-        Ok(None) => Answer::TimedOut,
+        Ok(None) => Answer::WouldWait,
         Err(refusal) => Answer::Refused(refusal),
     }
 }

@@ -155,7 +155,7 @@ fn a_release_wakes_a_wait_for_an_enqueued_key() {
     let (arbiter, holder, waiter) = arbiter_and_two(Holdings::Release);
     let grant = granted(&holder, FOREVER);
     assert_eq!(waiter.enqueue(&lock(FOREVER)), Answer::Queued);
-    assert_eq!(waiter.try_wait("k", Kind::Lock), None);
+    assert_eq!(waiter.try_wait("k", Kind::Lock), Answer::WouldWait);
     let (began, has_begun) = bounded(1);
     let waiting = thread::spawn(move || {
         waiter.wait("k", Kind::Lock, FOREVER, &mut |stage| {
@@ -267,7 +267,7 @@ fn a_hang_up_does_not_end_a_try() {
     let (arbiter, holder, waiter) = arbiter_and_two(Holdings::Release);
     granted(&holder, FOREVER);
     arbiter.hang_up(ConnId(2));
-    assert_eq!(acquire(&waiter, Duration::ZERO), Answer::TimedOut);
+    assert_eq!(acquire(&waiter, Duration::ZERO), Answer::WouldWait);
     assert_eq!(waiter.enqueue(&lock(FOREVER)), Answer::Queued);
     assert_eq!(wait(&waiter, Duration::ZERO), Answer::TimedOut);
 }
@@ -444,7 +444,7 @@ fn compete(arbiter: &Arc<Arbiter>, thread: u64, inside: &AtomicUsize, stop_at: I
                 grants += 1;
                 release(&seat, grant);
             }
-            Answer::TimedOut | Answer::Gone => {}
+            Answer::WouldWait | Answer::TimedOut | Answer::Gone => {}
             other => panic!("{other:?}"),
         }
         if round % 7 == 0 {

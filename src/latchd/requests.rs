@@ -56,7 +56,7 @@ pub(super) fn carry_out(
     Ok(match *request {
         Request::Acquire(wanted, wait_timeout) => {
             let ask = ask(seat, wanted, default_lease);
-            let attempt = || Some(seat.try_acquire(&ask)).filter(|it| *it != Answer::TimedOut);
+            let attempt = || seat.try_acquire(&ask);
             let answer = prepare_and_block(wait_timeout, peer, attempt, |tell| {
                 seat.acquire(&ask, wait_timeout, tell)
             });
@@ -180,12 +180,13 @@ fn break_grants(seat: &Seat, key: &str, fence: Option<Fence>, operator: &str) ->
 fn prepare_and_block(
     wait_timeout: Duration,
     peer: &mut impl Peer,
-    attempt: impl FnOnce() -> Option<Answer>,
+    attempt: impl FnOnce() -> Answer,
     block: impl FnOnce(&mut dyn FnMut(WaitStage)) -> Answer,
 ) -> Result<Answer, Ending> {
     if !wait_timeout.is_zero() && !peer.is_ready_to_wait() {
-        if let Some(answer) = attempt() {
-            return Ok(answer);
+        match attempt() {
+            Answer::WouldWait => {}
+            answer => return Ok(answer),
         }
         peer.prepare_to_wait()?;
     }
@@ -196,7 +197,7 @@ fn reply_to(answer: Answer) -> Result<Reply, Ending> {
     Ok(match answer {
         Answer::Granted(grant) => Reply::Granted(grant),
         Answer::Queued => Reply::Queued,
-        Answer::TimedOut => Reply::Timeout,
+        Answer::WouldWait | Answer::TimedOut => Reply::Timeout,
         Answer::Gone => return Err(Ending::HungUpWaiting),
         Answer::AlreadyEnqueued => Reply::AlreadyEnqueued,
         Answer::NotEnqueued => Reply::NotEnqueued,

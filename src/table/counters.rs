@@ -108,6 +108,7 @@ impl Reason {
             Answer::Refused(Refusal::NoToken) => Reason::NoToken,
             Answer::AlreadyEnqueued => Reason::AlreadyEnqueued,
             Answer::NotEnqueued => Reason::NotEnqueued,
+            Answer::WouldWait => Reason::Busy,
             Answer::Granted(_) | Answer::Queued | Answer::TimedOut | Answer::Gone => return None,
         })
     }
@@ -147,8 +148,9 @@ impl WaitHistogram {
 }
 
 impl LockTable {
-    /// Takes note of the answer to a request, if it refuses it.
+    /// Counts the answer to a request, if it refuses it.
     pub fn note_answer(&mut self, answer: &Answer) {
+        self.counters.wait_timeouts += u64::from(*answer == Answer::TimedOut);
         if let Some(reason) = Reason::of(answer) {
             self.counters.refuse(reason);
         }
@@ -158,16 +160,6 @@ impl LockTable {
     pub fn counted(&mut self, answer: Answer) -> Answer {
         self.note_answer(&answer);
         answer
-    }
-
-    /// Takes note that a claim that was not to wait found its key held.
-    pub fn note_busy(&mut self) {
-        self.counters.refuse(Reason::Busy);
-    }
-
-    /// Takes note that a claim has waited in vain.
-    pub fn note_wait_timeout(&mut self) {
-        self.counters.wait_timeouts += 1;
     }
 
     /// What has happened, and how much there is. Ends no lease.

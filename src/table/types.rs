@@ -141,7 +141,9 @@ pub enum Answer {
     Granted(Grant),
     /// The claim is queued; a later wait asks for its grant.
     Queued,
-    /// The key is held by others, and has not come free in time.
+    /// The key is held by others, and the claim is not to wait, or not yet.
+    WouldWait,
+    /// The claim has waited, and the key has not come free in time.
     TimedOut,
     /// The peer hung up while its claim waited; the place is given up.
     Gone,

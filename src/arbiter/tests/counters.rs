@@ -15,10 +15,10 @@ fn refusals(arbiter: &Arbiter, reason: Reason) -> u64 {
 fn a_try_that_finds_the_key_held_is_busy_and_no_timeout() {
     let (arbiter, holder, other) = arbiter_and_two(Holdings::Release);
     granted(&holder, FOREVER);
-    assert_eq!(acquire(&other, Duration::ZERO), Answer::TimedOut);
+    assert_eq!(acquire(&other, Duration::ZERO), Answer::WouldWait);
     assert_eq!(refusals(&arbiter, Reason::Busy), 1);
     // The attempt of a claim that goes on to wait.
-    assert_eq!(other.try_acquire(&lock(FOREVER)), Answer::TimedOut);
+    assert_eq!(other.try_acquire(&lock(FOREVER)), Answer::WouldWait);
     assert_eq!(refusals(&arbiter, Reason::Busy), 1);
     assert_eq!(counted(&arbiter).counters.wait_timeouts, 0);
 }
@@ -58,7 +58,7 @@ fn each_refusal_is_counted_under_its_reason() {
     assert!(other.renew(key, kind, token, FOREVER).is_err());
     let _drained = arbiter.begin_drain(DrainUntil::NoHolder);
     assert_eq!(acquire(&other, FOREVER), DRAINING);
-    assert_eq!(other.try_wait("k", Kind::Lock), Some(DRAINING));
+    assert_eq!(other.try_wait("k", Kind::Lock), DRAINING);
     let counts = Reason::ALL.map(|(reason, _)| (reason, refusals(&arbiter, reason)));
     let counts: Vec<_> = counts.into_iter().filter(|(_, count)| *count > 0).collect();
     let expected = [

@@ -107,7 +107,7 @@ fn a_grant_on_its_way_beats_a_time_out_and_a_hang_up() {
     assert!(!arbiter.cut_off(ConnId(2)), "the wait is decided");
     arbiter.hang_up(ConnId(2));
     let other = arbiter.connect(ConnId(3), None);
-    assert_eq!(other.try_acquire(&lock(FOREVER)), Answer::TimedOut);
+    assert_eq!(other.try_acquire(&lock(FOREVER)), Answer::WouldWait);
     waiter.leave.send(0).expect("there is room");
     assert_eq!(waiter.blocked.end().1, Answer::Granted(sent));
     releasing.join().expect("no panic");

@@ -177,7 +177,7 @@ impl World {
         self.expect_holder(holder);
         let seat = self.arbiter.connect(ConnId(99), None);
         if let Some(grant) = holder {
-            assert_eq!(seat.try_acquire(&ask("k", LEASE)), Answer::TimedOut);
+            assert_eq!(seat.try_acquire(&ask("k", LEASE)), Answer::WouldWait);
             assert_eq!(seat.release("k", Kind::Lock, grant.token), Ok(()));
         }
         granted(seat.try_acquire(&ask("k", LEASE)));
@@ -620,7 +620,7 @@ fn a_holders_disconnect_meets_a_timeout() {
         match answer {
             Answer::Granted(grant) => {
                 assert!(grant.token.fence > mine.token.fence);
-                assert_eq!(other.try_acquire(&ask("other", LEASE)), Answer::TimedOut);
+                assert_eq!(other.try_acquire(&ask("other", LEASE)), Answer::WouldWait);
             }
             answer => {
                 assert_eq!(answer, Answer::TimedOut);
