@@ -8,6 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::support::latch::{is_held, latch, ready, signal, wait, Latch};
+use crate::support::silent::free_port;
 use crate::support::wire_cutter::{Wire, WireCutter};
 use crate::support::{eventually, Daemon, Scheme, Signal, PATIENCE};
 use latchd::client::{Address, Client, Guard, Loss};
@@ -158,6 +159,48 @@ fn a_release_that_no_server_hears_is_told_with_its_time() {
     let mut stderr = child.stderr.take().expect("piped");
     stderr.read_to_string(&mut said).expect("text");
     assert!(said.contains("the key is free in "), "{said}");
+}
+
+#[test]
+fn a_command_outlives_restarts_of_its_server() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let handover = directory.path().join("handover").display().to_string();
+    let port = free_port().to_string();
+    let start = || {
+        let mut command = Daemon::command();
+        command.args([
+            "--port",
+            &port,
+            "--print-port",
+            "--handover-file",
+            &handover,
+        ]);
+        Daemon::from_command(command)
+    };
+    let mut daemon = start();
+    let ready_file = tempfile::tempdir().expect("a directory");
+    let go_on = directory.path().join("go-on");
+    let script = format!(
+        "eval \"$READY\"; until [ -e {} ]; do sleep 0.02; done",
+        go_on.display()
+    );
+    let arguments = ["run", "k", "--", "sh", "-c", &script];
+    let (mut child, _) = ready(latch(&daemon, &arguments), &ready_file);
+    for _ in 0..3 {
+        daemon.signal(Signal::TERM);
+        let ended = daemon.wait_exit(PATIENCE).expect("it ends");
+        assert_eq!(ended.code(), Some(0), "{}", daemon.log());
+        daemon = start();
+        assert_eq!(daemon.connect().request("l", "k", "0"), "timeout");
+        eventually(PATIENCE, "the client comes back", || {
+            let holders = daemon.connect().request("stats", "holders", "k");
+            holders.contains(r#""peer":"127.0.0.1:"#)
+        });
+        assert_eq!(child.try_wait().expect("a child"), None);
+    }
+    fs::write(&go_on, "").expect("there is room");
+    assert_eq!(wait(&mut child), Some(0));
+    assert!(!is_held(&daemon, "k"));
 }
 
 #[test]
