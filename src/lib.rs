@@ -124,7 +124,7 @@
 
 #[cfg(feature = "programs")]
 mod arbiter;
-#[cfg(any(feature = "cluster", feature = "tls"))]
+#[cfg(feature = "cluster")]
 mod base64;
 #[cfg(feature = "programs")]
 mod cli;
