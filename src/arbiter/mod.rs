@@ -49,7 +49,8 @@ use sync::{AtomicUsize, Condvar, Mutex, MutexGuard};
 /// get their turn: about a fifth of a millisecond.
 const RELEASED_AT_ONCE: usize = 200;
 
-/// Grants that one visit sends for other connections. The threads of the others send theirs.
+/// Grants that one visit sends for other connections. The threads of the others send theirs. If no
+/// visit sent any, a contended key would lose 6 to 11 % of its rate on one core, a third on two.
 const SENT_AT_ONCE: usize = 8;
 
 /// Claims between two looks at the memory that is left, and the most bytes that each may take.
@@ -189,8 +190,8 @@ struct SeatState {
 
 /// Who decides a connection's wait, and who writes to its socket.
 enum WaitState {
-    /// It does not wait, or its own thread decides.
-    None,
+    /// It does not wait, or its own thread decides and writes.
+    Own,
     /// The visit that ends the wait may spend this ticket.
     For(Ticket),
     /// The wait is decided. Another thread sends the grant.
@@ -230,16 +231,16 @@ impl Arbiter {
     /// Takes note that the peer of `conn` has hung up: its wait ends, now or when it begins. It
     /// keeps its slots until its seat is dropped. A connection without a seat is ignored.
     pub fn hang_up(&self, conn: ConnId) {
-        self.take_for_gone(conn, |_| true);
+        self.mark_gone(conn, |_| true);
     }
 
     /// Ends the wait of `conn` as if its peer had hung up, and tells whether there was a wait that
     /// was not decided yet.
     pub fn cut_off(&self, conn: ConnId) -> bool {
-        self.take_for_gone(conn, |wait| matches!(wait, WaitState::For(_)))
+        self.mark_gone(conn, |wait| matches!(wait, WaitState::For(_)))
     }
 
-    fn take_for_gone(&self, conn: ConnId, is_meant: impl FnOnce(&WaitState) -> bool) -> bool {
+    fn mark_gone(&self, conn: ConnId, is_meant: impl FnOnce(&WaitState) -> bool) -> bool {
         let mut state = self.state.lock();
         let seat = state.seats.get_mut(&conn);
         let Some(seat) = seat.filter(|seat| is_meant(&seat.wait)) else {
@@ -268,7 +269,7 @@ impl Arbiter {
         if state.next_gc <= now {
             let max_idle = self.rules.gc_max_idle;
             if !state.table.prune(max_idle, RELEASED_AT_ONCE, now) {
-                self.give_way(state);
+                self.yield_lock(state);
                 return;
             }
             state.next_gc = now + self.rules.gc_interval;
@@ -310,9 +311,9 @@ impl Arbiter {
     }
 
     /// Grants the slots that waiters are owed since there was no token for them.
-    pub fn tokens_are_back(&self) {
+    pub fn grant_owed_slots(&self) {
         let (mut visit, now) = self.visit(Scope::Nothing);
-        visit.table.tokens_are_back(now);
+        visit.table.grant_owed_slots(now);
     }
 
     /// When a key was last held: now, if one is; `None` if none ever was.
@@ -359,7 +360,7 @@ impl Arbiter {
             if act(&mut state, now) {
                 return self.leave(state);
             }
-            self.give_way(&mut state);
+            self.yield_lock(&mut state);
         }
     }
 
@@ -378,7 +379,7 @@ impl Arbiter {
             if !state.table.is_behind(scope, now) {
                 return now;
             }
-            self.give_way(state);
+            self.yield_lock(state);
         }
     }
 
@@ -388,7 +389,7 @@ impl Arbiter {
     /// before the other one runs, for many steps in a row. And a thread that has a request to read
     /// gets this one's processor, if there is no other: otherwise it would wait for several ticks
     /// of the kernel's clock.
-    fn give_way(&self, state: &mut MutexGuard<'_, State>) {
+    fn yield_lock(&self, state: &mut MutexGuard<'_, State>) {
         let wake_ups = self.wake_ups(state);
         MutexGuard::unlocked_fair(state, || {
             self.pass(wake_ups);

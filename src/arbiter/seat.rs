@@ -45,7 +45,7 @@ impl Arbiter {
             tag: None,
             can_adopt: false,
             is_gone: false,
-            wait: WaitState::None,
+            wait: WaitState::Own,
         };
         self.state.lock().seats.insert(conn, seat);
         Seat {
@@ -244,7 +244,7 @@ impl Seat {
         tell(WaitStage::Begins);
         self.state_in(state).wait = WaitState::For(ticket);
         let answer = self.wait_in_queue(state, (key, ticket), wait_timeout, tell);
-        self.state_in(state).wait = WaitState::None;
+        self.state_in(state).wait = WaitState::Own;
         answer
     }
 
@@ -272,7 +272,7 @@ impl Seat {
                     arbiter.clock.wait(&self.wake, state, None);
                     continue;
                 }
-                WaitState::None | WaitState::For(_) => {}
+                WaitState::Own | WaitState::For(_) => {}
             }
             // A peer that has hung up is granted nothing. If its grant arrives at the same time,
             // the hang-up wins and the slot passes to the next waiter: the peer would not release
@@ -311,7 +311,7 @@ impl Seat {
         };
         let seat = self.state_in(state);
         // The ticket is spent: no other thread may look at it meanwhile.
-        seat.wait = WaitState::None;
+        seat.wait = WaitState::Own;
         let outlet = seat.outlet.clone();
         let has_hung_up = || outlet.is_some_and(|outlet| outlet.has_hung_up());
         if !MutexGuard::unlocked(state, has_hung_up) {

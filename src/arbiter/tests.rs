@@ -323,7 +323,7 @@ fn a_long_wait_is_told_once_after_a_second() {
     });
     assert_eq!(told.recv(), Ok(WaitStage::Begins));
     arbiter.advance(Duration::from_millis(999));
-    arbiter.tokens_are_back(); // wakes the reaper at most
+    arbiter.grant_owed_slots(); // wakes the reaper at most
     assert!(told.is_empty());
     arbiter.advance(Duration::from_millis(1));
     assert_eq!(told.recv(), Ok(WaitStage::IsLong));

@@ -83,7 +83,7 @@ impl Writer {
                 Outcome::Refused => journal.take_back(round, PAUSE_AFTER_REFUSAL),
                 Outcome::Certain => {
                     if journal.finish(&round) {
-                        self.arbiter.tokens_are_back();
+                        self.arbiter.grant_owed_slots();
                     }
                 }
             }

@@ -168,9 +168,9 @@ pub struct Reserver<D> {
 
 impl<D: Disk> Reserver<D> {
     /// Reserves a range on each request, and tries again while the disk refuses. Calls
-    /// `tokens_are_back` once there are fences again after a request for one has failed. Returns
+    /// `grant_owed_slots` once there are fences again after a request for one has failed. Returns
     /// when the fences are dropped.
-    pub fn run(mut self, tokens_are_back: impl Fn()) {
+    pub fn run(mut self, grant_owed_slots: impl Fn()) {
         while self.requests.recv().is_ok() {
             let mut has_failed = false;
             while let Err(error) = self.reserve() {
@@ -185,7 +185,7 @@ impl<D: Disk> Reserver<D> {
             }
             let ran_out = std::mem::take(&mut self.reserved.lock().ran_out);
             if ran_out {
-                tokens_are_back();
+                grant_owed_slots();
             }
         }
     }

@@ -234,7 +234,9 @@ fn start_arbiter(options: &Options, (fences, reserver): Fences) -> Result<Arc<Ar
     let arbiter = Arc::new(Arbiter::new(&rules, fences, salts));
     if let Some(reserver) = reserver {
         let arbiter = Arc::clone(&arbiter);
-        server::spawn("fences", move || reserver.run(|| arbiter.tokens_are_back()))?;
+        server::spawn("fences", move || {
+            reserver.run(|| arbiter.grant_owed_slots())
+        })?;
     }
     Ok(arbiter)
 }

@@ -50,7 +50,7 @@ pub struct HolderRecord {
 
 /// What has changed since the changes were last taken.
 #[derive(Default)]
-pub(super) struct Noted {
+pub(super) struct PendingChanges {
     changes: Vec<Change>,
     /// The longest lease of each holder that was renewed for a longer time than it was granted.
     longest: BTreeMap<Fence, Duration>,

@@ -151,7 +151,7 @@ impl LockTable {
                 // A grant that is not collected: it comes again once no place waits any more.
                 entry.pending.remove(&mut self.places, id);
                 entry.pending.push(&mut self.places, id);
-            } else if let Some(key) = self.give_up(id, now) {
+            } else if let Some(key) = self.abandon_place(id, now) {
                 self.promote(key, now);
             }
             return true;
@@ -163,7 +163,7 @@ impl LockTable {
             let tag = leaving.tag.clone();
             self.make_orphan(held, tag, now);
         } else {
-            self.vacate(held, now);
+            self.revoke(held, now);
             self.counters.abandonments += 1;
         }
         true
@@ -173,7 +173,7 @@ impl LockTable {
     /// ended meanwhile is ignored.
     pub fn take_back(&mut self, fence: Fence, now: Instant) {
         if let Some(holder) = self.holders.get(&fence).copied() {
-            self.vacate(holder, now);
+            self.revoke(holder, now);
             self.counters.abandonments += 1;
         }
     }
@@ -188,7 +188,7 @@ impl LockTable {
             if self.leaving_count == 0 || !is_leaving() {
                 return Some(id);
             }
-            self.give_up(id, now);
+            self.abandon_place(id, now);
         }
     }
 

@@ -15,7 +15,7 @@ impl LockTable {
         for _ in 0..at_most {
             match self.leases.first_key_value() {
                 Some((&(expires_at, _), &holder)) if expires_at <= now => {
-                    self.vacate(holder, now);
+                    self.revoke(holder, now);
                     self.counters.expiries += 1;
                 }
                 _ => return,

@@ -78,7 +78,7 @@ pub struct LockTable {
     /// When a holder last lost its slot.
     last_held: Option<Instant>,
     /// Changes for a journal, if there is one.
-    noted: Option<Box<changes::Noted>>,
+    noted: Option<Box<changes::PendingChanges>>,
     caps: Caps,
     /// The cap for which a claim was refused last.
     cap_reached: Option<Cap>,
@@ -152,7 +152,7 @@ impl LockTable {
             return Err(Refusal::Draining);
         }
         self.settle(Scope::Ask(claimant.conn, ask), now);
-        self.tokens_are_back(now);
+        self.grant_owed_slots(now);
         let known = self.names.get(ask.key).copied();
         if let Some(key) = known {
             self.keys[key].agree(ask.kind, ask.limit)?;
@@ -255,7 +255,7 @@ impl LockTable {
             }
             PlaceState::Held { fence, .. } => {
                 self.begin_lease(id, now + lease);
-                self.tell(id);
+                self.mark_token_known(id);
                 let token = Token { fence, salt };
                 Some(Answer::Granted(Grant { token, lease }))
             }
@@ -268,7 +268,7 @@ impl LockTable {
         self.settle(Scope::Ticket(ticket), now);
         let dismissed = PlaceState::Ended(Refusal::Draining);
         let was_dismissed = self.places[ticket.place].state == dismissed;
-        if let Some(key) = self.give_up(ticket.place, now) {
+        if let Some(key) = self.abandon_place(ticket.place, now) {
             self.promote(key, now);
         }
         was_dismissed.then_some(Refusal::Draining)
@@ -290,7 +290,7 @@ impl LockTable {
         if place.conn == conn && place.is_told {
             self.end_phase(holder);
         }
-        self.vacate(holder, now);
+        self.revoke(holder, now);
         self.counters.releases += 1;
         Ok(())
     }
@@ -301,7 +301,7 @@ impl LockTable {
         self.settle(Scope::Key(key), now);
         let holder = self.find_grant(key, fence)?;
         let conn = self.places[holder].conn;
-        self.vacate(holder, now);
+        self.revoke(holder, now);
         self.counters.breaks += 1;
         Some(conn)
     }
@@ -348,7 +348,7 @@ impl LockTable {
             while let Some(id) = self.keys[key].waiters.first() {
                 self.resolved.push_back(self.places[id].conn);
                 self.withdraw(id);
-                self.end_place(id, Refusal::Draining, now);
+                self.record_refusal(id, Refusal::Draining, now);
             }
             self.promote(key, now);
         }
@@ -356,7 +356,7 @@ impl LockTable {
 
     /// Grants the slots that waiters are owed for want of fences, over all keys in order of
     /// arrival.
-    pub fn tokens_are_back(&mut self, now: Instant) {
+    pub fn grant_owed_slots(&mut self, now: Instant) {
         while let Some((&arrival, &place)) = self.owed.first_key_value() {
             self.promote(self.places[place].key, now);
             if self.owed.contains_key(&arrival) {

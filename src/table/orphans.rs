@@ -137,7 +137,7 @@ impl LockTable {
             entry.count -= 1;
             entry.last_busy = now;
         }
-        self.give(id, now);
+        self.link_to_connection(id, now);
     }
 
     /// The holder with this token, which its client knows.

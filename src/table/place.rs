@@ -92,12 +92,12 @@ impl LockTable {
             is_provisional: false,
             is_kept: false,
         });
-        self.give(id, now);
+        self.link_to_connection(id, now);
         id
     }
 
     /// Adds a place to those of its connection.
-    pub(super) fn give(&mut self, id: PlaceId, now: Instant) {
+    pub(super) fn link_to_connection(&mut self, id: PlaceId, now: Instant) {
         let place = &self.places[id];
         let (conn, is_told) = (place.conn, place.is_told);
         let entry = self
@@ -109,7 +109,7 @@ impl LockTable {
     }
 
     /// Takes note that the client knows its token.
-    pub(super) fn tell(&mut self, id: PlaceId) {
+    pub(super) fn mark_token_known(&mut self, id: PlaceId) {
         let place = &mut self.places[id];
         if std::mem::replace(&mut place.is_told, true) {
             return;
@@ -136,15 +136,15 @@ impl LockTable {
     }
 
     /// Takes a holder's slot away and passes it on.
-    pub(super) fn vacate(&mut self, id: PlaceId, now: Instant) {
+    pub(super) fn revoke(&mut self, id: PlaceId, now: Instant) {
         let key = self.places[id].key;
-        self.take_slot(id, now);
-        self.end_place(id, Refusal::LeaseExpired, now);
+        self.end_hold(id, now);
+        self.record_refusal(id, Refusal::LeaseExpired, now);
         self.promote(key, now);
     }
 
     /// Takes a holder out of its key. Its place stays.
-    pub(super) fn take_slot(&mut self, id: PlaceId, now: Instant) {
+    pub(super) fn end_hold(&mut self, id: PlaceId, now: Instant) {
         self.forget_orphan(id);
         let place = &self.places[id];
         let (expires_at, fence) = place.lease_end().expect("a holder has a lease");
@@ -179,13 +179,13 @@ impl LockTable {
     }
 
     /// Gives up a place, whatever has become of it. Returns its key if a slot may now be free.
-    pub(super) fn give_up(&mut self, id: PlaceId, now: Instant) -> Option<KeyId> {
+    pub(super) fn abandon_place(&mut self, id: PlaceId, now: Instant) -> Option<KeyId> {
         let place = &self.places[id];
         let (key, state) = (place.key, place.state);
         match state {
             PlaceState::Waiting { .. } => self.withdraw(id),
             PlaceState::Held { .. } => {
-                self.take_slot(id, now);
+                self.end_hold(id, now);
                 self.counters.abandonments += 1;
             }
             PlaceState::Ended(_) => {}
@@ -196,7 +196,7 @@ impl LockTable {
 
     /// Ends a place that is in no list of its key. If its client has yet to be told, the refusal is
     /// kept for it.
-    pub(super) fn end_place(&mut self, id: PlaceId, refusal: Refusal, now: Instant) {
+    pub(super) fn record_refusal(&mut self, id: PlaceId, refusal: Refusal, now: Instant) {
         let place = &mut self.places[id];
         if place.is_enqueued {
             let queue = &self.keys[place.key];

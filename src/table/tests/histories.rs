@@ -414,8 +414,8 @@ impl History {
             self.world.mint_is_out(is_out);
             self.model.out_of_tokens = is_out;
         } else {
-            self.world.table.tokens_are_back(self.world.now);
-            self.model.tokens_are_back();
+            self.world.table.grant_owed_slots(self.world.now);
+            self.model.grant_owed_slots();
         }
     }
 

@@ -110,7 +110,7 @@ impl Model {
             return Err(Refusal::Draining);
         }
         while (self.has_due(name) || self.is_at_a_cap(conn, name)) && self.end_first() {}
-        self.tokens_are_back();
+        self.grant_owed_slots();
         if let Some(at) = self.find(name) {
             self.agree(at, kind, limit)?;
         }
@@ -339,7 +339,7 @@ impl Model {
                 self.entries.remove(at);
             }
         }
-        self.vacate(name, token.fence.0);
+        self.revoke(name, token.fence.0);
         Ok(())
     }
 
@@ -480,7 +480,7 @@ impl Model {
             if holdings == Holdings::Keep || holder.is_provisional {
                 self.make_orphan(name, token(*fence), tag.clone());
             } else {
-                self.vacate(name, *fence);
+                self.revoke(name, *fence);
             }
         }
     }
@@ -498,7 +498,7 @@ impl Model {
         });
         match due.min() {
             Some((expires_at, fence, name)) if expires_at <= self.now => {
-                self.vacate(&name, fence);
+                self.revoke(&name, fence);
                 true
             }
             _ => false,
@@ -563,7 +563,7 @@ impl Model {
         }
     }
 
-    pub(super) fn tokens_are_back(&mut self) {
+    pub(super) fn grant_owed_slots(&mut self) {
         let mut owed: Vec<(u64, String)> = Vec::new();
         for key in &self.keys {
             if key.is_owed() {
@@ -594,7 +594,7 @@ impl Model {
 
     fn drop_ticket(&mut self, ticket: &ModelTicket) {
         match ticket.fence {
-            Some(fence) => self.vacate(&ticket.key, fence),
+            Some(fence) => self.revoke(&ticket.key, fence),
             None if ticket.dismissed => {}
             None => {
                 let at = self.find(&ticket.key).expect("waited for");
@@ -606,7 +606,7 @@ impl Model {
         }
     }
 
-    fn vacate(&mut self, name: &str, fence: u64) {
+    fn revoke(&mut self, name: &str, fence: u64) {
         let Some(at) = self.find(name) else { return };
         let count = self.keys[at].holders.len();
         self.keys[at].holders.retain(|holder| holder.fence != fence);

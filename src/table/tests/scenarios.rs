@@ -69,7 +69,7 @@ fn newcomers_get_no_token_while_waiters_are_owed_one() {
     assert_eq!(world.try_lock(3, "k"), Err(Refusal::NoToken));
     assert!(world.table.is_owed(first.place));
     world.mint_is_out(false);
-    world.table.tokens_are_back(world.now);
+    world.table.grant_owed_slots(world.now);
     assert_eq!(world.resolved(), [2]);
     world.collected(first);
 }
@@ -86,7 +86,7 @@ fn when_tokens_are_back_all_keys_are_served_in_order_of_arrival() {
         assert_eq!(world.release(key, *token), Ok(()));
     }
     world.mint_is_out(false);
-    world.table.tokens_are_back(world.now);
+    world.table.grant_owed_slots(world.now);
     let fences: Vec<Fence> = waiters
         .iter()
         .map(|waiter| world.collected(*waiter).fence)
@@ -112,7 +112,7 @@ fn when_tokens_are_back_every_free_slot_finds_its_waiter() {
     }
     assert!(world.resolved().is_empty());
     world.mint_is_out(false);
-    world.table.tokens_are_back(world.now);
+    world.table.grant_owed_slots(world.now);
     assert_eq!(world.resolved(), [4, 5, 6]);
     assert_eq!(world.collect(waiters[3]), None);
 }
@@ -621,7 +621,7 @@ fn an_entry_that_is_owed_a_token_keeps_its_place() {
     let no_token = Some(Answer::Refused(Refusal::NoToken));
     assert_eq!(world.try_wait(2, "k"), no_token);
     world.mint_is_out(false);
-    world.table.tokens_are_back(world.now);
+    world.table.grant_owed_slots(world.now);
     assert!(matches!(world.try_wait(2, "k"), Some(Answer::Granted(_))));
 }
 
