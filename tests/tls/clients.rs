@@ -218,8 +218,8 @@ fn a_guard_outlives_a_change_of_keys() {
         let mut tls = rustls::Stream::new(&mut session, &mut socket);
         let mut request = [0; 256];
         let len = tls.read(&mut request).expect("a request");
-        assert!(request[..len].starts_with(b"l\nk\n"));
-        let grant = format!("ok {} 600\n", "0123456789abcdef".repeat(2));
+        assert!(request[..len].starts_with(b"hello\n_\nadopt\nl\nk\n"));
+        let grant = format!("ok adopt\nok {} 600\n", "0123456789abcdef".repeat(2));
         tls.write_all(grant.as_bytes()).expect("a reader");
         let _ = go_on.recv();
         tls.conn.refresh_traffic_keys().expect("it is TLS 1.3");
@@ -248,7 +248,7 @@ fn a_guard_speaks_tls_over_its_next_connection_too() {
         let mut session = ServerConnection::new(serving(common())).expect("it is valid");
         let mut tls = rustls::Stream::new(&mut session, &mut socket);
         assert!(tls.read(&mut [0; 256]).expect("a request") > 0);
-        let grant = format!("ok {} 600\n", "0123456789abcdef".repeat(2));
+        let grant = format!("ok adopt\nok {} 600\n", "0123456789abcdef".repeat(2));
         tls.write_all(grant.as_bytes()).expect("a reader");
         drop(socket);
         let (mut socket, _) = listener.accept().expect("the guard comes again");
