@@ -5,7 +5,9 @@ use std::time::{Duration, Instant};
 
 use super::sync::{Condvar, MutexGuard};
 use super::{Arbiter, Outlet, SeatState, State, Visit, WaitState, RELEASED_AT_ONCE};
-use crate::table::{Answer, Ask, Claim, Claimant, ConnId, Kind, LockTable, Refusal, Scope, Ticket};
+use crate::table::{
+    Answer, Ask, Claim, Claimant, ConnId, Holdings, Kind, LockTable, Refusal, Scope, Ticket,
+};
 use crate::token::Token;
 
 /// After this time a wait is long, and worth a system call or two more.
@@ -21,6 +23,8 @@ pub struct Seat {
     arbiter: Arc<Arbiter>,
     conn: ConnId,
     wake: Arc<Condvar>,
+    /// What becomes of the connection's slots when it ends.
+    holdings: Holdings,
 }
 
 /// What a request that blocks tells its caller.
@@ -52,6 +56,7 @@ impl Arbiter {
             arbiter: Arc::clone(self),
             conn,
             wake,
+            holdings: self.rules.holdings,
         }
     }
 }
@@ -209,6 +214,13 @@ impl Seat {
         self.state_in(&mut self.arbiter.state.lock()).can_adopt = can_adopt;
     }
 
+    /// Has the grants of the connection outlive it, if its client can adopt them.
+    pub fn keep_if_client_can_adopt(&mut self) {
+        if self.state_in(&mut self.arbiter.state.lock()).can_adopt {
+            self.holdings = Holdings::Keep;
+        }
+    }
+
     /// Takes note of what the client says of itself, if that is not empty. The caller bounds its
     /// length.
     pub fn set_tag(&self, tag: &str) {
@@ -342,9 +354,7 @@ impl Drop for Seat {
         let mut state = arbiter.state.lock();
         let seat = state.seats.remove(&self.conn);
         let tag = seat.and_then(|seat| seat.tag);
-        state
-            .table
-            .disconnect(self.conn, arbiter.rules.holdings, tag);
+        state.table.disconnect(self.conn, self.holdings, tag);
         drop(state);
         arbiter.visit_in_steps(Scope::Nothing, |state, now| {
             state.table.release_some(self.conn, RELEASED_AT_ONCE, now)

@@ -88,6 +88,14 @@ impl Office {
         match *self {}
     }
 
+    pub fn cut_adopting(&self) {
+        match *self {}
+    }
+
+    pub fn cut_all(&self) {
+        match *self {}
+    }
+
     pub fn leave(&self) {
         match *self {}
     }

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::io;
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -19,7 +20,8 @@ use super::{first_of, Active, Office, Role, PATIENCE};
 use crate::log::Throttle;
 use crate::net::listener::SEND_BUFFER_LEN;
 use crate::net::stream::{keep_alive, Stream};
-use crate::protocol::request::{CLUSTER, RELAY};
+use crate::protocol::abilities::Abilities;
+use crate::protocol::request::{parse, Request, CLUSTER, RELAY};
 use crate::sys::event::{is_readable_by, wait_for};
 use crate::sys::notify::notify;
 use crate::text::reason;
@@ -49,14 +51,37 @@ const BUFFER_LEN: usize = 8 * 1024;
 /// The error of a connection that is not left to this server.
 const OVER: io::ErrorKind = io::ErrorKind::ConnectionAborted;
 
-/// The epoch of the active server, and the two ends of a connection that is passed on to it.
-type Ends = (u64, Arc<Stream>, Arc<TcpStream>);
+/// A connection that is passed on to the active server.
+struct Relay {
+    /// That server's epoch.
+    epoch: u64,
+    client: Arc<Stream>,
+    server: Arc<TcpStream>,
+    /// The client can adopt its grants over another connection.
+    can_adopt: AtomicBool,
+    /// This server stops: both ends are to be reset.
+    is_cut: AtomicBool,
+}
+
+impl Relay {
+    /// Has both ends reset by the thread that pumps: no byte and no orderly end passes on. An
+    /// orderly end would be taken for that of the client.
+    fn cut(&self) {
+        self.is_cut.store(true, Ordering::SeqCst);
+        self.end(Shutdown::Read);
+    }
+
+    fn end(&self, how: Shutdown) {
+        self.client.shutdown(how);
+        let _ = self.server.shutdown(how);
+    }
+}
 
 /// The connections that this server passes on.
 #[derive(Default)]
 pub(super) struct Relays {
     /// By the descriptor of the server's end.
-    open: Mutex<HashMap<RawFd, Ends>>,
+    open: Mutex<HashMap<RawFd, Arc<Relay>>>,
     throttle: Throttle,
 }
 
@@ -93,10 +118,24 @@ impl Office {
         let Some(active) = self.role().active else {
             return;
         };
-        for (_, client, server) in open.values().filter(|relay| relay.0 != active.epoch) {
-            client.shutdown(Shutdown::Both);
-            let _ = server.shutdown(Shutdown::Both);
+        for relay in open.values().filter(|relay| relay.epoch != active.epoch) {
+            relay.end(Shutdown::Both);
         }
+    }
+
+    /// Cuts the connections whose clients can adopt their grants over others, now that this standby
+    /// stops.
+    pub fn cut_adopting(&self) {
+        let open = self.relays.open.lock();
+        let adopting = open
+            .values()
+            .filter(|it| it.can_adopt.load(Ordering::SeqCst));
+        adopting.for_each(|relay| relay.cut());
+    }
+
+    /// Cuts all connections that are passed on.
+    pub fn cut_all(&self) {
+        self.relays.open.lock().values().for_each(|it| it.cut());
     }
 
     /// Receives a connection: passes it on until it ends, answers it, or leaves it to this server;
@@ -207,19 +246,42 @@ impl Office {
         epoch: u64,
         write_timeout: Option<Duration>,
     ) {
-        let server = Arc::new(server);
-        let ends = (epoch, Arc::clone(client), Arc::clone(&server));
-        self.relays.open.lock().insert(server.as_raw_fd(), ends);
+        let relay = Arc::new(Relay {
+            epoch,
+            client: Arc::clone(client),
+            server: Arc::new(server),
+            can_adopt: AtomicBool::new(false),
+            is_cut: AtomicBool::new(false),
+        });
+        let (number, server) = (relay.server.as_raw_fd(), Arc::clone(&relay.server));
+        self.relays.open.lock().insert(number, Arc::clone(&relay));
         // The role may have changed before the relay was noted down.
         self.cut_old();
-        let pumped = pump(client.as_fd(), server.as_fd(), write_timeout);
-        self.relays.open.lock().remove(&server.as_raw_fd());
+        let pumped = pump(
+            client.as_fd(),
+            server.as_fd(),
+            write_timeout,
+            &relay.is_cut,
+            || {
+                relay.can_adopt.store(true, Ordering::SeqCst);
+                if self.is_leaving() {
+                    relay.cut();
+                }
+            },
+        );
+        self.relays.open.lock().remove(&number);
         if let Err(error) = pumped {
             let error = reason(&error);
             debug!("relay-broken peer={client} error=\"{error}\"");
-            // Each end is to see how the other has ended.
-            for end in [client.as_fd(), server.as_fd()] {
+            let reset = |end| {
                 let _ = sockopt::set_socket_linger(end, Some(Duration::ZERO));
+            };
+            reset(client.as_fd());
+            // To the active server, a reset says that the client comes back by another way.
+            if relay.is_cut.load(Ordering::SeqCst) {
+                reset(server.as_fd());
+            } else {
+                let _ = server.shutdown(Shutdown::Write);
             }
         }
     }
@@ -359,10 +421,62 @@ fn introduce(epoch: u64, address: &str) -> io::Result<TcpStream> {
     Ok(server)
 }
 
+/// What a client sends first, as far as it is needed to see whether the client can adopt its grants:
+/// a `hello`, perhaps behind an `auth`. What is encrypted is neither.
+#[derive(Default)]
+struct FirstFrames {
+    /// The line that arrives, and its number.
+    line: Vec<u8>,
+    line_count: usize,
+    command: Vec<u8>,
+    is_known: bool,
+}
+
+impl FirstFrames {
+    /// The most lines that are looked at: two frames.
+    const LINES: usize = 6;
+
+    /// Looks at more bytes. Tells whether they end a `hello` of a client that can adopt.
+    fn look_at(&mut self, bytes: &[u8]) -> bool {
+        for byte in bytes {
+            match byte {
+                _ if self.is_known => return false,
+                b'\n' if self.end_line() => return true,
+                b'\n' => {}
+                // The secret may be long; of `hello` there is nothing beyond.
+                _ if self.line.len() < MAX_FRAME_LEN => self.line.push(*byte),
+                _ => {}
+            }
+        }
+        false
+    }
+
+    fn end_line(&mut self) -> bool {
+        let line = std::mem::take(&mut self.line);
+        let line = line.strip_suffix(b"\r").unwrap_or(&line);
+        self.line_count += 1;
+        match self.line_count % 3 {
+            1 => {
+                self.is_known = line != b"hello" && (line != b"auth" || self.line_count > 1);
+                self.command = line.to_vec();
+            }
+            0 if self.command == b"hello" => {
+                self.is_known = true;
+                let hello = parse([b"hello", b"_", line]);
+                return matches!(hello, Ok(Request::Hello(Abilities { adopt: true, .. })));
+            }
+            _ => self.is_known |= self.line_count == Self::LINES,
+        }
+        false
+    }
+}
+
 /// Bytes on their way from one end to the other.
 struct Direction<'a> {
     from: BorrowedFd<'a>,
     to: BorrowedFd<'a>,
+    /// Then an end of the stream is one that this server has made.
+    is_cut: &'a AtomicBool,
     /// What was read and is not sent yet.
     unsent: Vec<u8>,
     /// Since when the other end has not taken all of that.
@@ -373,7 +487,12 @@ struct Direction<'a> {
 impl Direction<'_> {
     /// Moves what can be moved without blocking, one buffer at the most, and passes the end on.
     /// Tells whether anything has moved. `of_from` and `of_to` are what was reported of the ends.
-    fn advance(&mut self, of_from: PollFlags, of_to: PollFlags) -> io::Result<bool> {
+    fn advance(
+        &mut self,
+        of_from: PollFlags,
+        of_to: PollFlags,
+        look_at: impl FnOnce(&[u8]),
+    ) -> io::Result<bool> {
         let len = self.unsent.len();
         // The kernel may have a little room long before it reports it. A rest sent into that room
         // would look like progress of a client that does not read.
@@ -387,12 +506,16 @@ impl Direction<'_> {
         }
         let mut piece = [0; BUFFER_LEN];
         match recv(self.from, &mut piece, RecvFlags::DONTWAIT) {
+            Ok((0, _)) if self.is_cut.load(Ordering::SeqCst) => {
+                return Err(io::ErrorKind::ConnectionAborted.into());
+            }
             Ok((0, _)) => {
                 self.is_over = true;
                 // It fails if the other end has gone, which is seen there.
                 let _ = shutdown(self.to, rustix::net::Shutdown::Write);
             }
             Ok((len, _)) => {
+                look_at(&piece[..len]);
                 self.unsent.extend(&piece[..len]);
                 self.send()?;
             }
@@ -423,26 +546,34 @@ impl Direction<'_> {
 ///
 /// So is one that does not take within `write_timeout` (`None`: for ever) what was read for it, as
 /// the active server does with its own: the end of the server's way is not seen before that is
-/// sent. Fails with [`io::ErrorKind::TimedOut`] then.
+/// sent. Fails with [`io::ErrorKind::TimedOut`] then, and with another error once `is_cut` is set
+/// and the ends are shut down. Calls `note_adopting` if the client says that it can adopt.
 fn pump(
     client: BorrowedFd<'_>,
     server: BorrowedFd<'_>,
     write_timeout: Option<Duration>,
+    is_cut: &AtomicBool,
+    note_adopting: impl Fn(),
 ) -> io::Result<()> {
     let direction = |from, to| Direction {
         from,
         to,
+        is_cut,
         unsent: Vec::new(),
         unsent_since: None,
         is_over: false,
     };
     let (mut up, mut down) = (direction(client, server), direction(server, client));
-    let mut closes_at = None;
+    let (mut closes_at, mut first_frames) = (None, FirstFrames::default());
     let (mut of_client, mut of_server) = (PollFlags::IN, PollFlags::IN);
     loop {
         let moved = [
-            up.advance(of_client, of_server)?,
-            down.advance(of_server, of_client)?,
+            up.advance(of_client, of_server, |bytes| {
+                if first_frames.look_at(bytes) {
+                    note_adopting();
+                }
+            })?,
+            down.advance(of_server, of_client, |_| {})?,
         ];
         if down.is_over && up.is_over {
             return Ok(());
@@ -510,11 +641,68 @@ mod tests {
         }
     }
 
+    fn pump_plainly(
+        client: &UnixStream,
+        server: &UnixStream,
+        write_timeout: Option<Duration>,
+    ) -> io::Result<()> {
+        let is_cut = AtomicBool::new(false);
+        pump(
+            client.as_fd(),
+            server.as_fd(),
+            write_timeout,
+            &is_cut,
+            || {},
+        )
+    }
+
+    #[test]
+    fn a_hello_that_can_adopt_is_seen_however_it_arrives() {
+        let long = "x".repeat(60_000);
+        for (text, expected) in [
+            ("hello\n_\nadopt\n", true),
+            ("hello\r\n_\r\nslots adopt\r\nl\nk\n0\n", true),
+            (&format!("auth\n_\n{long}\nhello\n_\nadopt\n"), true),
+            ("hello\n_\n_\n", false),
+            ("l\nk\n0\nhello\n_\nadopt\n", false),
+            ("auth\n_\nx\nauth\n_\nx\nhello\n_\nadopt\n", false),
+            ("auth\n_\nx\nl\nk\n0\nhello\n_\nadopt\n", false),
+            ("hello\n_\nadopt", false),
+        ] {
+            for at_once in [1, 2, 7, text.len()] {
+                let mut frames = FirstFrames::default();
+                let found = text
+                    .as_bytes()
+                    .chunks(at_once)
+                    .filter(|bytes| frames.look_at(bytes));
+                assert_eq!(found.count(), usize::from(expected), "{text:.40}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_cut_passes_no_end_on() {
+        let (client, one) = UnixStream::pair().expect("two descriptors");
+        let (mut server, other) = UnixStream::pair().expect("two more");
+        let is_cut = AtomicBool::new(false);
+        let pumped = thread::scope(|scope| {
+            let pumping = scope.spawn(|| pump(one.as_fd(), other.as_fd(), None, &is_cut, || {}));
+            is_cut.store(true, Ordering::SeqCst);
+            one.shutdown(Shutdown::Read).expect("it is open");
+            pumping.join().expect("no panic")
+        });
+        assert!(pumped.is_err());
+        server.set_nonblocking(true).expect("an option");
+        let read = server.read(&mut [0]);
+        assert!(read.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock));
+        drop(client);
+    }
+
     #[test]
     fn a_pump_passes_on_both_ways_and_both_ends() {
         let (mut client, one) = UnixStream::pair().expect("two descriptors");
         let (mut server, other) = UnixStream::pair().expect("two more");
-        let pumping = thread::spawn(move || pump(one.as_fd(), other.as_fd(), None));
+        let pumping = thread::spawn(move || pump_plainly(&one, &other, None));
         // More than the sockets and the buffers take: the other end must read meanwhile.
         let much = vec![b'x'; 1 << 20];
         let len = much.len();
@@ -540,7 +728,7 @@ mod tests {
     fn a_client_that_stays_is_cut_after_the_server_has_closed() {
         let (mut client, one) = UnixStream::pair().expect("two descriptors");
         let (mut server, other) = UnixStream::pair().expect("two more");
-        let pumping = thread::spawn(move || pump(one.as_fd(), other.as_fd(), None));
+        let pumping = thread::spawn(move || pump_plainly(&one, &other, None));
         server.write_all(b"error_auth\n").expect("a reader");
         drop(server);
         assert!(pumping.join().expect("no panic").is_ok());
@@ -556,7 +744,7 @@ mod tests {
         let (server, other) = UnixStream::pair().expect("two more");
         sockopt::set_socket_send_buffer_size(&one, SEND_BUFFER_LEN).expect("an option");
         let (sender, pumped) = mpsc::channel();
-        thread::spawn(move || sender.send(pump(one.as_fd(), other.as_fd(), Some(timeout))));
+        thread::spawn(move || sender.send(pump_plainly(&one, &other, Some(timeout))));
         (client, server, pumped)
     }
 

@@ -78,10 +78,15 @@ pub fn serve(stream: &Stream, seat: Seat, rules: &SessionRules, watch: &HangupWa
         has_stable_ref: false,
         placeholders_left: Some(0),
         is_first: true,
+        is_relayed: false,
         socket_timeout: Duration::ZERO,
         awaited: None,
     };
     let ending = session.converse();
+    if session.is_relayed && stream.was_reset() {
+        // The standby in between has stopped.
+        session.seat.keep_if_client_can_adopt();
+    }
     let Session {
         seat,
         mut outbox,
@@ -122,6 +127,8 @@ struct Session<'a> {
     placeholders_left: Option<u8>,
     /// Nothing has come yet.
     is_first: bool,
+    /// A standby passes this connection on.
+    is_relayed: bool,
     /// The read timeout that the socket is set to.
     socket_timeout: Duration,
     /// The line that is being received, by its number, and its deadline; no number at the beginning

@@ -86,9 +86,8 @@ impl End<'_> {
             Drained::Yes => info!("stopping reason=drained"),
             Drained::TimedOut => warn!("stopping reason=shutdown-timeout"),
         }
-        // Another server goes on with those who hold. Their connections end with the process: a
-        // farewell before the office is given up would end them in the journal.
-        if reason == Drained::TimedOut && self.office.is_some_and(Office::is_active) {
+        if let (Drained::TimedOut, Some(office)) = (reason, self.office) {
+            self.leave_to_others(office);
             return ExitCode::SUCCESS;
         }
         let grace_left = deadline.saturating_duration_since(Instant::now());
@@ -124,6 +123,16 @@ impl End<'_> {
         }
         std::mem::forget((replies, frozen));
         true
+    }
+
+    /// Leaves the connections to the other servers. An orderly farewell would reach the active one
+    /// from this standby as the end of its clients; from the active one, it would end the holders
+    /// in the journal. Those end with the process.
+    fn leave_to_others(&self, office: &Office) {
+        if !office.is_active() {
+            office.cut_all();
+            let _ = none_left(self.connections, FAREWELL, FAREWELL).recv();
+        }
     }
 
     /// Blocks until no client has been connected and no slot held for the time of an idle exit, and
@@ -163,6 +172,7 @@ impl End<'_> {
             if !office.is_active() {
                 self.connections.close();
                 self.listeners.iter().for_each(Listener::refuse);
+                office.cut_adopting();
                 return none_left(self.connections, LONGEST, LONGEST);
             }
         }

@@ -117,6 +117,12 @@ impl Stream {
         self.has_event(HANG_UPS)
     }
 
+    /// Whether both directions have ended, though this side has not closed: by a reset, or because
+    /// the other host is gone.
+    pub fn was_reset(&self) -> bool {
+        self.has_event(PollFlags::HUP)
+    }
+
     fn has_event(&self, events: PollFlags) -> bool {
         let mut polled = [PollFd::new(self, events)];
         matches!(poll(&mut polled, Some(&Timespec::default())), Ok(1..))

@@ -12,7 +12,7 @@ use crate::house::{Etcd, Server, TAKE_OVER, TTL};
 use crate::support::latch::{output, wait, Latch, PROGRAM};
 use crate::support::needs::{needs, Program};
 use crate::support::silent::free_port;
-use crate::support::{eventually, Client, Daemon, Event, Signal, PATIENCE};
+use crate::support::{eventually, Client, Daemon, Event, Grant, Signal, PATIENCE};
 
 /// One member of etcd, an active server and a standby.
 fn pair(programs: &[Program; 2], arguments: &[&str]) -> (Etcd, Server, Server) {
@@ -258,6 +258,75 @@ fn a_client_that_never_reads_goes_after_the_write_timeout() {
     standby.daemon.signal(Signal::TERM);
     assert!(standby.daemon.wait_exit(PATIENCE).is_some());
     drop(deaf);
+}
+
+/// Says what the client can do, and has a lock granted.
+fn acquire_as_adopter(client: &mut Client, key: &str) -> Grant {
+    assert!(client.request("hello", "_", "adopt").starts_with("ok "));
+    client.acquire_for(key, 0, 60)
+}
+
+#[test]
+fn a_standby_that_stops_leaves_locks_to_clients_that_adopt() {
+    let programs = needs!("etcd", "etcdctl");
+    let (_etcd, active, standby) = pair(&programs, &[]);
+    let mut adopter = standby.connect();
+    let held = acquire_as_adopter(&mut adopter, "held");
+    let mut waiting_adopter = standby.connect();
+    let also_held = acquire_as_adopter(&mut waiting_adopter, "also-held");
+    waiting_adopter.send("l\nheld\n60 60\n");
+    let mut other = standby.connect();
+    let others = other.acquire_for("others", 0, 60);
+    standby.daemon.signal(Signal::TERM);
+    for client in [&mut adopter, &mut waiting_adopter] {
+        assert_eq!(client.next_event(PATIENCE), Event::Reset);
+    }
+    // The others may finish.
+    let mut direct = active.connect();
+    assert_eq!(direct.request("l", "others", "0"), "timeout");
+    assert_eq!(other.request("n", "others", &others.token), "ok 33");
+    for (key, grant) in [("held", &held), ("also-held", &also_held)] {
+        assert_eq!(direct.request("l", key, "0"), "timeout");
+        let adopt = format!("{} 60", grant.token);
+        assert_eq!(direct.request("adopt", key, &adopt), "ok 60");
+    }
+    drop(other);
+    direct.acquire("others", 10);
+    let status = standby.daemon.wait_exit(PATIENCE);
+    assert!(status.is_some_and(|status| status.success()));
+}
+
+#[test]
+fn a_standby_that_stops_says_nothing_to_its_clients() {
+    let programs = needs!("etcd", "etcdctl");
+    let (etcd, active, _) = pair(&programs, &[]);
+    let standby = Server::start(&etcd.endpoints(), &["--shutdown-timeout", "1"]);
+    standby.wait_for("standby active=", 1);
+    let mut holder = active.connect();
+    holder.acquire_for("k", 0, 60);
+    let mut waiter = standby.connect();
+    waiter.send("l\nk\n60\n");
+    let mut late = standby.connect();
+    assert_eq!(late.request("ping", "_", "_"), "ok");
+    standby.daemon.signal(Signal::TERM);
+    standby.wait_for("draining", 1);
+    // It says what it can do when the standby stops already.
+    late.send("hello\n_\nadopt\n");
+    // The reply to that is the active server's, and may be on its way.
+    while late.next_event(PATIENCE) != Event::Reset {}
+    assert_eq!(waiter.next_event(PATIENCE), Event::Reset);
+    let status = standby.daemon.wait_exit(PATIENCE);
+    assert!(status.is_some_and(|status| status.success()));
+}
+
+#[test]
+fn an_adopter_that_closes_frees_its_lock_at_once() {
+    let programs = needs!("etcd", "etcdctl");
+    let (_etcd, active, standby) = pair(&programs, &[]);
+    let mut adopter = standby.connect();
+    acquire_as_adopter(&mut adopter, "k");
+    drop(adopter);
+    active.connect().acquire("k", 10);
 }
 
 #[test]

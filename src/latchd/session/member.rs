@@ -15,6 +15,7 @@ impl Session<'_> {
             RELAY if is_first => {
                 // The words that a person may type first come from the client behind the relay.
                 self.placeholders_left = Some(0);
+                self.is_relayed = true;
                 self.finish_frame();
                 Some(Ok(()))
             }
