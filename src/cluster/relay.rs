@@ -16,12 +16,12 @@ use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::net::{recv, send, shutdown, sockopt, RecvFlags, SendFlags};
 
+use super::first_frames::FirstFrames;
 use super::{first_of, Active, Office, Role, PATIENCE};
 use crate::log::Throttle;
 use crate::net::listener::SEND_BUFFER_LEN;
 use crate::net::stream::{keep_alive, Stream};
-use crate::protocol::abilities::Abilities;
-use crate::protocol::request::{parse, Request, CLUSTER, RELAY};
+use crate::protocol::request::{CLUSTER, RELAY};
 use crate::sys::event::{is_readable_by, wait_for};
 use crate::sys::notify::notify;
 use crate::text::reason;
@@ -421,56 +421,6 @@ fn introduce(epoch: u64, address: &str) -> io::Result<TcpStream> {
     Ok(server)
 }
 
-/// What a client sends first, as far as it is needed to see whether the client can adopt its grants:
-/// a `hello`, perhaps behind an `auth`. What is encrypted is neither.
-#[derive(Default)]
-struct FirstFrames {
-    /// The line that arrives, and its number.
-    line: Vec<u8>,
-    line_count: usize,
-    command: Vec<u8>,
-    is_known: bool,
-}
-
-impl FirstFrames {
-    /// The most lines that are looked at: two frames.
-    const LINES: usize = 6;
-
-    /// Looks at more bytes. Tells whether they end a `hello` of a client that can adopt.
-    fn look_at(&mut self, bytes: &[u8]) -> bool {
-        for byte in bytes {
-            match byte {
-                _ if self.is_known => return false,
-                b'\n' if self.end_line() => return true,
-                b'\n' => {}
-                // The secret may be long; of `hello` there is nothing beyond.
-                _ if self.line.len() < MAX_FRAME_LEN => self.line.push(*byte),
-                _ => {}
-            }
-        }
-        false
-    }
-
-    fn end_line(&mut self) -> bool {
-        let line = std::mem::take(&mut self.line);
-        let line = line.strip_suffix(b"\r").unwrap_or(&line);
-        self.line_count += 1;
-        match self.line_count % 3 {
-            1 => {
-                self.is_known = line != b"hello" && (line != b"auth" || self.line_count > 1);
-                self.command = line.to_vec();
-            }
-            0 if self.command == b"hello" => {
-                self.is_known = true;
-                let hello = parse([b"hello", b"_", line]);
-                return matches!(hello, Ok(Request::Hello(Abilities { adopt: true, .. })));
-            }
-            _ => self.is_known |= self.line_count == Self::LINES,
-        }
-        false
-    }
-}
-
 /// Bytes on their way from one end to the other.
 struct Direction<'a> {
     from: BorrowedFd<'a>,
@@ -654,30 +604,6 @@ mod tests {
             &is_cut,
             || {},
         )
-    }
-
-    #[test]
-    fn a_hello_that_can_adopt_is_seen_however_it_arrives() {
-        let long = "x".repeat(60_000);
-        for (text, expected) in [
-            ("hello\n_\nadopt\n", true),
-            ("hello\r\n_\r\nslots adopt\r\nl\nk\n0\n", true),
-            (&format!("auth\n_\n{long}\nhello\n_\nadopt\n"), true),
-            ("hello\n_\n_\n", false),
-            ("l\nk\n0\nhello\n_\nadopt\n", false),
-            ("auth\n_\nx\nauth\n_\nx\nhello\n_\nadopt\n", false),
-            ("auth\n_\nx\nl\nk\n0\nhello\n_\nadopt\n", false),
-            ("hello\n_\nadopt", false),
-        ] {
-            for at_once in [1, 2, 7, text.len()] {
-                let mut frames = FirstFrames::default();
-                let found = text
-                    .as_bytes()
-                    .chunks(at_once)
-                    .filter(|bytes| frames.look_at(bytes));
-                assert_eq!(found.count(), usize::from(expected), "{text:.40}");
-            }
-        }
     }
 
     #[test]
