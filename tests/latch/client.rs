@@ -99,7 +99,7 @@ fn the_end_of_the_server_is_told_at_once() {
 }
 
 fn the_end_of_the_server_is_told_at_once_once() {
-    let daemon = Daemon::start(&[]);
+    let daemon = Daemon::start_alone(&[]);
     let guard = client(&daemon).lock("k").acquire().expect("free");
     let (sender, losses) = mpsc::channel();
     guard.on_lost(move |loss| sender.send(loss).expect("a listener"));
@@ -485,7 +485,7 @@ fn a_callback_can_ask_its_guard_and_end_it() {
         },
     ];
     for (number, use_it) in uses.into_iter().enumerate() {
-        let daemon = Daemon::start(&[]);
+        let daemon = Daemon::start_alone(&[]);
         let guard = client(&daemon).lock("k").acquire().expect("free");
         let shared = Arc::new(Mutex::new(Some(guard)));
         let (sender, done) = mpsc::channel();

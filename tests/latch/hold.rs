@@ -12,7 +12,7 @@ use crate::support::latch::{
     fed, is_held, latch, output, signal, status, text, wait, wait_as_shell, Latch,
 };
 use crate::support::stalls::{fair_test, in_time};
-use crate::support::{eventually, Daemon, Scheme, Signal, PATIENCE};
+use crate::support::{eventually, Daemon, Signal, PATIENCE};
 
 /// Starts `latch hold k` and waits for its line. Returns it with its input and its line.
 fn held(daemon: &Daemon, options: &[&str]) -> (Latch, ChildStdin, String) {
@@ -104,7 +104,7 @@ fn a_signal_releases_the_lock_and_ends_hold() {
 
 #[test]
 fn hold_says_at_once_that_the_lock_is_lost() {
-    let daemon = Daemon::start_directly(Scheme::Plain, &[]);
+    let daemon = Daemon::start_alone(&[]);
     let (mut hold, _stdin, _) = held(&daemon, &["--lease", "3600"]);
     daemon.signal(Signal::KILL);
     assert_eq!(wait(&mut hold), Some(70));

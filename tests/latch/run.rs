@@ -367,7 +367,7 @@ fn every_signal_is_passed_on_after_the_lock_is_lost() {
 }
 
 fn a_signal_is_passed_on_after_the_lock_is_lost(sent: Signal, name: &str) {
-    let daemon = Daemon::start(&[]);
+    let daemon = Daemon::start_alone(&[]);
     let directory = directory();
     let log = directory.path().join("log");
     let log_path = log.display();
@@ -541,7 +541,7 @@ fn a_lost_lock_ends_even_a_command_that_ignores_sigterm() {
         "eval \"$READY\"; exec sleep 60",
         "trap '' TERM; eval \"$READY\"; while :; do sleep 1; done",
     ] {
-        let daemon = Daemon::start(&[]);
+        let daemon = Daemon::start_alone(&[]);
         let directory = directory();
         let (mut child, command) =
             started(&daemon, "k", &directory, &["--kill-after", "1"], script);
@@ -553,7 +553,7 @@ fn a_lost_lock_ends_even_a_command_that_ignores_sigterm() {
 
 #[test]
 fn a_stopped_command_that_must_end_is_continued() {
-    let daemon = Daemon::start(&[]);
+    let daemon = Daemon::start_alone(&[]);
     let directory = directory();
     let script = "trap 'kill -STOP $$; exit 3' TERM; eval \"$READY\"; while :; do sleep 0.02; done";
     let mut arguments = vec!["run", "k", "--kill-after", "60", "--"];
@@ -587,7 +587,7 @@ fn the_shortest_and_the_longest_kill_after_work() {
         ),
         ("18446744073709551615", "eval \"$READY\"; exec sleep 60"),
     ] {
-        let daemon = Daemon::start(&[]);
+        let daemon = Daemon::start_alone(&[]);
         let directory = directory();
         let options = ["--kill-after", kill_after];
         let (mut child, command) = started(&daemon, "k", &directory, &options, script);

@@ -4,7 +4,6 @@
 //! clients of these tests come to the active server directly, because they have another meaning
 //! through a standby:
 //!
-//! - `hold::hold_says_at_once_that_the_lock_is_lost`: the standby takes over, and the lock is kept.
 //! - `handover::without_auto_release_a_grant_passes_a_dead_waiter_by`: a grant may be on its way to
 //!   the standby while the hang-up is on its way from there.
 //! - `limits::exactly_max_connections_of_racing_clients_are_served`: the standby has places of its
@@ -13,6 +12,9 @@
 //! - `terminal::a_line_on_the_terminal_says_what_it_waits_for` and
 //!   `waiting::a_verbose_wait_names_the_holder_and_those_ahead`: `latch` knows its place in the
 //!   queue by its own address.
+//!
+//! Where the end of the server is to be the loss of the lock, the server is no member at all: a
+//! client of a cluster waits for the next one until its lease could end.
 
 #[path = "../support/mod.rs"]
 mod support;

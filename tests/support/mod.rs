@@ -110,6 +110,14 @@ impl Daemon {
         daemon
     }
 
+    /// Starts a daemon as [`Daemon::start`] does that is no server of a cluster. For tests in which
+    /// the end of the server is the loss of its locks.
+    pub fn start_alone(args: &[&str]) -> Daemon {
+        let mut command = Daemon::command();
+        command.args(["--port", "0", "--print-port"]).args(args);
+        Daemon::from_command(command)
+    }
+
     /// Starts a daemon which listens on the socket at `path` only, and waits until it does.
     pub fn start_unix(path: &Path, args: &[&str]) -> Daemon {
         let mut command = Daemon::command();
