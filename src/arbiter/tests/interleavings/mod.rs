@@ -380,7 +380,7 @@ fn nothing_is_granted_after_a_hang_up() {
 fn the_drain_alone_ends_the_wait() {
     for_both_writers(|world, writer| {
         let waiter = world.waiter(2, FOREVER, writer);
-        let drained = world.arbiter.begin_drain();
+        let drained = world.arbiter.begin_drain(DrainUntil::NoHolder);
         assert_eq!(waiter.end(), DRAINING);
         assert!(drained.try_recv().is_err_and(|error| error.is_empty()));
     });
@@ -422,7 +422,7 @@ fn a_sent_grant_meets_a_hang_up() {
 }
 
 fn drain(world: &World) {
-    drop(world.arbiter.begin_drain());
+    drop(world.arbiter.begin_drain(DrainUntil::NoHolder));
 }
 
 #[test]
@@ -714,7 +714,7 @@ fn an_enqueued_grant_meets_the_end_of_its_lease() {
 #[test]
 fn the_drain_meets_the_end_of_the_last_lease() {
     explore(|world: &World| {
-        let draining = world.beside(|world| world.arbiter.begin_drain());
+        let draining = world.beside(|world| world.arbiter.begin_drain(DrainUntil::NoHolder));
         let releasing = world.beside(World::release_holder);
         world.arbiter.advance(LEASE);
         let drained = draining.join().expect("no panic");
