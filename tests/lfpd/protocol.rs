@@ -1407,7 +1407,7 @@ fn without_descriptors_nothing_is_locked_until_some_are_free() {
 // What the usual client forces
 
 #[test]
-fn rxtx_locks_and_unlocks_five_hundred_times_without_an_error() {
+fn rxtx_locks_and_unlocks_two_hundred_times_without_an_error() {
     let _alone = alone();
     let server = Lfpd::start(&[]);
     let rxtx = Rxtx {
@@ -1419,7 +1419,7 @@ fn rxtx_locks_and_unlocks_five_hundred_times_without_an_error() {
     for round in 0.. {
         // On a busy machine, few commands are prompt: it takes more of them.
         let has_time = began.elapsed() < 6 * PATIENCE;
-        if round >= 500 && (prompt_count > 100 || !has_time) {
+        if round >= 200 && (prompt_count > 100 || !has_time) {
             break;
         }
         let locked = rxtx.lock(device, own).expect("the server is there");
@@ -1606,8 +1606,10 @@ impl Drop for KillGroup {
 // ---------------------------------------------------------------------------------------------
 // Races
 
+/// Each lock is synced and each connection looked up, which takes milliseconds. So the usual run
+/// has few clients and rounds: with 200 and 1 000, rarer orders of their steps are met.
 fn client_count() -> usize {
-    amount(24, 200)
+    amount(12, 200)
 }
 
 /// Lets clients ask for one device at the same time, again and again; each time exactly one is to
@@ -1623,7 +1625,7 @@ fn race(clients: Vec<Client>, own: &Path, prepare: impl Fn() + Sync) {
             let (ready, done, winners) = (&ready, &done, Arc::clone(&winners));
             let (prepare, path) = (&prepare, &path);
             scope.spawn(move || {
-                for round in 0..amount(200, 1000) {
+                for round in 0..amount(80, 1000) {
                     if ready.wait().is_leader() {
                         winners.lock().unwrap().clear();
                         prepare();
