@@ -133,8 +133,6 @@ fn run(
     if let Some(office) = &office {
         office.serve(&arbiter).map_err(server::no_thread)?;
     }
-    serve::start(&listeners, &arbiter, &connections, &session_rules)?;
-    tell_of_start(options, &listeners, office.as_deref())?;
 
     let end = shutdown::End {
         signals: &signals.received,
@@ -146,6 +144,13 @@ fn run(
         handover: handover.as_ref(),
         session_rules: &session_rules,
     };
+    let started = serve::start(&listeners, &arbiter, &connections, &session_rules)
+        .and_then(|()| tell_of_start(options, &listeners, office.as_deref()));
+    if let Err(reason) = started {
+        // The file of the last server is gone by now.
+        end.give_back();
+        return Err(reason);
+    }
     let status = end.run();
     office.iter().for_each(|office| office.resign());
     log.flush();

@@ -94,6 +94,13 @@ impl End<'_> {
         say_farewell(self.signals, self.connections, grace_left)
     }
 
+    /// Leaves what the last server has handed over to the next one: this one cannot start.
+    pub(super) fn give_back(&self) {
+        if let Some(file) = self.handover {
+            self.hand_over(file);
+        }
+    }
+
     /// Blocks until the drain or the grace period is over; `None` at a second signal.
     fn wait_for(&self, drained: &Receiver<()>, deadline: Instant) -> Option<Drained> {
         select! {

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use tempfile::TempDir;
 
+use crate::support::silent::free_port;
 use crate::support::{
     eventually, fence, parse_grant, waiter_count, Client, Daemon, Event, Grant, Signal, PATIENCE,
 };
@@ -114,6 +115,30 @@ fn a_holder_comes_back_to_the_next_server() {
     drop(other);
     service.connect().acquire("k", 10);
     drop(second);
+}
+
+/// Here because the port cannot be printed. What the file had is not lost with this server.
+#[test]
+fn a_start_that_fails_late_leaves_the_file() {
+    let service = Service::new(&[]);
+    let first = service.start();
+    let (client, grant) = held(&service, "k", 600);
+    stop(&first);
+    drop(client);
+    let full = fs::File::options().write(true).open("/dev/full");
+    let mut command = Daemon::command();
+    command.args(["--port", &free_port().to_string(), "--print-port", "--unix"]);
+    command.arg(service.socket());
+    command.arg("--handover-file").arg(service.file());
+    command.stdout(full.expect("every host has it"));
+    let output = command.output().expect("it runs");
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    assert!(service.file().exists(), "{output:?}");
+
+    let _second = service.start();
+    let mut other = service.connect();
+    assert_eq!(other.request("l", "k", "0"), "timeout");
+    assert_eq!(other.request("adopt", "k", &grant.token), "ok 33");
 }
 
 #[test]
