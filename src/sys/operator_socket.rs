@@ -19,9 +19,6 @@ const OF_USERS: &str = "/run/user";
 /// The socket that the packaged unit for systemd makes, whatever its port is.
 const OF_UNIT: &str = "/run/latchd.sock";
 
-/// The state of a listening socket in /proc/net/tcp.
-const LISTENING: &str = "0A";
-
 /// Where the server on `port` that this process is puts its socket: in $XDG_RUNTIME_DIR, in
 /// /run/latchd if that belongs to its user, or in /run.
 pub fn path_to_bind(port: u16) -> PathBuf {
@@ -36,18 +33,19 @@ pub fn path_to_bind(port: u16) -> PathBuf {
 }
 
 /// Where the socket of the server on `port` of this host may be, for a user who may use it.
+///
+/// Only root, the service and this user can make a socket there. Another user, who may listen on
+/// the port at another address, could pretend to be the server: the operator would send the secret
+/// there, and believe that the grant is broken.
 pub fn paths_to_try(port: u16) -> Vec<PathBuf> {
-    let mut owners = vec![geteuid().as_raw()];
-    if owners == [0] {
-        owners.extend(owners_of_port(port));
-    }
-    let of_users = owners
-        .iter()
-        .map(|uid| Path::new(OF_USERS).join(uid.to_string()));
+    let is_ours = |it: &PathBuf| {
+        fs::symlink_metadata(it).is_ok_and(|it| it.is_dir() && it.uid() == geteuid().as_raw())
+    };
+    let of_login = Path::new(OF_USERS).join(geteuid().as_raw().to_string());
+    let of_this_user = of_user().into_iter().chain([of_login]).filter(is_ours);
     let of_system = [OF_SERVICE, OF_ROOT].map(PathBuf::from);
-    let directories = of_user().into_iter().chain(of_users).chain(of_system);
     let mut paths: Vec<PathBuf> = Vec::new();
-    for path in directories.map(|directory| directory.join(name(port))) {
+    for path in of_this_user.chain(of_system).map(|it| it.join(name(port))) {
         if !paths.contains(&path) {
             paths.push(path);
         }
@@ -63,40 +61,4 @@ fn of_user() -> Option<PathBuf> {
 
 fn name(port: u16) -> String {
     format!("latchd-{port}.sock")
-}
-
-/// The users whose processes listen on `port`.
-fn owners_of_port(port: u16) -> Vec<u32> {
-    let tables = ["/proc/net/tcp", "/proc/net/tcp6"];
-    let tables = tables.map(|table| fs::read_to_string(table).unwrap_or_default());
-    let rows = tables.iter().flat_map(|table| table.lines());
-    rows.filter_map(|row| owner_in(row, port)).collect()
-}
-
-/// The user in a row of /proc/net/tcp, if that is of a socket that listens on `port`.
-fn owner_in(row: &str, port: u16) -> Option<u32> {
-    let fields: Vec<&str> = row.split_whitespace().collect();
-    let [_, local, _, LISTENING, _, _, _, uid, ..] = fields[..] else {
-        return None;
-    };
-    let (_, local_port) = local.rsplit_once(':')?;
-    let is_it = u16::from_str_radix(local_port, 16) == Ok(port);
-    is_it.then(|| uid.parse().ok()).flatten()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_owner_of_a_port_is_in_the_row_that_listens_there() {
-        let row =
-            "0: 0100007F:18F4 00000000:0000 0A 00000000:00000000 00:00000000 00000000  1000  \
-                   0 4711 1 0000000000000000 100 0 0 10 0";
-        assert_eq!(owner_in(row, 6388), Some(1000));
-        assert_eq!(owner_in(row, 6389), None);
-        assert_eq!(owner_in(&row.replace(" 0A ", " 01 "), 6388), None);
-        let head = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt";
-        assert_eq!(owner_in(head, 6388), None);
-    }
 }

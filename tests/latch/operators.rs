@@ -10,6 +10,7 @@ use std::sync::mpsc;
 use std::thread;
 
 use crate::support::latch::{latch, output, ready, run, started, status, text, wait, Latch};
+use crate::support::needs::needs;
 use crate::support::silent::{free_addr, refusing_addr};
 use crate::support::{Daemon, Signal, PATIENCE};
 use latchd::client::{Address, Client, Error, Wait};
@@ -455,6 +456,20 @@ fn break_needs_no_option_for_the_user_of_the_server() {
     daemon.signal(Signal::TERM);
     assert!(daemon.wait_exit(PATIENCE).is_some());
     assert!(!socket.exists());
+}
+
+/// Whoever can make sockets there could pretend to be the server, and would be told the secret.
+#[test]
+fn no_socket_in_a_directory_of_another_user_is_asked() {
+    needs!(root);
+    let (daemon, directory) = as_in_the_readme();
+    let mut holder = daemon.connect();
+    let grant = holder.acquire_for("k", 0, 60);
+    std::os::unix::fs::chown(directory.path(), Some(1234), None).expect("we are root");
+    let mut command = latch(&daemon, &["break", "k"]);
+    let output = command.env("XDG_RUNTIME_DIR", directory.path()).output();
+    assert_eq!(output.expect("it runs").status.code(), Some(77));
+    assert_eq!(holder.request("n", "k", &grant.token), "ok 33");
 }
 
 #[test]
