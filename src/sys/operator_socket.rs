@@ -1,7 +1,7 @@
 //! Where a server puts the socket of its operator, and where an operator looks for it.
 
 use std::env;
-use std::fs;
+use std::fs::{self, Metadata};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -22,11 +22,9 @@ const OF_UNIT: &str = "/run/latchd.sock";
 /// Where the server on `port` that this process is puts its socket: in $XDG_RUNTIME_DIR, in
 /// /run/latchd if that belongs to its user, or in /run.
 pub fn path_to_bind(port: u16) -> PathBuf {
-    let is_ours = |it: &fs::Metadata| it.uid() == geteuid().as_raw();
-    let of_service = || fs::symlink_metadata(OF_SERVICE).is_ok_and(|it| is_ours(&it));
     let directory = match of_user() {
         Some(directory) => directory,
-        None if of_service() => OF_SERVICE.into(),
+        None if ours(Path::new(OF_SERVICE)).is_some() => OF_SERVICE.into(),
         None => OF_ROOT.into(),
     };
     directory.join(name(port))
@@ -38,11 +36,9 @@ pub fn path_to_bind(port: u16) -> PathBuf {
 /// the port at another address, could pretend to be the server: the operator would send the secret
 /// there, and believe that the grant is broken.
 pub fn paths_to_try(port: u16) -> Vec<PathBuf> {
-    let is_ours = |it: &PathBuf| {
-        fs::symlink_metadata(it).is_ok_and(|it| it.is_dir() && it.uid() == geteuid().as_raw())
-    };
     let of_login = Path::new(OF_USERS).join(geteuid().as_raw().to_string());
-    let of_this_user = of_user().into_iter().chain([of_login]).filter(is_ours);
+    let of_this_user = of_user().into_iter().chain([of_login]);
+    let of_this_user = of_this_user.filter(|it| ours(it).is_some_and(|it| it.is_dir()));
     let of_system = [OF_SERVICE, OF_ROOT].map(PathBuf::from);
     let mut paths: Vec<PathBuf> = Vec::new();
     for path in of_this_user.chain(of_system).map(|it| it.join(name(port))) {
@@ -52,6 +48,12 @@ pub fn paths_to_try(port: u16) -> Vec<PathBuf> {
     }
     paths.push(OF_UNIT.into());
     paths
+}
+
+/// What is at this path, a link not followed, if it belongs to the user that runs this process.
+fn ours(path: &Path) -> Option<Metadata> {
+    let found = fs::symlink_metadata(path).ok();
+    found.filter(|it| it.uid() == geteuid().as_raw())
 }
 
 fn of_user() -> Option<PathBuf> {

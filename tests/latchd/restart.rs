@@ -3,7 +3,8 @@
 use std::collections::HashMap;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
@@ -44,12 +45,18 @@ impl Service {
         Daemon::start_unix(&self.socket(), &options)
     }
 
+    /// A server with the file that has this socket, too.
+    fn command(&self, port: &str, socket: &Path) -> Command {
+        let mut command = Daemon::command();
+        command.args(["--port", port, "--unix"]).arg(socket);
+        command.arg("--handover-file").arg(self.file());
+        command
+    }
+
     /// What a server says that cannot start.
     fn refusal(&self) -> String {
-        let mut command = Daemon::command();
-        command.args(["--port", "off", "--unix"]).arg(self.socket());
-        command.arg("--handover-file").arg(self.file());
-        let output = command.output().expect("it runs");
+        let output = self.command("off", &self.socket()).output();
+        let output = output.expect("it runs");
         assert_eq!(output.status.code(), Some(1));
         String::from_utf8(output.stderr).expect("UTF-8")
     }
@@ -126,10 +133,8 @@ fn a_start_that_fails_late_leaves_the_file() {
     stop(&first);
     drop(client);
     let full = fs::File::options().write(true).open("/dev/full");
-    let mut command = Daemon::command();
-    command.args(["--port", &free_port().to_string(), "--print-port", "--unix"]);
-    command.arg(service.socket());
-    command.arg("--handover-file").arg(service.file());
+    let mut command = service.command(&free_port().to_string(), &service.socket());
+    command.arg("--print-port");
     command.stdout(full.expect("every host has it"));
     let output = command.output().expect("it runs");
     assert_eq!(output.status.code(), Some(1), "{output:?}");
@@ -242,11 +247,8 @@ fn a_damaged_or_foreign_file_is_refused_and_stays() {
 fn two_servers_do_not_share_a_file() {
     let service = Service::new(&[]);
     let first = service.start();
-    let mut second = Daemon::command();
-    second.args(["--port", "off", "--unix"]);
-    second.arg(service.directory.path().join("other"));
-    second.arg("--handover-file").arg(service.file());
-    let output = second.output().expect("it runs");
+    let other = service.directory.path().join("other");
+    let output = service.command("off", &other).output().expect("it runs");
     assert_eq!(output.status.code(), Some(1));
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(said.contains("another server is using it"), "{said}");
