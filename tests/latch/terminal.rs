@@ -843,7 +843,7 @@ fn hold_in_the_background_holds_until_it_is_ended() {
 fn a_lock_that_is_lost_while_the_job_is_stopped_ends_it_at_fg() {
     let python = needs!("python3");
     for shell in SHELLS {
-        let daemon = Daemon::start(&[]);
+        let daemon = Daemon::start_alone(&[]);
         let mut terminal = Terminal::start(&python, &daemon, shell);
         terminal.enter(&format!("$LATCH run k -- {SAY}"));
         terminal.enter("one");
