@@ -160,11 +160,20 @@ fn help_and_manual_of_sub_commands_name_the_same_options() {
         let own =
             section(&format!("latch {name}")).unwrap_or_else(|| panic!("{name} has no section"));
         // The options of all sub-commands that ask a server have a section of their own.
-        let shared = match name.as_str() {
+        let servers = match name.as_str() {
             "fence-check" => "",
             _ => section("Servers").expect("it is there"),
         };
-        let lines = own.lines().chain(shared.lines());
+        // So have those of several sub-commands. The line behind each names them.
+        let shared = section("Options of the wait and of the lock").expect("it is there");
+        let shared = shared.lines().zip(shared.lines().skip(1));
+        let shared = shared.filter(|(_, names)| {
+            names
+                .strip_prefix(".Pq Cm ")
+                .is_some_and(|names| names.split(" , ").any(|it| it == name))
+        });
+        let lines = own.lines().chain(servers.lines());
+        let lines = lines.chain(shared.map(|(entry, _)| entry));
         let entries = lines.filter_map(|line| line.strip_prefix(".It "));
         let mut manual: BTreeMap<String, Option<String>> = entries
             .flat_map(|entry| {
@@ -424,10 +433,13 @@ fn mandoc_finds_nothing_wrong_with_the_manual() {
     for path in pages() {
         let output = rendered_by(&mandoc, &["-T", "lint", "-W", "warning"], &path);
         let findings = String::from_utf8_lossy(&output.stdout);
-        assert!(
-            output.status.success() && findings.is_empty(),
-            "mandoc says:\n{findings}"
-        );
+        // latch(1) has its examples right behind the synopsis, where a reader wants them.
+        let findings: Vec<String> = findings
+            .lines()
+            .filter(|finding| !finding.contains("out of conventional order"))
+            .map(str::to_owned)
+            .collect();
+        expect_none(&findings, "mandoc finds these");
     }
 }
 
