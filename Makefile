@@ -1,4 +1,4 @@
-# Installs the four programs, their manual pages and their completions:
+# Installs the four programs, their manual pages, completions and examples:
 #
 #     make && sudo make install
 #     make install PREFIX=$HOME/.local
@@ -18,7 +18,9 @@ bash = $(share)/bash-completion/completions
 zsh = $(share)/zsh/site-functions
 fish = $(share)/fish/vendor_completions.d
 doc = $(share)/doc/latchd
-licences = LICENSE-APACHE LICENSE-MIT
+documents = LICENSE-APACHE LICENSE-MIT README.md
+# Examples in Rust stay with the sources. Each names the programs below PREFIX once installed.
+examples = `find examples -name bench -prune -o -type f ! -name '*.rs' -print`
 
 # The paths of the registry are in the programs, which are the same wherever that is.
 REMAP = --remap-path-prefix=$${CARGO_HOME:-$$HOME/.cargo}=/cargo
@@ -39,7 +41,13 @@ install:
 	done
 	install -m 644 completions/_* "$(zsh)"
 	install -m 644 completions/*.fish "$(fish)"
-	install -m 644 $(licences) "$(doc)"
+	install -m 644 $(documents) "$(doc)"
+	for file in $(examples); do \
+	    mode=644; [ ! -x "$$file" ] || mode=755; \
+	    install -d "$(doc)/$${file%/*}" && \
+	    sed 's#/usr/sbin/\(latchd\|lfpd\)#$(PREFIX)/sbin/\1#' "$$file" | \
+	        install -m $$mode /dev/stdin "$(doc)/$$file" || exit; \
+	done
 
 uninstall:
 	rm -f "$(to)/bin/latch" "$(to)/bin/sema" "$(to)/sbin/latchd" "$(to)/sbin/lfpd"
@@ -49,7 +57,10 @@ uninstall:
 	for program in latchd latch sema lfpd; do \
 	    rm -f "$(bash)/$$program" "$(zsh)/_$$program" "$(fish)/$$program.fish" || exit; \
 	done
-	for licence in $(licences); do rm -f "$(doc)/$$licence" || exit; done
-	[ ! -d "$(doc)" ] || rmdir --ignore-fail-on-non-empty "$(doc)"
+	for file in $(documents) $(examples); do rm -f "$(doc)/$$file" || exit; done
+	for folder in /examples/cluster /examples ""; do \
+	    [ ! -d "$(doc)$$folder" ] || \
+	        rmdir --ignore-fail-on-non-empty "$(doc)$$folder" || exit; \
+	done
 
 .PHONY: all install uninstall

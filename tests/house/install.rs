@@ -9,7 +9,7 @@ use std::process::{Command, Output};
 
 use crate::support::needs::{needs, Program};
 
-const FILES: [&str; 27] = [
+const FILES: [&str; 28] = [
     "bin/latch",
     "bin/sema",
     "sbin/latchd",
@@ -20,6 +20,7 @@ const FILES: [&str; 27] = [
     "share/bash-completion/completions/sema",
     "share/doc/latchd/LICENSE-APACHE",
     "share/doc/latchd/LICENSE-MIT",
+    "share/doc/latchd/README.md",
     "share/fish/vendor_completions.d/latch.fish",
     "share/fish/vendor_completions.d/latchd.fish",
     "share/fish/vendor_completions.d/lfpd.fish",
@@ -50,7 +51,15 @@ fn make_install_honours_prefix_and_destdir() {
     let mut installed = BTreeSet::new();
     let prefix = root.path().join("opt/a b");
     collect(&prefix, &prefix, &mut installed);
+    let examples = Path::new("share/doc/latchd/examples");
+    let (examples, installed) = installed
+        .into_iter()
+        .partition::<BTreeSet<PathBuf>, _>(|path| path.starts_with(examples));
     assert_eq!(installed, expected);
+    assert_eq!(examples, examples_without_rust());
+    let unit = "share/doc/latchd/examples/latchd.service";
+    let unit = fs::read_to_string(prefix.join(unit)).expect("it is installed");
+    assert!(unit.contains("ExecStart=/opt/a b/sbin/latchd "), "{unit}");
     for file in FILES {
         let metadata = fs::metadata(prefix.join(file)).expect("it is there");
         let mode = if file.contains("bin/") { 0o755 } else { 0o644 };
@@ -129,6 +138,19 @@ fn run(make: &Program, target: &str, variables: &[&str]) -> Output {
         .env_remove("MAKEFLAGS")
         .output()
         .expect("make is installed")
+}
+
+/// Where the examples are installed that need no sources.
+fn examples_without_rust() -> BTreeSet<PathBuf> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut examples = BTreeSet::new();
+    collect(root, &root.join("examples"), &mut examples);
+    examples
+        .into_iter()
+        .filter(|path| !path.starts_with("examples/bench"))
+        .filter(|path| path.extension().is_none_or(|extension| extension != "rs"))
+        .map(|path| Path::new("share/doc/latchd").join(path))
+        .collect()
 }
 
 /// The files below `directory`, by their path from `prefix`.

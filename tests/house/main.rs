@@ -3,6 +3,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod clients;
 mod completions;
 mod examples;
 mod install;
@@ -10,7 +11,7 @@ mod layering;
 mod library;
 mod manual;
 mod promises;
-mod python_client;
+
 mod readme;
 mod skips;
 mod supply;
