@@ -402,7 +402,7 @@ impl Connection {
     /// Fails if the server has said anything without a request: its last words before it closes the
     /// connection are no reply to the next one.
     fn check_unasked(&mut self) -> Result<(), Error> {
-        if self.open_stream()?.has_news() {
+        if self.open_stream()?.is_readable() {
             self.read_within(Duration::ZERO)?;
         }
         match self.buffer.is_empty() {

@@ -102,8 +102,8 @@ fn run(
     let certificate = tls::certificate(options.tls_files())?;
     let shown = certificate.clone();
     // Until here SIGTERM ends the process at once, even while the fence file is locked.
-    let read_again = move || shown.iter().for_each(tls::read_again);
-    let signals = server::watch_signals(signals, &log, read_again)?;
+    let reload = move || shown.iter().for_each(tls::reload);
+    let signals = server::watch_signals(signals, &log, reload)?;
     let listeners = serve::listen(options, resolved.sockets, inherited, certificate)?;
     let _clean_up = server::CleanUp(&listeners);
     warn_about(options, auth, &listeners);

@@ -54,11 +54,11 @@ pub(super) fn listen(
             listeners
         }
     };
-    let speaking = |listener: Listener| match &certificate {
-        Some(certificate) => listener.speaking(Arc::clone(certificate)),
+    let with_tls = |listener: Listener| match &certificate {
+        Some(certificate) => listener.with_tls(Arc::clone(certificate)),
         None => listener,
     };
-    Ok(listeners.into_iter().map(speaking).collect())
+    Ok(listeners.into_iter().map(with_tls).collect())
 }
 
 /// Makes the socket of the operator. It is a convenience: a server without it serves all others.

@@ -363,7 +363,7 @@ impl Outlet for Stream {
     fn send_grant(&self, grant: Grant) -> usize {
         // What has arrived may be a telnet command, which is answered first. A peer that has gone
         // is sent nothing.
-        if self.has_news() {
+        if self.is_readable() {
             return 0;
         }
         let mut line = [0; Reply::MAX_LEN];

@@ -1,4 +1,4 @@
-//! The open connections: a cap on their number, and a way to end them all.
+//! The open connections: a cap on their number, and a way to shut them all down.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -11,11 +11,10 @@ use parking_lot::{Condvar, Mutex};
 
 use super::stream::Stream;
 
-/// All open connections, with a cap on their number.
 #[derive(Debug)]
 pub struct Connections {
     max_connections: usize,
-    /// For each address, or each IPv6 network.
+    /// The cap for each address or IPv6 network.
     max_per_source: Option<usize>,
     farewell: &'static [u8],
     open: Mutex<OpenStreams>,
@@ -26,7 +25,7 @@ pub struct Connections {
 struct OpenStreams {
     last_id: u64,
     streams: HashMap<u64, Arc<Stream>>,
-    /// How many of them come from each source, if that is capped; in the order of the sources.
+    /// Connections per source, sorted by source; empty without a cap per source.
     per_source: Vec<(Source, usize)>,
     /// When the last connection closed; meaningless while one is open.
     empty_since: Instant,
@@ -34,44 +33,44 @@ struct OpenStreams {
     closed: bool,
 }
 
-/// A connection's place under the cap; dropping it frees the place.
+/// A connection's place under the caps; dropping it frees the place.
 #[derive(Debug)]
 pub struct Admission {
     connections: Arc<Connections>,
-    /// The connection's number: from 1 up, never used twice.
+    /// The connection's number: counted from 1, never reused.
     pub id: u64,
     pub stream: Arc<Stream>,
-    /// Where it comes from, if that is counted.
+    /// The source that it counts against, if there is a cap per source.
     source: Option<Source>,
 }
 
-/// Where connections come from, as a cap counts them.
+/// What a cap per source counts by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Source {
     /// An address, or an IPv6 network of 64 bits.
     Address(IpAddr),
-    /// A user of this host. All users that are unknown are one source.
+    /// A user of this host. All unknown users count as one.
     User(Option<u32>),
 }
 
-/// The cap because of which a connection gets no place, as the log has it.
+/// The cap that turned a connection away; displayed as the log names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Full {
-    InAll,
-    ForItsSource(Source),
+pub enum CapReached {
+    Total,
+    PerSource(Source),
 }
 
-impl fmt::Display for Full {
+impl fmt::Display for CapReached {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Full::InAll => f.write_str("max-connections"),
-            Full::ForItsSource(Source::Address(source)) => {
+            CapReached::Total => f.write_str("max-connections"),
+            CapReached::PerSource(Source::Address(source)) => {
                 write!(f, "max-connections-per-ip source={source}")
             }
-            Full::ForItsSource(Source::User(Some(user))) => {
+            CapReached::PerSource(Source::User(Some(user))) => {
                 write!(f, "max-connections-per-user peer_uid={user}")
             }
-            Full::ForItsSource(Source::User(None)) => {
+            CapReached::PerSource(Source::User(None)) => {
                 f.write_str("max-connections-per-user peer_uid=unknown")
             }
         }
@@ -79,9 +78,9 @@ impl fmt::Display for Full {
 }
 
 impl Connections {
-    /// No connections yet, at most `max_connections` at once, and at most `max_per_source` from one
-    /// address, or one IPv6 network of 64 bits; Unix sockets are not counted there. A connection
-    /// that is closed because no place is free gets the `farewell`.
+    /// Allows `max_connections` at once, and `max_per_source` of them from one address or one IPv6
+    /// /64 network; Unix sockets do not count against an address. A connection over a cap is sent
+    /// `farewell` and closed.
     pub fn new(
         max_connections: usize,
         max_per_source: Option<usize>,
@@ -102,14 +101,14 @@ impl Connections {
         }
     }
 
-    /// Accepts a connection and gives it a number and a place. If no place is free, closes it and
-    /// returns the cap that it meets. `accept` must not block: it runs under the mutex, so that no
-    /// connection can slip in while [`Connections::close_if_empty`] decides. Blocks for ever once
-    /// that or [`Connections::close`] has stopped accepting.
+    /// Accepts a connection and gives it a number and a place. If it exceeds a cap, closes it and
+    /// returns the cap. `accept` must not block: it runs under the mutex, so that no connection
+    /// slips in while [`Connections::close_if_empty`] decides. Never returns once that or
+    /// [`Connections::close`] has stopped accepting.
     pub fn admit(
         self: &Arc<Self>,
         accept: impl FnOnce() -> io::Result<Stream>,
-    ) -> io::Result<Result<Admission, Full>> {
+    ) -> io::Result<Result<Admission, CapReached>> {
         let mut open = self.open.lock();
         while open.closed {
             self.one_closed.wait(&mut open);
@@ -117,7 +116,7 @@ impl Connections {
         let stream = Arc::new(accept()?);
         let max_and_address = self.max_per_source.zip(stream.source());
         let counted = match max_and_address {
-            _ if open.streams.len() >= self.max_connections => Err(Full::InAll),
+            _ if open.streams.len() >= self.max_connections => Err(CapReached::Total),
             Some((max, address)) => open.count(Source::Address(address), max).map(Some),
             None => Ok(None),
         };
@@ -140,8 +139,8 @@ impl Connections {
         }))
     }
 
-    /// Stops accepting if no connection is open and `is_quiet` agrees; says whether it has stopped.
-    /// Connections in the backlog are left to the next server on the socket.
+    /// Stops accepting if no connection is open and `is_quiet` agrees; returns whether it has
+    /// stopped. Connections in the backlog are left to the next server on the socket.
     pub fn close_if_empty(&self, is_quiet: impl FnOnce() -> bool) -> bool {
         let mut open = self.open.lock();
         open.closed |= open.streams.is_empty() && is_quiet();
@@ -152,28 +151,28 @@ impl Connections {
         self.open.lock().closed = true;
     }
 
-    /// Since when no connection has been open; `None` while one is.
+    /// When the last connection closed; `None` while one is open.
     pub fn empty_since(&self) -> Option<Instant> {
         let open = self.open.lock();
         open.streams.is_empty().then_some(open.empty_since)
     }
 
-    /// How many bytes of connection `id` have arrived and have not been read.
+    /// Bytes of connection `id` that have arrived but have not been read.
     pub fn unread_len(&self, id: u64) -> u64 {
         let open = self.open.lock();
         let stream = open.streams.get(&id);
         stream.map_or(0, |stream| stream.unread_len())
     }
 
-    /// Ends one or both directions of every connection.
+    /// Shuts down one or both directions of every connection.
     pub fn shut_down_all(&self, how: Shutdown) {
         for stream in self.open.lock().streams.values() {
             stream.shutdown(how);
         }
     }
 
-    /// Blocks until no connection is open, for at most `limit`, and for at most `patience` while
-    /// none closes.
+    /// Blocks until no connection is open. Gives up after `limit`, or once none has closed for
+    /// `patience`.
     pub fn wait_until_none(&self, patience: Duration, limit: Duration) {
         let deadline = Instant::now() + limit;
         let mut open = self.open.lock();
@@ -187,9 +186,9 @@ impl Connections {
 }
 
 impl Admission {
-    /// Counts the connection for the user that it turns out to be from, who may have `max` of them.
-    /// Only for connections whose address is not counted.
-    pub fn count_for_user(&mut self, user: Option<u32>, max: usize) -> Result<(), Full> {
+    /// Counts the connection against the user behind it, who may have `max` of them. Only for
+    /// connections that do not count against an address.
+    pub fn count_for_user(&mut self, user: Option<u32>, max: usize) -> Result<(), CapReached> {
         debug_assert_eq!(self.source, None);
         let mut open = self.connections.open.lock();
         self.source = Some(open.count(Source::User(user), max)?);
@@ -198,17 +197,17 @@ impl Admission {
 }
 
 impl OpenStreams {
-    /// Counts one more connection from `source`, which may have `max` of them.
-    fn count(&mut self, source: Source, max: usize) -> Result<Source, Full> {
+    /// Counts one more connection from `source`, which may have `max`.
+    fn count(&mut self, source: Source, max: usize) -> Result<Source, CapReached> {
         match self.place_of(source) {
             Ok(at) if self.per_source[at].1 < max => self.per_source[at].1 += 1,
             Err(at) if max > 0 => self.per_source.insert(at, (source, 1)),
-            _ => return Err(Full::ForItsSource(source)),
+            _ => return Err(CapReached::PerSource(source)),
         }
         Ok(source)
     }
 
-    /// Where the source is counted, or where it belongs.
+    /// The index at which the source is counted, or where to insert it.
     fn place_of(&self, source: Source) -> Result<usize, usize> {
         let sources = &self.per_source;
         sources.binary_search_by_key(&source, |(known, _)| *known)
@@ -251,7 +250,7 @@ mod tests {
         };
         let (first, second) = (admit().expect("room"), admit().expect("room"));
         let source = Source::Address(addr.ip());
-        assert_eq!(admit().err(), Some(Full::ForItsSource(source)));
+        assert_eq!(admit().err(), Some(CapReached::PerSource(source)));
         drop(first);
         let third = admit().expect("room again");
         assert!(admit().is_err());

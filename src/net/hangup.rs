@@ -1,12 +1,12 @@
-//! Which peers have gone away: one thread watches each connection that has waited.
+//! Watching peers for hang-ups: one thread for all connections that have ever waited.
 //!
-//! A session that waits for a lock does not read, so it cannot see the end of the stream; nor can
-//! it see an end that follows pipelined requests. A socket is registered once, before the first
-//! wait, edge triggered: the watch costs a connection one system call and delays no reply. One that
-//! never waits costs nothing. A closed socket leaves the watch by itself.
+//! A session that waits for a lock does not read, so it does not see the end of the stream, nor one
+//! behind pipelined requests. A socket is registered once, before its first wait, edge-triggered:
+//! the watch costs a connection one system call and delays no reply, and nothing if it never waits.
+//! A closed socket leaves the watch by itself.
 //!
-//! The end of a peer that has filled its window cannot arrive: the kernel has no room for it. So a
-//! session that waits for long has the watch report input, too.
+//! The FIN of a peer that has filled our receive window cannot arrive: the kernel has no room for
+//! it. So a session that waits for long has the watch report input as well.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -19,23 +19,22 @@ use super::stream::Stream;
 use crate::log::Throttle;
 use crate::text::reason;
 
-/// Hang-ups fetched at a time.
+/// Hang-ups fetched per system call.
 const BATCH_LEN: usize = 64;
 
 const HANG_UPS: EventFlags = EventFlags::RDHUP
     .union(EventFlags::HUP)
     .union(EventFlags::ERR);
 
-/// Whether the watch reports input.
+/// Whether the watch reports input on a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Input {
-    /// Each time that bytes arrive.
-    Heeded,
-    /// Never.
+    /// Each time bytes arrive.
+    Reported,
     Ignored,
 }
 
-/// Watches sockets for hang-ups: a close, a half-close, a reset, or a peer that has vanished.
+/// Watches sockets for hang-ups: a close, a half-close, a reset, or a host that has vanished.
 #[derive(Debug)]
 pub struct HangupWatch {
     epoll: OwnedFd,
@@ -50,8 +49,7 @@ impl HangupWatch {
         })
     }
 
-    /// Watches one more socket under the number `id`. A hang-up that came before counts. A failure
-    /// is logged.
+    /// Watches a socket under the number `id`. A hang-up that came before counts. Logs a failure.
     pub fn watch(&self, stream: &Stream, id: u64) -> io::Result<()> {
         let data = EventData::new_u64(id);
         let watched = epoll::add(&self.epoll, stream, data, events(Input::Ignored));
@@ -68,8 +66,9 @@ impl HangupWatch {
         Ok(())
     }
 
-    /// Calls `hung_up` for each peer that has closed or half-closed its side or is gone, and
-    /// `has_sent` for each heeded input, once or more often, until the watch itself fails.
+    /// Calls `hung_up` for each peer that has closed or half-closed its side or has vanished, and
+    /// `has_sent` when a socket has input to report. May call either more than once for one event.
+    /// Returns only when the watch itself fails.
     pub fn run(&self, hung_up: impl Fn(u64), has_sent: impl Fn(u64)) -> io::Error {
         let mut events = Vec::with_capacity(BATCH_LEN);
         loop {
@@ -90,7 +89,7 @@ impl HangupWatch {
 fn events(input: Input) -> EventFlags {
     let events = HANG_UPS | EventFlags::ET;
     match input {
-        Input::Heeded => events | EventFlags::IN,
+        Input::Reported => events | EventFlags::IN,
         Input::Ignored => events,
     }
 }

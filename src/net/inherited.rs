@@ -1,4 +1,4 @@
-//! Inherited sockets: inetd and s6 give one on descriptor 0, systemd names them in LISTEN_FDS.
+//! Inherited sockets: inetd and s6 pass one as descriptor 0, systemd lists them in LISTEN_FDS.
 
 use std::env;
 use std::io;
@@ -15,7 +15,7 @@ use super::listener::Listener;
 use crate::sys::directory::FileId;
 use crate::text::reason;
 
-/// A socket that this process was given.
+/// A socket that this process inherited.
 #[derive(Debug)]
 pub enum Inherited {
     Listening(Listener),
@@ -23,7 +23,7 @@ pub enum Inherited {
 }
 
 impl Inherited {
-    /// The listener, for a server that cannot serve a single connection.
+    /// The listener; an error for a connected socket.
     pub fn listening(self) -> io::Result<Listener> {
         match self {
             Inherited::Listening(listener) => Ok(listener),
@@ -35,18 +35,18 @@ impl Inherited {
     }
 }
 
-/// The socket on descriptor 0, as inetd and s6 hand it over: a listening one (inetd `wait`) or a
+/// The socket on descriptor 0, as inetd and s6 pass it: a listening one (inetd `wait`) or a
 /// connection (inetd `nowait`).
 pub fn from_stdin() -> io::Result<Inherited> {
     let stdin = io::stdin();
-    // Descriptor 0 itself stays open, so that no other file takes its number.
+    // Descriptor 0 itself stays open, so that no other file gets its number.
     classify(stdin.as_fd().try_clone_to_owned()?)
 }
 
-/// The sockets that LISTEN_FDS counts, in their order, as `adopt` takes them; none if it is not
-/// set, or is meant for another process (LISTEN_PID).
+/// The sockets counted by LISTEN_FDS, in order, each converted by `adopt`; empty if it is not set
+/// or is meant for another process (LISTEN_PID).
 pub fn from_environment<T>(adopt: impl Fn(Inherited) -> io::Result<T>) -> Result<Vec<T>, String> {
-    /// The first descriptor that it counts.
+    /// The first descriptor passed by systemd.
     const FIRST_DESCRIPTOR: usize = 3;
     const MAX_DESCRIPTORS: usize = 1024;
     let is_for_us = env::var("LISTEN_PID").is_ok_and(|pid| pid == std::process::id().to_string());
@@ -71,8 +71,8 @@ pub fn from_environment<T>(adopt: impl Fn(Inherited) -> io::Result<T>) -> Result
     (0..count).map(take).collect()
 }
 
-/// Whether `output` is the socket on descriptor 0. A client would read what is written there.
-pub fn is_a_peers(output: impl AsFd) -> bool {
+/// Whether `output` is the socket on descriptor 0: a client would read what is written there.
+pub fn is_client_socket(output: impl AsFd) -> bool {
     let (Ok(stdin), Ok(output)) = (fstat(io::stdin()), fstat(output)) else {
         return false;
     };
@@ -80,10 +80,10 @@ pub fn is_a_peers(output: impl AsFd) -> bool {
         && FileId::from(&stdin) == FileId::from(&output)
 }
 
-/// Whether inetd or its like has started this process, and may start it again at once: descriptor 0
+/// Whether inetd or the like started this process, and may restart it at once: descriptor 0
 /// listens, or stderr is the socket on it. Some inetds leave stderr alone.
-pub fn is_from_inetd() -> bool {
-    is_a_peers(io::stderr()) || matches!(sockopt::socket_acceptconn(io::stdin()), Ok(true))
+pub fn started_by_inetd() -> bool {
+    is_client_socket(io::stderr()) || matches!(sockopt::socket_acceptconn(io::stdin()), Ok(true))
 }
 
 fn classify(socket: OwnedFd) -> io::Result<Inherited> {
@@ -94,7 +94,7 @@ fn classify(socket: OwnedFd) -> io::Result<Inherited> {
     }
     if !sockopt::socket_acceptconn(&socket)? {
         let is_connected = rustix::net::getpeername(&socket).is_ok();
-        // A broken connection has no peer address any more, but what the peer sent can be read.
+        // A broken connection no longer has a peer address, but what the peer sent can be read.
         let is_broken = || matches!(sockopt::socket_error(&socket), Ok(Err(_)));
         return if is_connected || is_broken() {
             Ok(Inherited::Connected(socket))

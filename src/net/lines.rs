@@ -1,4 +1,4 @@
-//! Frames of lines out of a byte stream, within bounds however the bytes arrive.
+//! Splits a byte stream into frames of lines, in bounded memory however the bytes arrive.
 
 use std::io::{self, Read};
 
@@ -9,10 +9,10 @@ use crate::sys::memory::{self, Purpose};
 use super::stream::Stream;
 use super::telnet::{Telnet, INTERRUPT};
 
-/// The length of the read-ahead buffer in bytes; more input waits in the kernel.
+/// The usual maximum of the read buffer, in bytes; more input waits in the kernel.
 const BUFFER_LEN: usize = 4096;
 
-/// Its length for a peer that sends little at a time, as most do.
+/// The initial size of the read buffer: enough for most peers.
 const SMALL_BUFFER_LEN: usize = 512;
 
 /// How many bytes of a discarded line are kept.
@@ -20,58 +20,57 @@ const HEAD_LEN: usize = 64;
 
 type LineLimit = Box<dyn Fn(usize, &[u8]) -> usize>;
 
-/// Splits a stream into frames of `N` lines each, and takes telnet commands out of it.
+/// Splits a stream into frames of `N` lines each, and removes telnet commands.
 ///
-/// A line ends with LF, and every CR before the LF is stripped. The buffer is small until the peer
-/// fills it. It grows beyond 4096 bytes only for a line with a higher limit, and shrinks again
-/// after it.
+/// A line ends with LF, and every CR before the LF is stripped. The buffer starts small and doubles
+/// when the peer fills it. It grows beyond 4096 bytes only for a line with a higher limit, and
+/// shrinks again afterwards.
 pub struct LineReader<const N: usize> {
     buffer: Vec<u8>,
-    /// Where the current frame begins.
+    /// The start of the current frame.
     start: usize,
-    /// Up to where the buffer is filled.
+    /// The end of the buffered bytes.
     end: usize,
-    /// Up to where the buffer is known to hold no further line end.
+    /// No line end is between the last one found and this offset.
     scanned: usize,
-    /// Where the lines of the current frame end.
+    /// The line ends of the current frame.
     ends: [usize; N],
     line_count: usize,
-    /// The current line is beyond its limit: all of it but its head is discarded.
+    /// The current line exceeds its limit; only its head is kept.
     overlong: bool,
     head: Vec<u8>,
     lines_seen: u32,
     limit: LineLimit,
-    /// The lowest limit: most lines are within it, and need no look at theirs.
+    /// The lowest limit. Most lines are shorter, so their own limit need not be asked for.
     lowest_limit: usize,
     telnet: Telnet,
     answers: Vec<u8>,
 }
 
-/// What the buffer holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Buffered {
     /// A whole frame: see [`LineReader::frame`].
     Frame,
     Incomplete,
-    /// A line beyond its limit, read up to its LF. The lines after it are out of step.
+    /// A line beyond its limit, read up to its LF. What follows is no longer aligned to frames.
     TooLong,
 }
 
-/// Why a read brought nothing.
+/// Why a read returned no bytes.
 #[derive(Debug)]
 pub enum ReadEnd {
-    /// The peer has closed, or half-closed, its side.
+    /// The peer has closed or half-closed its side.
     Eof,
     Timeout,
-    /// A telnet subnegotiation without an end.
+    /// A telnet subnegotiation longer than the limit.
     Telnet,
     Broken(io::Error),
 }
 
 impl<const N: usize> LineReader<N> {
-    /// A reader of lines up to a limit in bytes, without the LF. `limit` gets a line's number in
-    /// its frame, from 0, and the first line of the frame, which is empty for line 0 itself. No
-    /// line may have a lower limit than line 0.
+    /// `limit` gives the maximum length of a line in bytes, without the LF. Its arguments are the
+    /// line's index in the frame and the first line of the frame (empty for line 0 itself). No line
+    /// may have a lower limit than line 0.
     pub fn new(limit: impl Fn(usize, &[u8]) -> usize + 'static) -> Self {
         LineReader {
             buffer: vec![0; SMALL_BUFFER_LEN],
@@ -90,18 +89,19 @@ impl<const N: usize> LineReader<N> {
         }
     }
 
-    /// Looks for a frame in what has been read so far.
+    /// Looks for a whole frame in the buffer.
     pub fn look(&mut self) -> Buffered {
         self.look_for(N)
     }
 
-    /// Looks for the first line of a frame, and not at what is behind it. With that line,
-    /// [`LineReader::first_line`] has it.
+    /// Looks only for the first line of a frame. On [`Buffered::Frame`], [`LineReader::first_line`]
+    /// returns it.
     pub fn look_for_first_line(&mut self) -> Buffered {
         self.look_for(1)
     }
 
-    /// Looks for so many lines of the frame. [`Buffered::Frame`] says that they are there.
+    /// Looks for the first `line_count` lines of the frame; [`Buffered::Frame`] means they are
+    /// there.
     fn look_for(&mut self, line_count: usize) -> Buffered {
         while self.line_count < line_count {
             if self.scanned == self.end {
@@ -136,7 +136,7 @@ impl<const N: usize> LineReader<N> {
         Buffered::Frame
     }
 
-    /// The lines of the frame that [`LineReader::look`] has found.
+    /// The lines of the frame that [`LineReader::look`] found.
     pub fn frame(&self) -> [&[u8]; N] {
         debug_assert_eq!(self.line_count, N);
         let mut frame = [&[][..]; N];
@@ -148,12 +148,12 @@ impl<const N: usize> LineReader<N> {
         frame
     }
 
-    /// The beginning of the line that is beyond its limit.
+    /// The first bytes of a line that exceeds its limit.
     pub fn overlong_head(&self) -> &[u8] {
         &self.head
     }
 
-    /// What has arrived of a frame that is not complete.
+    /// The bytes received so far of an incomplete frame.
     pub fn incomplete(&self) -> &[u8] {
         match self.overlong {
             true => &self.head,
@@ -161,19 +161,19 @@ impl<const N: usize> LineReader<N> {
         }
     }
 
-    /// The first line of the current frame, once it has arrived.
+    /// The first line of the current frame, once it is complete.
     pub fn first_line(&self) -> Option<&[u8]> {
         (self.line_count > 0).then(|| strip_cr(&self.buffer[self.start..self.ends[0]]))
     }
 
-    /// Makes the frame begin after its first line, which has arrived.
+    /// Drops the first line, which must be complete, from the current frame.
     pub fn skip_first_line(&mut self) {
         self.start = self.ends[0] + 1;
         self.ends.rotate_left(1);
         self.line_count -= 1;
     }
 
-    /// Skips what [`LineReader::look`] has found: a frame, or a line that is too long.
+    /// Skips the frame or the overlong line that [`LineReader::look`] found.
     pub fn advance(&mut self) {
         self.next_frame_at(self.scanned);
         if self.start == self.end {
@@ -186,9 +186,9 @@ impl<const N: usize> LineReader<N> {
         }
     }
 
-    /// Blocks until the peer sends something, for no longer than the socket's read timeout.
+    /// Blocks until the peer sends something, or until the socket's read timeout.
     pub fn read(&mut self, mut stream: impl Read) -> Result<(), ReadEnd> {
-        // The lines before it may have arrived with it. They have been looked at by now.
+        // Complete lines that arrived before it have been handled.
         if self.telnet.is_endless() {
             return Err(ReadEnd::Telnet);
         }
@@ -203,12 +203,12 @@ impl<const N: usize> LineReader<N> {
                 Err(error) => return Err(ReadEnd::Broken(error)),
             }
         };
-        self.take_in(len);
+        self.filter_chunk(len);
         Ok(())
     }
 
-    /// Reads what has arrived without blocking, as far as the buffer has room. The next read
-    /// reports an end.
+    /// Reads what has arrived without blocking, as far as the buffer has room. Leaves it to the
+    /// next read to report the end of the stream.
     pub fn read_ready(&mut self, stream: &Stream) {
         self.compact();
         let from = self.chunk_start();
@@ -216,34 +216,33 @@ impl<const N: usize> LineReader<N> {
             return;
         }
         let len = stream.read_ready(&mut self.buffer[from..]).unwrap_or(0);
-        self.take_in(len);
+        self.filter_chunk(len);
     }
 
-    /// Moves the answers to telnet commands to the end of `out`.
+    /// Moves the replies to telnet commands to the end of `out`.
     pub fn take_answers(&mut self, out: &mut Vec<u8>) {
         if !self.answers.is_empty() {
             out.append(&mut self.answers);
         }
     }
 
-    /// A number for the line that is being received, different from those of the lines around it;
-    /// `None` between frames.
+    /// Identifies the line being received: differs from the lines around it. `None` between frames.
     pub fn line_in_progress(&self) -> Option<u32> {
         let between_frames = self.start == self.end && !self.overlong;
         (!between_frames).then_some(self.lines_seen)
     }
 
-    /// Whether the current frame, of which no line has been looked at, begins with the byte.
+    /// Whether the current frame, none of whose lines has been looked for, begins with the byte.
     pub fn begins_with(&self, byte: u8) -> bool {
         self.start < self.end && self.buffer[self.start] == byte
     }
 
-    /// Where the next chunk goes.
+    /// Where the next chunk is read to.
     fn chunk_start(&self) -> usize {
         self.end + self.telnet.room_len()
     }
 
-    fn take_in(&mut self, len: usize) {
+    fn filter_chunk(&mut self, len: usize) {
         let end = self.chunk_start() + len;
         let chunk = &mut self.buffer[self.end..end];
         self.end += self.telnet.filter(chunk, &mut self.answers);
@@ -255,7 +254,7 @@ impl<const N: usize> LineReader<N> {
             let longest = self.line_start() + self.line_limit() + 2;
             let len = match 2 * self.buffer.len() {
                 double if double <= BUFFER_LEN => double,
-                // Only a line with a limit above the usual ones can fill the whole buffer.
+                // Only a line with a raised limit can fill the whole buffer.
                 double => double.min(longest.max(self.buffer.len() + 2)),
             };
             let Some(_reservation) = memory::reserve(len, Purpose::Service) else {
@@ -302,7 +301,7 @@ impl<const N: usize> LineReader<N> {
         }
     }
 
-    /// Whether so many bytes are beyond the limit of the current line.
+    /// Whether `len` bytes exceed the limit of the current line.
     fn is_overlong(&self, len: usize) -> bool {
         len > self.lowest_limit && len > self.line_limit()
     }

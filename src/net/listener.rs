@@ -1,4 +1,4 @@
-//! Listening sockets: binding them, and accepting from them whatever fails.
+//! Listening sockets: binding, and accepting in spite of failures.
 
 use std::fmt;
 use std::io;
@@ -26,26 +26,27 @@ use super::tls::Certificate;
 use super::unix_path::BoundPath;
 use super::workers::Workers;
 
-/// Connections that the kernel completes before they are accepted.
+/// The listen backlog: connections completed by the kernel but not yet accepted.
 pub(super) const BACKLOG: i32 = 4096;
 
-/// The kernel memory in bytes that a client can pin by not reading.
+/// The send buffer in bytes: kernel memory that a client can pin by not reading.
 pub const SEND_BUFFER_LEN: usize = 16 * 1024;
 
-/// The back-off after a failed accept: doubled from the first to the longest.
+/// Back-off after a failed accept: doubles from the first to the longest.
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
 pub enum Listener {
-    /// With the certificate if it speaks TLS.
+    /// With a certificate if it speaks TLS.
     Tcp(TcpListener, Option<Arc<Certificate>>),
-    /// On a path of this host; with the path if this process has bound it.
+    /// A Unix socket; with its path if this process bound it.
     Unix(UnixListener, Option<BoundPath>),
 }
 
 impl Listener {
-    /// Listens on `addr`; port 0 picks one. The unspecified IPv6 address takes IPv4, too.
+    /// Listens on `addr`; port 0 picks a free one. The unspecified IPv6 address accepts IPv4 as
+    /// well.
     pub fn bind_tcp(addr: SocketAddr) -> io::Result<Listener> {
         let family = match addr {
             SocketAddr::V4(_) => AddressFamily::INET,
@@ -62,42 +63,42 @@ impl Listener {
         Listener::adopt_tcp(socket.into())
     }
 
-    /// Adopts a TCP socket that is listening, and sets its options.
+    /// Adopts a listening TCP socket and sets its options.
     pub fn adopt_tcp(listener: TcpListener) -> io::Result<Listener> {
         listener.set_nonblocking(true)?;
-        // Accepted sockets inherit all of these, which saves each of them the calls.
+        // Accepted sockets inherit all of these, which saves the calls on each of them.
         keep_alive(&listener)?;
-        // An urgent byte is read in its place, as telnet expects. Otherwise it would be lost, and
-        // hide how much has arrived behind it.
+        // Urgent bytes stay in the stream, as telnet expects. Otherwise they would be lost, and the
+        // kernel would not count the bytes behind them as unread.
         where_known(sockopt::set_socket_oobinline(&listener, true))?;
         sockopt::set_socket_send_buffer_size(&listener, SEND_BUFFER_LEN)?;
         Ok(Listener::Tcp(listener, None))
     }
 
-    /// Speaks TLS with this certificate, if it is a TCP socket.
-    pub fn speaking(self, certificate: Arc<Certificate>) -> Listener {
+    /// Makes a TCP listener speak TLS with this certificate; leaves a Unix one alone.
+    pub fn with_tls(self, certificate: Arc<Certificate>) -> Listener {
         match self {
             Listener::Tcp(listener, _) => Listener::Tcp(listener, Some(certificate)),
             unix => unix,
         }
     }
 
-    /// Adopts a Unix socket that is listening; `made` if this process has bound its path.
+    /// Adopts a listening Unix socket; `made` is its path if this process bound it.
     pub fn adopt_unix(listener: UnixListener, made: Option<BoundPath>) -> io::Result<Listener> {
         listener.set_nonblocking(true)?;
         Ok(Listener::Unix(listener, made))
     }
 
-    /// Removes the Unix socket that this process has bound, unless another has taken its place.
+    /// Removes the Unix socket that this process bound, unless another one has replaced it.
     pub fn clean_up(&self) {
         if let Listener::Unix(_, Some(path)) = self {
             path.remove();
         }
     }
 
-    /// Refuses connections from now on, and ends those that have not been accepted.
+    /// Refuses new connections, and resets those not yet accepted.
     pub fn refuse(&self) {
-        // It fails only if that was done before.
+        // Fails only if the socket was shut down before.
         let _ = rustix::net::shutdown(self.socket(), rustix::net::Shutdown::Both);
         self.clean_up();
     }
@@ -106,7 +107,7 @@ impl Listener {
         self.tcp_addr().map(|addr| addr.port())
     }
 
-    /// Where a TCP socket listens; `None` for a Unix socket.
+    /// The address of a TCP listener; `None` for a Unix socket.
     pub fn tcp_addr(&self) -> Option<SocketAddr> {
         match self {
             Listener::Tcp(listener, ..) => listener.local_addr().ok(),
@@ -114,14 +115,14 @@ impl Listener {
         }
     }
 
-    /// Hands every connection that gets a place to the workers, for ever. It does not spin when the
-    /// process or the system has run out of descriptors or memory: it pauses, longer each time.
+    /// Accepts forever and hands each admitted connection to the workers. Backs off when the
+    /// process or the system has run out of descriptors or memory.
     fn accept_all(&self, connections: &Arc<Connections>, workers: &Arc<Workers>) -> ! {
         let mut pause = FIRST_PAUSE;
         let (failures, refusals) = (Throttle::default(), Throttle::default());
         let no_thread = Throttle::default();
         loop {
-            // An accept that finds no peer costs the kernel more than this look.
+            // Polling first is cheaper than an accept that finds no peer.
             self.wait_for_a_peer();
             match connections.admit(|| self.accept()) {
                 Ok(Ok(admission)) => {
@@ -151,7 +152,7 @@ impl Listener {
     }
 
     fn wait_for_a_peer(&self) {
-        // If this fails, the next accept says why.
+        // If the poll fails, the next accept reports why.
         let _ = poll(
             &mut [PollFd::from_borrowed_fd(self.socket(), PollFlags::IN)],
             None,
@@ -178,13 +179,13 @@ impl Listener {
 
     fn stream_over(&self, socket: TcpStream) -> Stream {
         match self {
-            Listener::Tcp(_, Some(certificate)) => certificate.speak(socket),
+            Listener::Tcp(_, Some(certificate)) => certificate.server_stream(socket),
             _ => Stream::Tcp(socket),
         }
     }
 }
 
-/// The address or path, for the log.
+/// The address or path, as logged.
 impl fmt::Display for Listener {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let place = match self {
@@ -199,7 +200,7 @@ impl fmt::Display for Listener {
 }
 
 /// Accepts from each listener on a thread of its own, and hands the connections to the workers.
-/// Logs where clients can connect. Does not block.
+/// Logs the listening addresses. Does not block.
 pub fn accept_from_all(
     listeners: &Arc<[Listener]>,
     connections: &Arc<Connections>,

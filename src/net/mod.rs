@@ -1,6 +1,6 @@
-//! Sockets: binding, accepting, reading lines within bounds, noticing peers that have gone away.
+//! Sockets: binding, accepting, reading lines in bounded memory, noticing hang-ups.
 //!
-//! **Invariant:** nothing here knows a protocol's words or the table.
+//! **Invariant:** nothing here knows the commands of a protocol, or the table.
 
 #[cfg(feature = "programs")]
 pub mod connections;

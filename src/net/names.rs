@@ -1,5 +1,5 @@
-//! Looking up the name of a host in bounded time. The system's resolver takes as long as its name
-//! servers are silent, so it runs on a thread that the caller leaves behind at its deadline.
+//! Host name lookup with a deadline. The system's resolver blocks for as long as its name servers
+//! are silent, so it runs on a thread that the caller abandons at its deadline.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -10,17 +10,17 @@ use std::time::{Duration, Instant};
 
 use crate::text::in_brackets;
 
-/// The most names that are looked up at a time, each by one thread. Further callers wait for room.
+/// How many names are looked up at once, each on its own thread. Further callers wait.
 const MAX_LOOKUPS: usize = 16;
 
-/// How long an answer that came too late for its caller is kept for the caller's next attempt.
+/// How long a late answer is kept for the caller's next attempt.
 const KEPT_FOR: Duration = Duration::from_secs(10);
 
-/// The stack of a lookup's thread, in bytes.
+/// The stack of a lookup thread, in bytes.
 const STACK_LEN: usize = 128 * 1024;
 
-/// The addresses of `HOST:PORT`. An IPv6 address is in brackets, and may have a zone by number or
-/// by name. Blocks until `deadline` at most: fails with [`io::ErrorKind::TimedOut`] then.
+/// Resolves `HOST:PORT`. An IPv6 address is in brackets and may have a zone, by number or by name.
+/// Fails with [`io::ErrorKind::TimedOut`] at the deadline.
 pub fn look_up(host_and_port: &str, deadline: Instant) -> io::Result<Vec<SocketAddr>> {
     static ALL: Lookups = Lookups::new(resolve);
     match host_and_port.parse() {
@@ -34,22 +34,22 @@ fn resolve(host_and_port: &str) -> io::Result<Vec<SocketAddr>> {
         .rsplit_once(':')
         .ok_or(io::ErrorKind::InvalidInput)?;
     let port: u16 = port.parse().map_err(io::Error::other)?;
-    // The system knows the names of zones, but no brackets.
+    // The system resolver knows zone names, but not brackets.
     let host = in_brackets(host).unwrap_or(host);
     Ok((host, port).to_socket_addrs()?.collect())
 }
 
 type Resolve = fn(&str) -> io::Result<Vec<SocketAddr>>;
 
-/// The lookups under way. Callers that ask for the same name share one.
+/// The pending lookups. Callers that ask for the same name share one.
 struct Lookups {
     resolve: Resolve,
     by_name: Mutex<BTreeMap<String, Arc<Lookup>>>,
-    /// Wakes all callers after an answer.
+    /// Notified of every answer.
     answered: Condvar,
 }
 
-/// One lookup, and its answer with the time at which it came.
+/// A lookup's answer, with the time at which it arrived.
 type Lookup = OnceLock<(Instant, io::Result<Vec<SocketAddr>>)>;
 
 impl Lookups {
@@ -70,7 +70,7 @@ impl Lookups {
             }
             if let Some((lookup, (_, answer))) = ours.as_ref().and_then(|it| Some((it, it.get()?)))
             {
-                // The next caller asks anew. Those that have waited for this answer have it, too.
+                // The next caller starts a new lookup; those waiting on this one still hold it.
                 if by_name.get(name).is_some_and(|it| Arc::ptr_eq(it, lookup)) {
                     by_name.remove(name);
                 }
@@ -88,7 +88,7 @@ impl Lookups {
         }
     }
 
-    /// The lookup of this name; `None` if there is no room for one.
+    /// The lookup of this name, started if necessary; `None` if too many are pending.
     fn join_or_start(
         &'static self,
         by_name: &mut BTreeMap<String, Arc<Lookup>>,
@@ -109,7 +109,7 @@ impl Lookups {
             .stack_size(STACK_LEN)
             .spawn(move || {
                 let resolved = (self.resolve)(&wanted);
-                // Under the mutex: a caller that has just looked is asleep, or has yet to look.
+                // Locked while notifying: a caller that found no answer is already asleep.
                 let _by_name = self.by_name.lock();
                 let _ = answer.set((Instant::now(), resolved));
                 self.answered.notify_all();

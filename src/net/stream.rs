@@ -1,4 +1,4 @@
-//! One connection of a server or a client, over TCP, a Unix socket or TLS.
+//! A connection of a server or a client, over TCP, a Unix socket or TLS.
 
 use std::fmt;
 use std::io::{self, Read};
@@ -18,8 +18,8 @@ use crate::sys::process;
 
 const HANG_UPS: PollFlags = PollFlags::RDHUP.union(PollFlags::HUP).union(PollFlags::ERR);
 
-/// A connected stream socket. Read and written through a shared reference, so that one descriptor
-/// per connection is enough.
+/// A connected stream socket. Reads and writes take a shared reference, so one descriptor per
+/// connection is enough.
 #[derive(Debug)]
 pub enum Stream {
     Tcp(TcpStream),
@@ -29,7 +29,7 @@ pub enum Stream {
 
 impl Stream {
     pub fn set_read_timeout(&self, timeout: Duration) -> io::Result<()> {
-        // To the system, zero means "for ever".
+        // The system takes zero as no timeout.
         let timeout = timeout.max(Duration::from_millis(1));
         if let Stream::Tls(stream) = self {
             stream.set_read_timeout(timeout);
@@ -37,7 +37,7 @@ impl Stream {
         Ok(set_socket_timeout(self, Timeout::Recv, Some(timeout))?)
     }
 
-    /// The TCP socket, if it is one.
+    /// The TCP socket; `None` for a Unix socket.
     fn tcp(&self) -> Option<&TcpStream> {
         match self {
             Stream::Tcp(stream) => Some(stream),
@@ -46,7 +46,7 @@ impl Stream {
         }
     }
 
-    /// Ends one or both directions. A peer that has gone is no error.
+    /// Shuts down one or both directions. A peer that is gone is not an error.
     pub fn shutdown(&self, how: Shutdown) {
         let _ = match self {
             Stream::Tcp(stream) => stream.shutdown(how),
@@ -55,7 +55,7 @@ impl Stream {
         };
     }
 
-    /// Who the peer is, for operators: an address, or the process and the user behind a Unix
+    /// Describes the peer for operators: its address, or the process and the user behind a Unix
     /// socket.
     pub fn identity(&self) -> String {
         let Some(credentials) = self.credentials() else {
@@ -67,8 +67,8 @@ impl Stream {
         format!("unix pid {pid} uid {uid}{name}")
     }
 
-    /// What [`Stream::identity`] says of this end at the other, without the name of the program;
-    /// `None` if the connection has no end here any more.
+    /// This end as [`Stream::identity`] describes it to the peer, without the program's name;
+    /// `None` if the socket no longer has a local address.
     pub fn own_identity(&self) -> Option<String> {
         Some(match self.tcp() {
             Some(stream) => stream.local_addr().ok()?.to_string(),
@@ -79,13 +79,13 @@ impl Stream {
         })
     }
 
-    /// The user behind a Unix socket; `None` for another socket, and for a user without a number in
+    /// The user behind a Unix socket; `None` for other sockets, and for a user without a number in
     /// this user namespace.
     pub fn peer_uid(&self) -> Option<u32> {
         process::known_user(self.credentials()?.uid.as_raw())
     }
 
-    /// The process and the user behind a Unix socket; `None` for another socket.
+    /// The process and the user behind a Unix socket; `None` for other sockets.
     fn credentials(&self) -> Option<UCred> {
         match self {
             Stream::Unix(_) => sockopt::socket_peercred(self).ok(),
@@ -93,8 +93,8 @@ impl Stream {
         }
     }
 
-    /// The peer's address without the port, for IPv6 its network; `None` for a Unix socket, or if
-    /// the peer has gone.
+    /// The peer's address without the port, or its IPv6 network; `None` for a Unix socket, or if
+    /// the peer is gone.
     pub fn source(&self) -> Option<IpAddr> {
         Some(match self.tcp()?.peer_addr().ok()?.ip().to_canonical() {
             IpAddr::V6(ip) => Ipv6Addr::from_bits(ip.to_bits() >> 64 << 64).into(),
@@ -102,13 +102,13 @@ impl Stream {
         })
     }
 
-    /// How many bytes have arrived and have not been read; over TLS, in their encrypted form.
+    /// Bytes that have arrived but have not been read; over TLS, encrypted ones.
     pub fn unread_len(&self) -> u64 {
         ioctl_fionread(self).unwrap_or(0)
     }
 
-    /// Whether anything can be read, or the peer has hung up.
-    pub fn has_news(&self) -> bool {
+    /// Whether a read would not block: there is input, or the peer has hung up.
+    pub fn is_readable(&self) -> bool {
         self.has_event(PollFlags::IN | HANG_UPS)
     }
 
@@ -117,8 +117,8 @@ impl Stream {
         self.has_event(HANG_UPS)
     }
 
-    /// Whether both directions have ended, though this side has not closed: by a reset, or because
-    /// the other host is gone.
+    /// Whether both directions have ended without a close on this side: by a reset, or because the
+    /// other host has vanished.
     pub fn was_reset(&self) -> bool {
         self.has_event(PollFlags::HUP)
     }
@@ -137,11 +137,11 @@ impl Stream {
         Some(len)
     }
 
-    /// Writes all of `bytes` within `timeout` (`None`: for ever), as [`write_within`] does.
+    /// Writes all of `bytes` within `timeout` (`None`: no limit), as [`write_within`] does.
     ///
-    /// Inlined with its callers up to the session's loop, as is the read: each return to a caller
-    /// after a system call takes long. The processor presumably mispredicts it, since the kernel
-    /// has overwritten the return addresses that it remembers.
+    /// Inlined up to the session's loop, as is the read: returning to a caller after a system call
+    /// is slow. The processor presumably mispredicts the return, because the kernel has overwritten
+    /// its return stack.
     #[inline(always)]
     pub fn write_within(&self, bytes: &[u8], timeout: Option<Duration>) -> io::Result<()> {
         if let Stream::Tls(stream) = self {
@@ -150,8 +150,8 @@ impl Stream {
         write_within(self.as_fd(), bytes, timeout, None)
     }
 
-    /// Sends what the socket takes of `bytes` at once, and returns how many these are: over TLS
-    /// none, so that any thread may call this.
+    /// Sends as much of `bytes` as the socket takes without blocking, and returns how much that is.
+    /// Sends nothing over TLS, so that any thread may call this.
     pub fn send_once(&self, bytes: &[u8]) -> usize {
         if matches!(self, Stream::Tls(_)) {
             return 0;
@@ -162,7 +162,7 @@ impl Stream {
         send(self, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL).unwrap_or(0)
     }
 
-    /// Lingering close: discards what the peer still sends, until it closes or `limit` is over.
+    /// Lingering close: discards input until the peer closes or `limit` has passed.
     pub fn discard_for(&self, limit: Duration) {
         discard(limit, |scrap, left| {
             self.set_read_timeout(left)?;
@@ -171,16 +171,16 @@ impl Stream {
     }
 }
 
-/// A host that has vanished is noticed after idle + probes x interval = 30 s of silence.
+/// A vanished host is noticed after idle + probes x interval = 30 s of silence.
 pub(super) const KEEPALIVE_IDLE: Duration = Duration::from_secs(15);
 pub(super) const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
 pub(super) const KEEPALIVE_PROBES: u32 = 3;
-/// The time in milliseconds within which it must acknowledge what it is sent: no keepalive is sent
-/// meanwhile.
+/// The time in milliseconds within which the peer must acknowledge data; the kernel sends no
+/// keepalive while data is unacknowledged.
 pub(super) const USER_TIMEOUT_MS: u32 = 30_000;
 
-/// Has the kernel end a TCP connection within a minute if the other host has vanished from the
-/// network, and send what is written at once. Sockets that a listener accepts inherit this.
+/// Has the kernel end a TCP connection within a minute if the other host has vanished, and send
+/// small writes at once. Sockets that a listener accepts inherit this.
 pub fn keep_alive(socket: &impl AsFd) -> io::Result<()> {
     sockopt::set_tcp_nodelay(socket, true)?;
     sockopt::set_socket_keepalive(socket, true)?;
@@ -190,7 +190,7 @@ pub fn keep_alive(socket: &impl AsFd) -> io::Result<()> {
     where_known(sockopt::set_tcp_user_timeout(socket, USER_TIMEOUT_MS))
 }
 
-/// The outcome of setting an option that sockets of multipath TCP lack.
+/// Ignores the failure to set an option that multipath TCP sockets lack.
 pub(super) fn where_known(set: rustix::io::Result<()>) -> io::Result<()> {
     match set {
         Err(Errno::NOPROTOOPT | Errno::OPNOTSUPP) => Ok(()),
@@ -198,12 +198,12 @@ pub(super) fn where_known(set: rustix::io::Result<()>) -> io::Result<()> {
     }
 }
 
-/// Writes all of `bytes` to a socket, pipe or terminal within `timeout` (`None`: for ever), in one
-/// system call if the peer keeps up. A peer that takes a little now and then does not extend the
-/// time. Once `stop` is readable, waits no longer.
+/// Writes all of `bytes` to a socket, pipe or terminal within `timeout` (`None`: no limit), in one
+/// system call if the peer keeps up. A peer that reads a little now and then does not extend the
+/// time. Stops waiting once `stop` is readable.
 ///
-/// Fails with [`io::ErrorKind::TimedOut`] if the peer does not take it in time. Some of the bytes
-/// may have been sent then.
+/// Fails with [`io::ErrorKind::TimedOut`] if the peer does not read in time; some of the bytes may
+/// have been sent.
 #[inline(always)] // as `Stream::write_within`
 pub fn write_within(
     output: BorrowedFd<'_>,
@@ -211,7 +211,7 @@ pub fn write_within(
     timeout: Option<Duration>,
     stop: Option<BorrowedFd<'_>>,
 ) -> io::Result<()> {
-    // Most writes need no deadline, so the clock is read only for those that must wait.
+    // Most writes do not wait, so the clock is read only for those that do.
     let mut deadline = None;
     let mut is_socket = true;
     loop {
@@ -224,7 +224,7 @@ pub fn write_within(
             Ok(len) if len == bytes.len() => return Ok(()),
             Ok(len) => bytes = &bytes[len..],
             Err(Errno::INTR | Errno::AGAIN) => {}
-            // A write to a pipe may block, unless there is room.
+            // A write to a pipe may block, unless poll has reported room.
             Err(Errno::NOTSOCK) => is_socket = false,
             Err(error) => return Err(error.into()),
         }
@@ -248,16 +248,16 @@ fn wait_for_room(
     let count = 1 + usize::from(stop.is_some());
     wait_for(&mut polled[..count], deadline)?;
     // The kernel may have a little room long before poll reports it. A write into that room would
-    // look like progress of a peer that does not read.
+    // count as progress of a peer that does not read.
     if is_over || polled[0].revents().is_empty() {
         return Err(io::ErrorKind::TimedOut.into());
     }
     Ok(())
 }
 
-/// Discards what `read` brings, until it fails or brings nothing, or `limit` is over; `read` gets
-/// the time that is left. To close a socket with unread bytes makes the kernel send a reset, and a
-/// reset destroys a reply on its way.
+/// Calls `read`, with the time left, and discards what it returns, until it fails, returns nothing,
+/// or `limit` has passed. Closing a socket with unread bytes makes the kernel send a reset, which
+/// can destroy a reply in flight.
 pub fn discard(limit: Duration, mut read: impl FnMut(&mut [u8], Duration) -> io::Result<usize>) {
     let deadline = Instant::now().checked_add(limit);
     let mut scrap = [0; 512];
@@ -303,7 +303,7 @@ impl AsFd for Stream {
     }
 }
 
-/// The peer, for the log.
+/// The peer, as logged.
 impl fmt::Display for Stream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.tcp().map(TcpStream::peer_addr) {
@@ -314,7 +314,7 @@ impl fmt::Display for Stream {
     }
 }
 
-/// Whether a read failed because its timeout was over.
+/// Whether a read failed because of its timeout.
 pub fn is_timeout(error: &io::Error) -> bool {
     error.raw_os_error() == Some(Errno::AGAIN.raw_os_error())
 }

@@ -1,8 +1,8 @@
-//! Telnet commands (RFC 854) in a byte stream: removed from it, and refused if they ask for an
-//! option. This end never asks for one.
+//! Telnet commands (RFC 854) in a byte stream: removed, and answered with a refusal if they
+//! negotiate an option. This end never requests one.
 //!
-//! 0xFF cannot occur in UTF-8, so it always begins a command. A command may be split over reads, so
-//! the state outlives a call.
+//! UTF-8 never contains 0xFF, so it always begins a command. A command may span reads, so the state
+//! outlives a call.
 
 use memchr::memchr2;
 
@@ -14,21 +14,21 @@ const WILL: u8 = 251;
 const SB: u8 = 250;
 const IP: u8 = 244;
 const SE: u8 = 240;
-/// EOF: the lowest number of a command. SUSP, ABORT and EOR follow.
+/// EOF, the lowest command code; SUSP, ABORT and EOR follow.
 const FIRST_COMMAND: u8 = 236;
 const TIMING_MARK: u8 = 6;
 
-/// The byte in the filtered stream for an interrupt (IAC IP). No other command leaves a 0xFF there.
+/// Replaces an interrupt (IAC IP) in the filtered stream. Nothing else leaves a 0xFF there.
 pub(super) const INTERRUPT: u8 = 0xFF;
 
-/// The byte in the filtered stream for an escaped 0xFF (IAC IAC), or for a 0xFF before a byte that
-/// is no command. It is not valid in UTF-8 either.
+/// Replaces an escaped 0xFF (IAC IAC), or a 0xFF before a byte that is not a command. Not valid
+/// UTF-8 either.
 const ESCAPED_FF: u8 = 0xFE;
 
-/// The longest subnegotiation that is skipped.
+/// The longest subnegotiation that is skipped, in bytes.
 const MAX_SUBNEGOTIATION: usize = 256;
 
-/// How many options are refused; further ones are ignored.
+/// How many options are refused; further requests are ignored.
 const MAX_REFUSALS: usize = 64;
 
 /// The telnet state of one connection.
@@ -36,7 +36,7 @@ const MAX_REFUSALS: usize = 64;
 pub(super) struct Telnet {
     state: State,
     after_cr: bool,
-    /// The requests answered so far, as (DO or WILL, option).
+    /// The requests refused so far, as (DO or WILL, option).
     refused: Vec<(u8, u8)>,
 }
 
@@ -48,19 +48,18 @@ enum State {
     Option(u8),
     Subnegotiation(usize),
     SubnegotiationCommand(usize),
-    /// In a subnegotiation that does not end. Nothing follows it.
+    /// In a subnegotiation that exceeds the limit: all further input is dropped.
     Endless,
 }
 
 impl Telnet {
-    /// How many bytes the next chunk must leave free at its front: one, if the last chunk ended in
-    /// the 0xFF of a command.
+    /// Bytes that the next chunk must leave free at its front: one if the last chunk ended in IAC.
     pub(super) fn room_len(&self) -> usize {
         usize::from(self.state == State::Command)
     }
 
-    /// Removes telnet commands from `chunk` in place and returns how many bytes are left at its
-    /// front. Appends the answers to `answers`.
+    /// Removes telnet commands from `chunk` in place and returns how many bytes remain at its
+    /// front. Appends the replies to `answers`.
     pub(super) fn filter(&mut self, chunk: &mut [u8], answers: &mut Vec<u8>) -> usize {
         if self.is_plain(chunk) {
             self.after_cr = chunk.last().map_or(self.after_cr, |byte| *byte == b'\r');
@@ -70,7 +69,7 @@ impl Telnet {
         for at in self.room_len()..chunk.len() {
             let byte = chunk[at];
             if self.state == State::Command && byte < FIRST_COMMAND {
-                // No command at all. The 0xFF has left room for what stands for it.
+                // Not a command. The 0xFF has left room for its replacement.
                 self.state = State::Data;
                 chunk[kept] = self.data(ESCAPED_FF);
                 kept += 1;
@@ -83,12 +82,12 @@ impl Telnet {
         kept
     }
 
-    /// Whether the peer has begun a subnegotiation that does not end.
+    /// Whether a subnegotiation has exceeded its limit.
     pub(super) fn is_endless(&self) -> bool {
         self.state == State::Endless
     }
 
-    /// Whether the chunk has no command in it, as chunks from programs do.
+    /// Whether the chunk contains no commands, the usual case.
     fn is_plain(&self, chunk: &[u8]) -> bool {
         self.state == State::Data && memchr2(IAC, 0, chunk).is_none()
     }
@@ -122,7 +121,7 @@ impl Telnet {
         kept
     }
 
-    /// A byte of data. CR NUL is how telnet sends a bare carriage return; it ends a line.
+    /// A data byte. Telnet sends a bare carriage return as CR NUL; it ends a line.
     fn data(&mut self, byte: u8) -> u8 {
         let ends_line = self.after_cr && byte == 0;
         self.after_cr = byte == b'\r';
@@ -137,12 +136,11 @@ impl Telnet {
         let refusal = match verb {
             DO => WONT,
             WILL => DONT,
-            // The peer confirms with WONT and DONT that an option is off.
+            // With WONT and DONT the peer confirms that an option is off.
             _ => return,
         };
-        // A timing mark needs an answer each time: after a Ctrl-C, telnet discards all input until
-        // the answer comes. Other requests are answered once, so that two ends cannot argue for
-        // ever.
+        // Every timing mark needs an answer: after a Ctrl-C, telnet discards all input until it
+        // comes. Other requests are answered once, so that two ends cannot negotiate endlessly.
         if (verb, option) != (DO, TIMING_MARK) {
             if self.refused.len() >= MAX_REFUSALS || self.refused.contains(&(verb, option)) {
                 return;

@@ -1,4 +1,4 @@
-//! The paths of listening Unix sockets: taken over from a dead server, never from a living one.
+//! Paths of listening Unix sockets: taken over from a dead server, never from a running one.
 
 use std::fs;
 use std::io;
@@ -20,25 +20,25 @@ use crate::text::Escaped;
 
 use super::listener::{Listener, BACKLOG};
 
-/// How long another process may have the directory locked before we go on without the lock.
+/// How long to wait for another process's lock on the directory before going on without it.
 const LOCK_PATIENCE: Duration = Duration::from_secs(2);
 
-/// The path of a socket that this process has bound.
+/// The path of a socket that this process bound.
 #[derive(Debug)]
 pub struct BoundPath {
     path: PathBuf,
-    /// Another server may have put its own socket there since.
+    /// Tells our socket from one that another server has put there later.
     identity: FileId,
 }
 
-/// Listens on `path`; `mode` and `group` say who may connect. The socket of a dead server is
-/// replaced; a living server makes it fail with [`io::ErrorKind::AddrInUse`], any other file with
-/// [`io::ErrorKind::AlreadyExists`]. Changes the umask for a moment, so no other thread may be
-/// making files.
+/// Listens on `path`; `mode` and `group` say who may connect. Replaces the socket of a dead server;
+/// fails with [`io::ErrorKind::AddrInUse`] if a running server has it, and with
+/// [`io::ErrorKind::AlreadyExists`] for any other file. Changes the umask for a moment, so no other
+/// thread may create files.
 pub fn bind(path: &Path, mode: u32, group: Option<u32>) -> io::Result<Listener> {
-    // Two servers that both find a dead server's socket must not remove each other's. The one that
-    // locks the directory looks, removes and listens before the other looks. But whoever may read
-    // the directory can keep it locked, and must not keep a server from its start.
+    // Two servers that both find a dead server's socket must not remove each other's. The lock on
+    // the directory makes look, remove and listen one step. But any user who may read the directory
+    // can hold that lock, which must not keep the server from starting.
     let directory = Directory::of(path)?;
     match lock_within(&directory, LOCK_PATIENCE) {
         Ok(true) => {}
@@ -63,14 +63,14 @@ pub fn bind(path: &Path, mode: u32, group: Option<u32>) -> io::Result<Listener> 
         path: path.to_owned(),
         identity,
     };
-    // Nobody can connect before it listens.
+    // No client can connect before the socket listens.
     let listening = give_access(&name, mode, group).and_then(|()| Ok(listen(&socket, BACKLOG)?));
     listening.inspect_err(|_| made.remove())?;
     Listener::adopt_unix(socket.into(), Some(made))
 }
 
-/// Opens the name of the socket that was just bound, to act on that and nothing else: whoever may
-/// write to the directory may have put another file in its place.
+/// Opens the socket that was just bound, so that access is granted to it and nothing else: any user
+/// who may write to the directory can replace the file.
 fn open_bound(path: &Path) -> io::Result<(OwnedFd, FileId)> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let name = openat(CWD, path, flags, Mode::empty())?;
@@ -83,7 +83,7 @@ fn open_bound(path: &Path) -> io::Result<(OwnedFd, FileId)> {
     Ok((name, FileId::from(&found)))
 }
 
-/// Sets the group and, unless the umask has done so, the mode.
+/// Sets the group and, unless the umask already did, the mode.
 fn give_access(name: &OwnedFd, mode: u32, group: Option<u32>) -> io::Result<()> {
     if let Some(group) = group {
         chownat(
@@ -97,13 +97,13 @@ fn give_access(name: &OwnedFd, mode: u32, group: Option<u32>) -> io::Result<()> 
     if fstat(name)?.st_mode & 0o777 == mode {
         return Ok(());
     }
-    // The directory has a default access list, which overrules the umask.
+    // The directory has a default ACL, which overrides the umask.
     let by_descriptor = format!("/proc/self/fd/{}", name.as_raw_fd());
     fs::set_permissions(by_descriptor, fs::Permissions::from_mode(mode))
 }
 
 impl BoundPath {
-    /// Removes the socket, unless another one has taken its place.
+    /// Removes the socket, unless another one has replaced it.
     pub(super) fn remove(&self) {
         if lstat(&self.path).is_ok_and(|found| FileId::from(&found) == self.identity) {
             let _ = fs::remove_file(&self.path);
@@ -123,7 +123,7 @@ fn remove_dead_socket(path: &Path) -> io::Result<()> {
             "something that is not a socket is in the way",
         ));
     }
-    // The probe does not block, since the backlog of a living server may be full.
+    // The probe does not block: the backlog of a running server may be full.
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let probe = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
     match connect(&probe, &SocketAddrUnix::new(path)?) {

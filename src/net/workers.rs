@@ -1,7 +1,6 @@
-//! Threads for connections: a thread serves one connection, and is then kept for the next.
+//! A pool of session threads: each serves one connection, then parks for the next.
 //!
-//! Spawning a thread for every connection would cost a third of the rate at which short
-//! connections are served.
+//! Spawning a thread per connection would cost a third of the rate of short connections.
 
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -14,14 +13,13 @@ use crate::sys::thread::spawn;
 
 use super::connections::Admission;
 
-/// How many idle threads are kept, and for how long. After a crowd they keep memory from going
-/// back, so it is not for long; where connections follow each other fast, no thread idles so long.
+/// How many idle threads are kept, and for how long. Idle threads pin memory after a burst, so not
+/// for long; at a high rate of connections no thread idles that long.
 const MAX_PARKED: usize = 64;
 const PARKED_FOR: Duration = Duration::from_millis(500);
 
-/// Serves each connection on a thread of its own.
 pub struct Workers {
-    /// A channel without room: a connection goes through only if a parked thread takes it at once.
+    /// A rendezvous channel: a send succeeds only if a parked thread receives at once.
     sender: Sender<Admission>,
     receiver: Receiver<Admission>,
     parked: AtomicUsize,
@@ -29,7 +27,7 @@ pub struct Workers {
 }
 
 impl Workers {
-    /// No threads yet; they hand each connection to `work`.
+    /// Creates a pool whose threads hand each connection to `work`.
     pub fn new(work: impl Fn(Admission) + Send + Sync + 'static) -> Arc<Self> {
         let (sender, receiver) = bounded(0);
         Arc::new(Workers {
@@ -40,8 +38,8 @@ impl Workers {
         })
     }
 
-    /// Serves the connection on a parked thread or a new one, and does not wait for it. If there is
-    /// no thread for it, the connection is dropped.
+    /// Serves the connection on a parked or a new thread, without waiting. Drops the connection if
+    /// no thread can be had.
     pub fn run(self: &Arc<Self>, admission: Admission) -> io::Result<()> {
         match self.sender.try_send(admission) {
             Ok(()) => Ok(()),

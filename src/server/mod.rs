@@ -48,10 +48,10 @@ pub fn print(program: &str, text: &str) -> ExitCode {
 /// stderr, unless a client would read it. Under inetd it goes to the syslog too, and the exit is
 /// delayed: inetd starts the next server at once while a client waits.
 pub fn refuse(program: &str, status: u8, reason: impl Display) -> ExitCode {
-    if !inherited::is_a_peers(io::stderr()) {
+    if !inherited::is_client_socket(io::stderr()) {
         output::complain(program, &reason);
     }
-    if inherited::is_from_inetd() {
+    if inherited::started_by_inetd() {
         syslog::report(program, &reason);
         std::thread::sleep(PAUSE_BEFORE_RESTART);
     }
@@ -61,7 +61,7 @@ pub fn refuse(program: &str, status: u8, reason: impl Display) -> ExitCode {
 /// Starts the log. If a client would read stderr, nothing is logged there, and the messages of
 /// panics go to the syslog.
 pub fn start_log(program: &'static str, rules: &LogRules) -> Result<Log, String> {
-    if inherited::is_a_peers(io::stderr()) {
+    if inherited::is_client_socket(io::stderr()) {
         std::panic::set_hook(Box::new(move |panic| {
             syslog::report(program, panic.to_string().replace('\n', " "));
         }));
@@ -111,12 +111,12 @@ pub fn catch_signals() -> Result<Signals, String> {
     Ok(signals)
 }
 
-/// Catches SIGTERM and SIGINT, too. SIGHUP has the log file opened again, and `read_again` called
+/// Catches SIGTERM and SIGINT, too. SIGHUP has the log file opened again, and `reload` called
 /// for other files. The others are ignored.
 pub fn watch_signals(
     mut signals: Signals,
     log: &Log,
-    read_again: impl Fn() + Send + 'static,
+    reload: impl Fn() + Send + 'static,
 ) -> Result<EndSignals, String> {
     let no_signals = cannot("catch signals");
     for signal in [SIGTERM, SIGINT] {
@@ -134,7 +134,7 @@ pub fn watch_signals(
                 }
                 SIGHUP => {
                     log.reopen();
-                    read_again();
+                    reload();
                 }
                 _ => {}
             }
@@ -215,7 +215,9 @@ pub fn print_port(listeners: &[Listener]) -> Result<(), String> {
     };
     match output::print(&format!("{port}\n")) {
         // Under inetd, stdout is the listening socket.
-        Err(error) if !inherited::is_a_peers(io::stdout()) => Err(output::unprintable(&error)),
+        Err(error) if !inherited::is_client_socket(io::stdout()) => {
+            Err(output::unprintable(&error))
+        }
         _ => Ok(()),
     }
 }

@@ -160,7 +160,7 @@ impl Peer for Outbox<'_> {
             WaitStage::Begins => self.wait = Some((stage, 0)),
             WaitStage::IsLong => {
                 self.wait = Some((stage, 0));
-                self.heed(Input::Heeded);
+                self.heed(Input::Reported);
             }
             WaitStage::Sent(len) => self.wait = self.wait.map(|(stage, _)| (stage, len)),
         }

@@ -11,7 +11,7 @@ pub(super) fn certificate(
     Ok(None)
 }
 
-pub(super) fn read_again(certificate: &Arc<Certificate>) {
+pub(super) fn reload(certificate: &Arc<Certificate>) {
     match **certificate {}
 }
 

@@ -44,8 +44,8 @@ fn warn_of_validity(certificate: &Certificate) {
 }
 
 /// Reads the certificate again. One that is broken changes nothing.
-pub(super) fn read_again(certificate: &Arc<Certificate>) {
-    match certificate.read_again() {
+pub(super) fn reload(certificate: &Arc<Certificate>) {
+    match certificate.reload() {
         Ok(()) => {
             info!("certificate-read");
             warn_of_validity(certificate);

@@ -1,4 +1,4 @@
-//! TLS in a build without it: the shape of `mod.rs`, and no values.
+//! TLS in a build without it: the same API as `mod.rs`, with uninhabited types.
 
 use std::io;
 use std::net::{Shutdown, TcpStream};
@@ -6,15 +6,13 @@ use std::time::Duration;
 
 use super::stream::Stream;
 
-/// One end of a connection over TLS.
 #[derive(Debug)]
 pub enum TlsStream {}
 
-/// A certificate with its key.
 #[derive(Debug)]
 pub enum Certificate {}
 
-/// Refuses what asks for TLS.
+/// Refuses an option that needs TLS.
 pub fn need(what: &str) -> Result<(), String> {
     Err(lacking(what))
 }
@@ -50,7 +48,7 @@ impl TlsStream {
 }
 
 impl Certificate {
-    pub fn speak(&self, _: TcpStream) -> Stream {
+    pub fn server_stream(&self, _: TcpStream) -> Stream {
         match *self {}
     }
 }

@@ -1,4 +1,4 @@
-//! The server's side of TLS: its settings, the certificate that it shows, and its key.
+//! The server's side of TLS: its settings, certificate and key.
 
 use std::fs::File;
 use std::io;
@@ -22,52 +22,47 @@ use crate::text::{reason, Escaped};
 use super::trust::read_all;
 use super::{Stream, TlsStream};
 
-/// A certificate with its key, from two files that can be read again.
+/// A certificate chain and its key, from two files that can be reloaded.
 #[derive(Debug)]
 pub struct Certificate {
     chain: PathBuf,
     key: PathBuf,
-    content: Mutex<Content>,
+    loaded: Mutex<Loaded>,
 }
 
-/// What was read from the files.
 #[derive(Debug)]
-struct Content {
+struct Loaded {
     config: Arc<ServerConfig>,
-    /// The certificate of the server itself, and those of the CAs that vouch for it.
+    /// The server's own certificate, then those of its CAs.
     chain: Vec<CertificateDer<'static>>,
 }
 
 impl Certificate {
-    /// Reads a chain of certificates and the key of its first one, both in PEM. The error names the
-    /// file.
+    /// Reads a certificate chain and the key of its first certificate, both PEM. The error names
+    /// the file.
     pub fn read(chain: PathBuf, key: PathBuf) -> Result<Certificate, String> {
-        let content = Mutex::new(content(&chain, &key)?);
-        Ok(Certificate {
-            chain,
-            key,
-            content,
-        })
+        let loaded = Mutex::new(load(&chain, &key)?);
+        Ok(Certificate { chain, key, loaded })
     }
 
-    /// Reads the files again, for connections to come. After an error the old certificate stays.
-    pub fn read_again(&self) -> Result<(), String> {
-        let new = content(&self.chain, &self.key)?;
-        *self.content() = new;
+    /// Reloads the files for new connections. On an error the old certificate stays.
+    pub fn reload(&self) -> Result<(), String> {
+        let new = load(&self.chain, &self.key)?;
+        *self.loaded() = new;
         Ok(())
     }
 
-    fn content(&self) -> MutexGuard<'_, Content> {
-        self.content.lock().unwrap_or_else(PoisonError::into_inner)
+    fn loaded(&self) -> MutexGuard<'_, Loaded> {
+        self.loaded.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The server's side of a connection that was accepted. Does not block.
-    pub fn speak(&self, socket: TcpStream) -> Stream {
-        let config = Arc::clone(&self.content().config);
+    /// The server's side of an accepted connection. Does not block.
+    pub fn server_stream(&self, socket: TcpStream) -> Stream {
+        let config = Arc::clone(&self.loaded().config);
         Stream::Tls(TlsStream::server(socket, config))
     }
 
-    /// When the first certificate of the chain expires, if that is before `time`; both since 1970.
+    /// The earliest expiry in the chain, if it is before `time`; both since 1970.
     pub fn expiry_before(&self, time: Duration) -> Option<Duration> {
         let expiries = self.faults_at(time).filter_map(|fault| match fault {
             Error::InvalidCertificate(CertificateError::ExpiredContext { not_after, .. }) => {
@@ -78,24 +73,24 @@ impl Certificate {
         expiries.min()
     }
 
-    /// Whether a certificate of the chain is valid only after `time`, since 1970.
+    /// Whether a certificate of the chain becomes valid only after `time`, since 1970.
     pub fn begins_after(&self, time: Duration) -> bool {
         use CertificateError::NotValidYetContext;
         self.faults_at(time)
             .any(|fault| matches!(fault, Error::InvalidCertificate(NotValidYetContext { .. })))
     }
 
-    /// What a client would find wrong at that time with each certificate of the chain.
+    /// What a client would object to at that time, for each certificate of the chain.
     fn faults_at(&self, time: Duration) -> impl Iterator<Item = Error> {
-        let chain = self.content().chain.clone();
+        let chain = self.loaded().chain.clone();
         let time = UnixTime::since_unix_epoch(time);
         let faults = move |certificate| verify_at(certificate, time).err();
         chain.into_iter().filter_map(faults)
     }
 }
 
-/// Verifies a certificate as a client would at that time. Its validity is looked at first, before
-/// its issuer and its name.
+/// Verifies a certificate as a client would at that time. webpki checks the validity before the
+/// issuer and the name.
 fn verify_at(certificate: CertificateDer<'static>, time: UnixTime) -> Result<(), Error> {
     let mut roots = RootCertStore::empty();
     roots.add(certificate.clone())?;
@@ -107,7 +102,7 @@ fn verify_at(certificate: CertificateDer<'static>, time: UnixTime) -> Result<(),
     verified.map(drop)
 }
 
-fn content(chain_file: &Path, key_file: &Path) -> Result<Content, String> {
+fn load(chain_file: &Path, key_file: &Path) -> Result<Loaded, String> {
     let (chain, key) = chain_and_key(chain_file, key_file)?;
     let mut config = ServerConfig::builder_with_provider(ring::default_provider().into())
         .with_safe_default_protocol_versions()
@@ -115,14 +110,14 @@ fn content(chain_file: &Path, key_file: &Path) -> Result<Content, String> {
         .with_no_client_auth()
         .with_single_cert(chain.clone(), key)
         .map_err(|error| mismatch(chain_file, key_file, &error))?;
-    // Each is a message more after the handshake.
+    // Each ticket is one more message after the handshake.
     config.send_tls13_tickets = 1;
     let config = Arc::new(config);
-    Ok(Content { config, chain })
+    Ok(Loaded { config, chain })
 }
 
-/// Reads a chain of certificates, of one at least, and the key of its first one, both in PEM. The
-/// error names the file.
+/// Reads a non-empty certificate chain and the key of its first certificate, both PEM. The error
+/// names the file.
 pub fn chain_and_key(
     chain_file: &Path,
     key_file: &Path,
@@ -139,7 +134,7 @@ fn chain_in(file: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
     if chain.is_empty() {
         return Err("there is no certificate in it".into());
     }
-    // The library looks at the first one alone.
+    // rustls checks only the first one.
     let bad = Err(Error::InvalidCertificate(CertificateError::BadEncoding));
     let is_damaged = |it: &CertificateDer<'static>| RootCertStore::empty().add(it.clone()) == bad;
     match chain.iter().position(is_damaged) {
@@ -157,9 +152,9 @@ fn key_in(file: &Path) -> Result<PrivateKeyDer<'static>, String> {
     })
 }
 
-/// Says which of the two files is of no use, or that they do not go together.
+/// Says which of the two files is unusable, or that they do not match.
 pub fn mismatch(chain_file: &Path, key_file: &Path, error: &Error) -> String {
-    // The library's words may quote the file.
+    // The library's own message may quote the file.
     match error {
         Error::InvalidCertificate(_) => {
             let why = "it is not a certificate of version 3 that TLS can use";
@@ -176,14 +171,14 @@ fn unusable(what: &str, file: &Path, why: &str) -> String {
     format!("cannot use the TLS {what} {}: {why}", Escaped::path(file))
 }
 
-/// Whether a key in PEM is encrypted: a word in its label or its header.
+/// Whether a PEM key is encrypted: its label or header says so.
 fn has_password(pem: &[u8]) -> bool {
     let word = b"ENCRYPTED";
     pem.windows(word.len()).any(|part| part == word)
 }
 
-/// Does not block, as the open of a FIFO without a writer would: the thread that reads the files
-/// again also answers the other signals.
+/// Does not block, as opening a FIFO without a writer would: the thread that reloads the files also
+/// handles the other signals.
 fn read(path: &Path) -> io::Result<Vec<u8>> {
     let flags = OFlags::NONBLOCK | OFlags::NOCTTY;
     let file = File::options()

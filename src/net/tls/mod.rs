@@ -1,12 +1,12 @@
 //! TLS over a TCP socket, for either side of a connection.
 //!
-//! A server's side shakes hands within its first read: on the thread of its session, and within the
-//! time of that read. Nothing can be written before.
+//! A server shakes hands within its first read: on the session's thread, within that read's
+//! timeout. It cannot write before.
 //!
-//! Only the thread that serves the connection reads and writes. Other threads may shut the socket
-//! down, and ask how much of the encrypted stream waits in the kernel.
+//! Only the session's thread reads and writes. Other threads may shut the socket down, or ask how
+//! much of the encrypted stream is in the kernel's buffer.
 //!
-//! A build without TLS has `absent.rs` in place of this module: the same shape, and no values.
+//! A build without TLS uses `absent.rs` instead: the same API, with uninhabited types.
 
 pub mod certificate;
 mod trust;
@@ -31,82 +31,78 @@ use crate::sys::memory::{self, Purpose};
 pub use certificate::Certificate;
 pub use trust::{server_name, server_of, system_file, trusting, Trust};
 
-/// Refuses what asks for TLS in a build without it. This one has it.
+/// Refuses an option that needs TLS in a build without it. This build has it.
 pub fn need(_: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// The longest piece in bytes that is encrypted at a time: a record holds no more.
+/// Plaintext bytes encrypted at a time: the maximum of one record.
 const PIECE_LEN: usize = 16 * 1024;
 
-/// The room in bytes that is kept for encrypted output.
+/// Bytes of capacity kept in the output buffer.
 const KEPT_ROOM: usize = 512;
 
-/// The first byte of a record with a part of a handshake, and of one with an alert.
+/// First bytes of the record types for a handshake and for an alert.
 const HANDSHAKE: u8 = 22;
 const ALERT: u8 = 21;
 
-/// The most bytes that a client may send without a byte of a request: for its handshake, of which
-/// usual ones have 2000, or for a record.
+/// The most bytes that a client may send before a byte of a request comes out: a handshake, usually
+/// of 2000 bytes, or one record.
 const MAX_PENDING_LEN: usize = 20 * 1024;
 
-/// What is longer, in bytes, is computed for one client at a time: a message of a handshake, which
-/// can come later, too, then takes a multiple of its length.
+/// Longer input, in bytes, is processed for one client at a time: a handshake message, which may
+/// also come later, takes a multiple of its length in memory.
 const USUAL_PENDING_LEN: usize = 4096;
 static LONG_PENDING: Mutex<()> = Mutex::new(());
 
-/// The memory in bytes that a handshake takes, and what each byte of it adds to that: for each name
-/// in it, which can be two bytes long, the library allocates a block.
+/// The memory in bytes that a handshake takes, and what each byte of it adds: rustls allocates a
+/// block for each name in it, and a name can be two bytes long.
 const HANDSHAKE_LEN: usize = 64 * 1024;
 const PER_HANDSHAKE_BYTE: usize = 40;
 
-/// One end of a connection over TLS.
 pub struct TlsStream {
     socket: TcpStream,
-    session: Mutex<Session>,
+    state: Mutex<TlsState>,
 }
 
-struct Session {
+struct TlsState {
     stage: Stage,
-    /// How long a read may take.
+    /// How long a read may take in all.
     read_timeout: Duration,
-    /// Encrypted output on its way to the socket.
+    /// Encrypted output that has not been written.
     output: Vec<u8>,
-    /// Whether the output can go on. After a failure a part of a record may have been sent.
+    /// False after a failed write, which may have sent part of a record.
     can_send: bool,
-    /// The first byte that the peer has sent.
+    /// The first byte that the peer sent.
     first_byte: Option<u8>,
-    /// How many bytes it has sent since one of a request came out last.
+    /// Bytes received since the last plaintext came out.
     pending_len: usize,
 }
 
 enum Stage {
-    /// A server's side that has read nothing yet.
+    /// A server's side before its first read.
     New(Arc<ServerConfig>),
     Open(Box<Connection>),
-    /// The peer broke the protocol, or speaks another.
+    /// The peer broke the protocol, or speaks another one.
     Over,
 }
 
-/// For how long a read may block.
+/// How long a read may block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Patience {
-    /// Not at all.
-    None,
-    /// For the socket's own timeout; after the first piece, until then.
-    OfSocket(Option<Instant>),
-    /// Until then.
+enum Blocking {
+    Never,
+    /// For the socket's own timeout; after the first piece, until the instant.
+    SocketTimeout(Option<Instant>),
     Until(Option<Instant>),
 }
 
 impl TlsStream {
-    /// The server's side of a connection. Does not block, and computes nothing yet.
+    /// The server's side of a connection. Does not block, and does no cryptography yet.
     fn server(socket: TcpStream, config: Arc<ServerConfig>) -> TlsStream {
         TlsStream::new(socket, Stage::New(config))
     }
 
-    /// The client's side of a connection to the server with this name. Shakes hands until
-    /// `deadline`.
+    /// The client's side of a connection to the named server. Shakes hands until `deadline`.
     fn client(
         socket: TcpStream,
         config: Arc<ClientConfig>,
@@ -115,12 +111,12 @@ impl TlsStream {
     ) -> io::Result<TlsStream> {
         let connection = ClientConnection::new(config, name).map_err(io::Error::other)?;
         let stream = TlsStream::new(socket, Stage::Open(Box::new(connection.into())));
-        stream.session().shake_hands(&stream.socket, deadline)?;
+        stream.state().shake_hands(&stream.socket, deadline)?;
         Ok(stream)
     }
 
     fn new(socket: TcpStream, stage: Stage) -> TlsStream {
-        let session = Session {
+        let state = TlsState {
             stage,
             read_timeout: Duration::MAX,
             output: Vec::new(),
@@ -130,57 +126,55 @@ impl TlsStream {
         };
         TlsStream {
             socket,
-            session: Mutex::new(session),
+            state: Mutex::new(state),
         }
     }
 
-    fn session(&self) -> MutexGuard<'_, Session> {
-        self.session.lock().unwrap_or_else(PoisonError::into_inner)
+    fn state(&self) -> MutexGuard<'_, TlsState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub fn socket(&self) -> &TcpStream {
         &self.socket
     }
 
-    /// How long a read may take in all. The socket must have the same timeout.
+    /// Sets how long a read may take in all. The socket must have the same timeout.
     pub fn set_read_timeout(&self, timeout: Duration) {
-        self.session().read_timeout = timeout;
+        self.state().read_timeout = timeout;
     }
 
-    /// Reads what has arrived, or blocks for more. The end of the stream is 0, also if the peer did
-    /// not announce it: a message that is cut off lacks its line end.
+    /// Reads what has arrived, or blocks for more. Returns 0 at the end of the stream, even without
+    /// a close_notify: a truncated message lacks its line end.
     pub fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {
-        let mut session = self.session();
-        let deadline = Instant::now().checked_add(session.read_timeout);
-        session.read(&self.socket, buffer, Patience::OfSocket(deadline))
+        let mut state = self.state();
+        let deadline = Instant::now().checked_add(state.read_timeout);
+        state.read(&self.socket, buffer, Blocking::SocketTimeout(deadline))
     }
 
     /// Reads what has arrived without blocking; `None` if nothing has.
     pub fn read_ready(&self, buffer: &mut [u8]) -> Option<usize> {
-        let read = self.session().read(&self.socket, buffer, Patience::None);
+        let read = self.state().read(&self.socket, buffer, Blocking::Never);
         read.ok()
     }
 
-    /// Writes all of `bytes` within `timeout` (`None`: for ever). After a failure nothing more can
-    /// be written.
+    /// Writes all of `bytes` within `timeout` (`None`: no limit). No write can follow a failed one.
     pub fn write_within(&self, bytes: &[u8], timeout: Option<Duration>) -> io::Result<()> {
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-        let mut session = self.session();
+        let mut state = self.state();
         for piece in bytes.chunks(PIECE_LEN) {
-            let connection = session.shaken().ok_or(io::ErrorKind::NotConnected)?;
+            let connection = state.shaken().ok_or(io::ErrorKind::NotConnected)?;
             connection.writer().write_all(piece)?;
-            session.flush(&self.socket, deadline)?;
+            state.flush(&self.socket, deadline)?;
         }
         Ok(())
     }
 
-    /// Ends one or both directions. The peer is told of the end of the output, if the socket takes
-    /// that at once.
+    /// Shuts down one or both directions. Sends a close_notify first if the socket takes it at
+    /// once.
     pub fn shutdown(&self, how: Shutdown) -> io::Result<()> {
-        // The thread that reads or writes meanwhile keeps the mutex. It finds the socket closed.
-        if let (Shutdown::Write | Shutdown::Both, Ok(mut session)) = (how, self.session.try_lock())
-        {
-            session.say_goodbye(&self.socket);
+        // A thread that is reading or writing keeps the mutex. It will find the socket closed.
+        if let (Shutdown::Write | Shutdown::Both, Ok(mut state)) = (how, self.state.try_lock()) {
+            state.send_close_notify(&self.socket);
         }
         self.socket.shutdown(how)
     }
@@ -188,22 +182,22 @@ impl TlsStream {
 
 impl Drop for TlsStream {
     fn drop(&mut self) {
-        self.session().say_goodbye(&self.socket);
+        self.state().send_close_notify(&self.socket);
     }
 }
 
-impl Session {
+impl TlsState {
     fn shake_hands(&mut self, socket: &TcpStream, deadline: Instant) -> io::Result<()> {
         self.flush(socket, Some(deadline))?;
         while self.shaken().is_none() {
-            if self.receive(socket, Patience::Until(Some(deadline)))? == 0 {
+            if self.receive(socket, Blocking::Until(Some(deadline)))? == 0 {
                 return Err(io::ErrorKind::UnexpectedEof.into());
             }
         }
         Ok(())
     }
 
-    /// The connection, once both sides have shaken hands.
+    /// The connection, if the handshake is complete.
     fn shaken(&mut self) -> Option<&mut Connection> {
         match &mut self.stage {
             Stage::Open(connection) if !connection.is_handshaking() => Some(connection),
@@ -215,7 +209,7 @@ impl Session {
         &mut self,
         socket: &TcpStream,
         buffer: &mut [u8],
-        mut patience: Patience,
+        mut blocking: Blocking,
     ) -> io::Result<usize> {
         if let Stage::New(config) = &self.stage {
             let connection = ServerConnection::new(Arc::clone(config)).map_err(io::Error::other)?;
@@ -225,37 +219,37 @@ impl Session {
             let Stage::Open(connection) = &mut self.stage else {
                 return Ok(0);
             };
-            // What is decrypted already comes first: the socket may stay silent.
+            // Decrypted bytes come first: the socket may stay silent.
             match connection.reader().read(buffer) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(0),
                 read => return read,
             }
-            if self.receive(socket, patience)? == 0 {
+            if self.receive(socket, blocking)? == 0 {
                 return Ok(0);
             }
-            if let Patience::OfSocket(deadline) = patience {
-                patience = Patience::Until(deadline);
+            if let Blocking::SocketTimeout(deadline) = blocking {
+                blocking = Blocking::Until(deadline);
             }
         }
     }
 
-    /// Takes in one piece of the encrypted stream, answers it if the protocol wants that, and
-    /// returns its length; 0 at the end of the stream.
-    fn receive(&mut self, socket: &TcpStream, patience: Patience) -> io::Result<usize> {
+    /// Receives one piece of the encrypted stream, sends what rustls answers, and returns the
+    /// piece's length; 0 at the end of the stream.
+    fn receive(&mut self, socket: &TcpStream, blocking: Blocking) -> io::Result<usize> {
         let Stage::Open(connection) = &mut self.stage else {
             return Ok(0);
         };
         let is_server = matches!(**connection, Connection::Server(_));
         let is_new = is_server && connection.is_handshaking();
-        let blocks = match patience {
+        let blocks = match blocking {
             // The usual read: one system call.
-            Patience::OfSocket(_) if !is_new => true,
-            Patience::OfSocket(deadline) | Patience::Until(deadline) => {
+            Blocking::SocketTimeout(_) if !is_new => true,
+            Blocking::SocketTimeout(deadline) | Blocking::Until(deadline) => {
                 wait_for_input(socket.as_fd(), deadline)?;
                 false
             }
-            Patience::None => false,
+            Blocking::Never => false,
         };
         let room = |len| memory::reserve(len, Purpose::Newcomer).ok_or(io::ErrorKind::OutOfMemory);
         let reserved = is_new.then(|| room(HANDSHAKE_LEN)).transpose()?;
@@ -266,41 +260,41 @@ impl Session {
         };
         let len = connection.read_tls(&mut incoming)?;
         if len > 0 && !matches!(self.first_byte, Some(HANDSHAKE | ALERT)) {
-            // It gets no alert: the number of one of them is a line end, which a client of the
-            // plain protocol would take for a reply.
-            return Err(self.end("the peer does not speak TLS"));
+            // No alert is sent: one alert code is a line feed, so a client of the plain protocol
+            // would take it for a reply.
+            return Err(self.fail("the peer does not speak TLS"));
         }
         self.pending_len += len;
         if is_server && self.pending_len > MAX_PENDING_LEN {
-            return Err(self.end("the handshake is too long"));
+            return Err(self.fail("the handshake is too long"));
         }
         let is_long = is_server && self.pending_len > USUAL_PENDING_LEN;
         let turn = is_long.then(|| LONG_PENDING.lock());
         let wanted = PER_HANDSHAKE_BYTE * self.pending_len;
         let handshake = is_new.then(|| room(wanted)).transpose()?;
         let processed = connection.process_new_packets();
-        // To send the answer may take long.
+        // Sending the answer may take long.
         drop((reserved, handshake, turn));
         let has_ended = is_new && !connection.is_handshaking();
         let plain_len = processed.as_ref().map(IoState::plaintext_bytes_to_read);
         if has_ended || plain_len != Ok(0) {
             self.pending_len = 0;
         }
-        let deadline = match (&processed, patience) {
-            (Ok(_), Patience::OfSocket(deadline) | Patience::Until(deadline)) => deadline,
+        let deadline = match (&processed, blocking) {
+            (Ok(_), Blocking::SocketTimeout(deadline) | Blocking::Until(deadline)) => deadline,
             _ => Some(Instant::now()),
         };
-        // If this fails, a peer that waits for it is not heard of again.
+        // If this fails, the peer's next read or ours fails.
         let _ = self.flush(socket, deadline);
-        processed.map(|_| len).map_err(|error| self.end(error))
+        processed.map(|_| len).map_err(|error| self.fail(error))
     }
 
-    fn end(&mut self, why: impl Into<Box<dyn Error + Send + Sync>>) -> io::Error {
+    fn fail(&mut self, why: impl Into<Box<dyn Error + Send + Sync>>) -> io::Error {
         self.stage = Stage::Over;
         io::Error::new(io::ErrorKind::InvalidData, why)
     }
 
-    /// Sends what is to be sent, until `deadline`.
+    /// Writes the pending output, until `deadline`.
     fn flush(&mut self, socket: &TcpStream, deadline: Option<Instant>) -> io::Result<()> {
         let Stage::Open(connection) = &mut self.stage else {
             return Ok(());
@@ -322,9 +316,8 @@ impl Session {
         written
     }
 
-    /// Tells the peer that nothing more comes, as far as the socket takes it at once. A peer that
-    /// has not shaken hands is told nothing.
-    fn say_goodbye(&mut self, socket: &TcpStream) {
+    /// Sends a close_notify if the handshake is complete and the socket takes it at once.
+    fn send_close_notify(&mut self, socket: &TcpStream) {
         if let Some(connection) = self.shaken() {
             connection.send_close_notify();
             let _ = self.flush(socket, Some(Instant::now()));
@@ -332,11 +325,11 @@ impl Session {
     }
 }
 
-/// The encrypted stream.
+/// Reads the encrypted stream from the socket.
 struct Incoming<'a> {
     socket: &'a TcpStream,
     blocks: bool,
-    /// The first byte of the stream, once it is known.
+    /// The first byte of the stream, once received.
     first_byte: &'a mut Option<u8>,
 }
 
@@ -351,9 +344,9 @@ impl Read for Incoming<'_> {
     }
 }
 
-/// Blocks until there is something to read, or fails at the deadline as a read with a timeout does.
+/// Blocks until there is input; at the deadline fails like a read that timed out.
 fn wait_for_input(socket: BorrowedFd<'_>, deadline: Option<Instant>) -> io::Result<()> {
-    // A peer that sends empty records, one after the other, gains no time.
+    // Checked first, so that a stream of empty records does not extend the time.
     let is_over = deadline.is_some_and(|deadline| deadline <= Instant::now());
     let mut polled = [PollFd::from_borrowed_fd(socket, PollFlags::IN)];
     if is_over || !wait_for(&mut polled, deadline)? {

@@ -1,4 +1,4 @@
-//! The client's side of TLS: its settings, and the certificates that it trusts.
+//! The client's side of TLS: its settings, and the CAs that it trusts.
 
 use std::env;
 use std::fs::File;
@@ -17,13 +17,13 @@ use rustls::{ClientConfig, ConfigBuilder, RootCertStore};
 use super::TlsStream;
 use crate::text::in_brackets;
 
-/// A file with the CAs that this host trusts, by the variable of OpenSSL.
+/// OpenSSL's variable for the file with the host's CAs.
 const SYSTEM_VARIABLE: &str = "SSL_CERT_FILE";
 
 /// The longest file in bytes: more than all CAs of a host.
 const MAX_FILE_LEN: u64 = 4 * 1024 * 1024;
 
-/// Where distributions keep the CAs that a host trusts.
+/// Where distributions keep the host's CAs.
 const SYSTEM_FILES: [&str; 5] = [
     "/etc/ssl/certs/ca-certificates.crt",
     "/etc/pki/tls/certs/ca-bundle.crt",
@@ -32,8 +32,7 @@ const SYSTEM_FILES: [&str; 5] = [
     "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",
 ];
 
-/// The file with the CAs that this host trusts: the one that `SSL_CERT_FILE` names, or where the
-/// distribution keeps it.
+/// The file with the host's CAs: from `SSL_CERT_FILE`, or where the distribution keeps it.
 pub fn system_file() -> PathBuf {
     let named = env::var_os(SYSTEM_VARIABLE).filter(|file| !file.is_empty());
     let mut known = SYSTEM_FILES.iter().map(PathBuf::from);
@@ -42,8 +41,8 @@ pub fn system_file() -> PathBuf {
     file.unwrap_or_else(|| SYSTEM_FILES[0].into())
 }
 
-/// The settings of a client: whose certificates it trusts, and which one it shows. A clone shares
-/// the sessions that can be resumed.
+/// The settings of a client: the CAs that it trusts and its own certificate. Clones share the
+/// session cache.
 #[derive(Clone, Debug)]
 pub struct Trust(Arc<ClientConfig>);
 
@@ -54,7 +53,7 @@ impl From<ClientConfig> for Trust {
 }
 
 impl Trust {
-    /// Shakes hands with the server of this name until `deadline`.
+    /// Shakes hands with the named server until `deadline`.
     pub fn shake_hands(
         &self,
         socket: TcpStream,
@@ -65,14 +64,14 @@ impl Trust {
     }
 }
 
-/// The settings of a client that trusts the CAs in a PEM file, and the self-signed certificates in
-/// it that are those of no CA: by TLS 1.2 or 1.3. The certificate of the client is left open.
+/// Settings for TLS 1.2 and 1.3 that trust the CAs and the self-signed end-entity certificates in a
+/// PEM file. The caller chooses the client certificate.
 pub fn trusting(file: &Path) -> io::Result<ConfigBuilder<ClientConfig, WantsClientCert>> {
     let mut roots = RootCertStore::empty();
     let pem = read_all(File::open(file)?)?;
     for certificate in CertificateDer::pem_slice_iter(&pem) {
         let certificate = certificate.map_err(|_| io::Error::other("it is not PEM"))?;
-        // One of many that this build does not understand does not spoil the others.
+        // One certificate that this build does not understand must not spoil the rest.
         let _ = roots.add(certificate);
     }
     if roots.is_empty() {
@@ -94,15 +93,15 @@ pub(super) fn read_all(file: File) -> io::Result<Vec<u8>> {
     }
 }
 
-/// As [`server_name`], for the host of an address with a port. IPv6 addresses are in brackets. The
-/// zone of one is of this host alone, and in no certificate.
+/// As [`server_name`], for an address with a port. IPv6 addresses are in brackets. A zone is local
+/// to this host and in no certificate.
 pub fn server_of(address: &str) -> Option<ServerName<'static>> {
     let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
     let host = in_brackets(host).unwrap_or(host);
     server_name(host.split_once('%').map_or(host, |(ip, _)| ip))
 }
 
-/// The name that a server's certificate must be for; `None` if it cannot be in a certificate.
+/// The name that the server's certificate must be for; `None` if it cannot be in a certificate.
 pub fn server_name(host: &str) -> Option<ServerName<'static>> {
     ServerName::try_from(host.to_owned()).ok()
 }
