@@ -2,15 +2,19 @@
 
 use std::collections::HashMap;
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{chown, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
+use rustix::fs::FlockOperation;
 use tempfile::TempDir;
 
+use crate::fences::{inject, may_attach};
+use crate::support::locks::flocked;
+use crate::support::needs::needs;
 use crate::support::silent::free_port;
 use crate::support::{
     eventually, fence, parse_grant, waiter_count, Client, Daemon, Event, Grant, Signal, PATIENCE,
@@ -253,6 +257,47 @@ fn two_servers_do_not_share_a_file() {
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(said.contains("another server is using it"), "{said}");
     drop(first);
+}
+
+/// The file has its name by then, and would soon be out of date.
+#[test]
+fn a_server_that_cannot_sync_the_directory_leaves_no_file() {
+    let strace = needs!("strace");
+    if !may_attach(&strace) {
+        return;
+    }
+    let service = Service::new(&[]);
+    let first = service.start();
+    let (mut client, grant) = held(&service, "k", 600);
+    // The first call is about the file itself.
+    let recover = inject(&strace, &first, "fsync:error=EIO:when=2");
+    first.signal(Signal::TERM);
+    first.wait_for_log("cannot-hand-over", PATIENCE);
+    recover();
+    assert!(!service.file().exists());
+    assert_eq!(client.request("r", "k", &grant.token), "ok");
+    let status = first.wait_exit(PATIENCE).expect("it ends");
+    assert_eq!(status.code(), Some(0));
+    assert!(!service.file().exists());
+}
+
+#[test]
+fn a_lock_file_of_another_user_is_refused() {
+    needs!(root);
+    const OTHER: u32 = 54_321;
+    let service = Service::new(&[]);
+    let lock = service.directory.path().join("handover.lock");
+    let file = fs::File::create(&lock).expect("there is room");
+    chown(&lock, Some(OTHER), None).expect("we are root");
+    drop(file);
+    for is_locked in [false, true] {
+        let _locked = is_locked.then(|| flocked(&lock, FlockOperation::LockExclusive));
+        let refusal = service.refusal();
+        assert!(
+            refusal.contains("handover.lock: it belongs to another user"),
+            "{refusal}"
+        );
+    }
 }
 
 #[test]

@@ -35,10 +35,12 @@ impl HandoverFile {
             return Ok(None);
         };
         let lock_path = beside(path, ".lock");
-        let unusable = |why: String| unusable_file("hand-over", path, why);
-        let locked = open_exclusive(&lock_path, 0o600, LOCK_PATIENCE);
-        let locked = locked.map_err(|error| unusable(reason(&error)))?;
-        let lock = locked.ok_or_else(|| unusable("another server is using it".into()))?;
+        let unusable = |why: String| unusable_file("hand-over", &lock_path, why);
+        let locked = lock_file(&lock_path).map_err(|error| unusable(reason(&error)))?;
+        let lock = locked.ok_or_else(|| {
+            let why = "another server is using it".to_owned();
+            unusable_file("hand-over", path, why)
+        })?;
         Ok(Some(HandoverFile {
             path: path.to_owned(),
             _lock: lock,
@@ -72,10 +74,7 @@ impl HandoverFile {
             Entry::Unreadable => return Err(io::ErrorKind::PermissionDenied.into()),
             Entry::Other => return Err(io::Error::other("it is not a regular file")),
         };
-        let owner = file.metadata()?.uid();
-        if owner != 0 && owner != geteuid().as_raw() {
-            return Err(io::Error::other("it belongs to another user"));
-        }
+        refuse_owner(file.metadata()?.uid())?;
         let mut content = Vec::new();
         file.read_to_end(&mut content)?;
         Ok(Some(content))
@@ -100,20 +99,49 @@ impl HandoverFile {
         Ok(())
     }
 
-    /// Writes the file, so that it would survive a power cut.
+    /// Writes the file, so that it would survive a power cut. On an error there is none: this
+    /// server goes on, and the file would soon be out of date.
     pub fn write(&self, handover: &Handover) -> io::Result<()> {
         let staged = beside(&self.path, ".new");
-        let written = replace(&self.path, &staged, encode(handover).as_bytes());
-        if written.is_err() {
+        if let Err(error) = stage(&staged, encode(handover).as_bytes())
+            .and_then(|()| fs::rename(&staged, &self.path))
+        {
             let _ = fs::remove_file(&staged);
+            return Err(error);
         }
-        written?;
+        if let Err(error) = sync_name(&self.path) {
+            let _ = fs::remove_file(&self.path);
+            return Err(error);
+        }
         info!(
             "handed-over path={} holders={}",
             Escaped::path(&self.path),
             handover.holders.len()
         );
         Ok(())
+    }
+}
+
+/// Opens and locks a file; `None` if another process has locked it.
+fn lock_file(path: &Path) -> io::Result<Option<File>> {
+    // Another user's file would be opened in vain: that user may have locked it.
+    match fs::symlink_metadata(path) {
+        Ok(metadata) => refuse_owner(metadata.uid())?,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(error) => return Err(error),
+    }
+    let lock = open_exclusive(path, 0o600, LOCK_PATIENCE)?;
+    if let Some(lock) = &lock {
+        refuse_owner(lock.metadata()?.uid())?;
+    }
+    Ok(lock)
+}
+
+/// Refuses a file of another user, who can change, remove or lock it.
+fn refuse_owner(owner: u32) -> io::Result<()> {
+    match owner == 0 || owner == geteuid().as_raw() {
+        true => Ok(()),
+        false => Err(io::Error::other("it belongs to another user")),
     }
 }
 
@@ -126,9 +154,9 @@ fn beside(path: &Path, suffix: &str) -> PathBuf {
     name.into()
 }
 
-/// Replaces a file by a complete one, which is `staged` until then.
-fn replace(path: &Path, staged: &Path, content: &[u8]) -> io::Result<()> {
-    match fs::remove_file(staged) {
+/// Makes a complete file, with its content on the disk.
+fn stage(path: &Path, content: &[u8]) -> io::Result<()> {
+    match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
     }
@@ -138,11 +166,9 @@ fn replace(path: &Path, staged: &Path, content: &[u8]) -> io::Result<()> {
         .write(true)
         .create_new(true)
         .mode(0o600)
-        .open(staged)?;
+        .open(path)?;
     file.write_all(content)?;
-    file.sync_all()?;
-    fs::rename(staged, path)?;
-    sync_name(path)
+    file.sync_all()
 }
 
 fn sync_directory(path: &Path) -> io::Result<()> {
