@@ -323,13 +323,19 @@ impl LockTable {
         Ok(())
     }
 
-    /// Starts a holder's lease anew, at the request of `conn`.
+    /// Starts a holder's lease anew, at the request of `conn`. That of a kept grant gets no
+    /// shorter: its client may have sent the request on a connection that it gave up, before it
+    /// had the grant kept, and a lease of seconds must not replace one of days.
     fn renew_holder(&mut self, id: PlaceId, conn: ConnId, lease: Duration, now: Instant) {
-        self.begin_lease(id, now + lease);
         let place = &self.places[id];
         if place.is_provisional && place.conn == conn {
             self.confirm_adoption(id, lease);
         }
+        let until = now + lease;
+        self.begin_lease(
+            id,
+            self.kept_until(id).map_or(until, |kept| kept.max(until)),
+        );
         self.counters.renewals += 1;
         self.note_renewed(id, lease);
     }

@@ -36,16 +36,10 @@ impl LockTable {
             return Err(self.refuse_at(Cap::PerConnection));
         }
         let holder = holder?;
-        let kept_until = self.kept_until(holder);
         self.renew_holder(holder, conn, lease, now);
         if !is_own {
             self.move_slot(holder, conn, now);
             self.places[holder].is_provisional = true;
-            // The client may have had the grant kept after it sent this `adopt` on a connection
-            // that it gave up: a lease of seconds must not replace one of days.
-            if let Some(until) = kept_until.filter(|until| *until > now + lease) {
-                self.begin_lease(holder, until);
-            }
         }
         Ok(())
     }
@@ -74,6 +68,7 @@ impl LockTable {
             return Err(self.refuse_at(Cap::Kept));
         }
         self.renew_holder(holder, conn, lease, now);
+        self.begin_lease(holder, now + lease);
         if conn != ORPHANS {
             self.make_orphan(holder, tag_of(conn), now);
         }
@@ -120,7 +115,7 @@ impl LockTable {
     }
 
     /// When the lease of a grant that is kept is over.
-    fn kept_until(&self, id: PlaceId) -> Option<Instant> {
+    pub(super) fn kept_until(&self, id: PlaceId) -> Option<Instant> {
         let place = &self.places[id];
         let lease_end = place.lease_end().filter(|_| place.is_kept);
         lease_end.map(|(until, _)| until)

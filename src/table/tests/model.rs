@@ -359,12 +359,15 @@ impl Model {
     fn renew_holder(&mut self, conn: u64, name: &str, token: Token, lease: Duration) {
         let now = self.now;
         let holder = self.holder(name, token.fence.0).expect("it was found");
-        holder.expires_at = now + lease;
         if holder.is_provisional && holder.conn == conn {
             holder.is_provisional = false;
             holder.is_kept = false;
             holder.tag = None;
         }
+        holder.expires_at = match holder.is_kept {
+            true => holder.expires_at.max(now + lease),
+            false => now + lease,
+        };
     }
 
     pub(super) fn adopt(
@@ -380,15 +383,12 @@ impl Model {
         if !is_own && self.connection_count(conn) >= self.caps.max_per_connection {
             return Err(Refusal::MaxLocks);
         }
-        let held = held?;
+        held?;
         self.renew_holder(conn, name, token, lease);
         if !is_own {
             self.move_slot(name, token, conn);
             let holder = self.holder(name, token.fence.0).expect("it was found");
             holder.is_provisional = true;
-            if held.is_kept {
-                holder.expires_at = holder.expires_at.max(held.expires_at);
-            }
         }
         Ok(())
     }
@@ -410,12 +410,14 @@ impl Model {
         if !held.is_kept && kept_count >= self.caps.max_kept {
             return Err(Refusal::MaxLocks);
         }
+        let expires_at = self.now + lease;
         self.renew_holder(held.conn, name, token, lease);
         if held.conn != 0 {
             self.make_orphan(name, token, tag_of(held.conn));
         }
         let holder = self.holder(name, token.fence.0).expect("it was found");
         holder.is_kept = true;
+        holder.expires_at = expires_at;
         Ok(())
     }
 

@@ -75,6 +75,24 @@ fn a_late_adopt_shortens_no_grant_that_is_kept() {
 }
 
 #[test]
+fn a_late_renewal_shortens_no_grant_that_is_kept() {
+    let mut world = World::new();
+    let token = world.held(2, "k");
+    assert_eq!(world.keep("k", token, 3600), KEPT);
+    world.renew_over(2, "k", token, 10);
+    world.advance(secs(3599));
+    assert!(world.is_held("k", token));
+    world.renew_over(2, "k", token, 10);
+    world.advance(secs(9));
+    assert!(world.is_held("k", token));
+    // The client itself may shorten it.
+    assert_eq!(world.keep("k", token, 60), KEPT);
+    assert_eq!(world.keep("k", token, 5), KEPT);
+    world.advance(secs(5));
+    assert!(!world.is_held("k", token));
+}
+
+#[test]
 fn an_adoption_is_confirmed_by_its_own_connection_alone() {
     for confirms in [false, true] {
         let mut world = World::new();
