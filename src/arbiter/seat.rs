@@ -186,16 +186,17 @@ impl Seat {
     /// Starts a lease anew, and makes the grant one of this connection, whichever had it. The
     /// connection must renew it once more: if it ends before, the grant becomes an orphan.
     /// [`Refusal::MaxLocks`] if the connection has as much as it may; [`Refusal::NotHeld`] if the
-    /// token is not that of a live holder, or if the peer has hung up. Costs a system call.
-    pub fn adopt(&self, key: &str, token: Token, lease: Duration) -> Result<(), Refusal> {
+    /// token is not that of a live holder. `None`, and nothing changes, if the peer has hung up.
+    /// Costs a system call.
+    pub fn adopt(&self, key: &str, token: Token, lease: Duration) -> Option<Result<(), Refusal>> {
         let outlet = self.state_in(&mut self.arbiter.state.lock()).outlet.clone();
         let has_hung_up = outlet.is_some_and(|outlet| outlet.has_hung_up());
         let (mut visit, now) = self.arbiter.visit(Scope::Everything);
-        let adopted = match has_hung_up || self.state_in(&mut visit).is_gone {
-            true => Err(Refusal::NotHeld),
-            false => visit.table.adopt(self.conn, key, token, lease, now),
-        };
-        adopted.inspect_err(|refusal| visit.table.note_answer(&Answer::Refused(*refusal)))
+        if has_hung_up || self.state_in(&mut visit).is_gone {
+            return None;
+        }
+        let adopted = visit.table.adopt(self.conn, key, token, lease, now);
+        Some(adopted.inspect_err(|refusal| visit.table.note_answer(&Answer::Refused(*refusal))))
     }
 
     /// Starts a lease anew, and takes the grant from its connection: it lives until the lease ends.

@@ -49,9 +49,10 @@ pub(super) fn carry_out(
     peer: &mut impl Peer,
 ) -> Result<Reply, Ending> {
     let default_lease = offer.default_lease;
-    let renew = |lease: Option<Duration>, act: &dyn Fn(Duration) -> Result<(), Refusal>| {
+    let renew = |lease: Option<Duration>, act: &dyn Fn(Duration) -> Option<Result<(), Refusal>>| {
         let lease = lease.unwrap_or(default_lease);
-        act(lease).map_or_else(Reply::Refused, |()| Reply::Renewed(lease))
+        let answer = act(lease).ok_or(Ending::HungUpAdopting)?;
+        Ok(answer.map_or_else(Reply::Refused, |()| Reply::Renewed(lease)))
     };
     Ok(match *request {
         Request::Acquire(wanted, wait_timeout) => {
@@ -78,19 +79,20 @@ pub(super) fn carry_out(
             reply_to(answer?)?
         }
         Request::Release { key, kind, token } => {
-            let released = seat.release(key, kind, token);
-            released.map_or_else(Reply::Refused, |()| Reply::Ok)
+            (seat.release(key, kind, token)).map_or_else(Reply::Refused, |()| Reply::Ok)
         }
         Request::Renew {
             key,
             kind,
             token,
             lease,
-        } => renew(lease, &|lease| seat.renew(key, kind, token, lease)),
+        } => renew(lease, &|lease| Some(seat.renew(key, kind, token, lease)))?,
         Request::Adopt { key, token, lease } => {
-            renew(lease, &|lease| seat.adopt(key, token, lease))
+            renew(lease, &|lease| seat.adopt(key, token, lease))?
         }
-        Request::Keep { key, token, lease } => renew(lease, &|lease| seat.keep(key, token, lease)),
+        Request::Keep { key, token, lease } => {
+            renew(lease, &|lease| Some(seat.keep(key, token, lease)))?
+        }
         Request::Hello(client) => {
             seat.set_can_adopt(client.adopt);
             Reply::Hello(offer.abilities)
@@ -104,13 +106,12 @@ pub(super) fn carry_out(
             key,
             fence,
             admin_token,
-        } => {
-            if !peer.is_operator(admin_token) {
-                // A token is not to be guessed over and over.
-                return admin_token.map_or(Ok(Reply::AuthFailed), |_| Err(Ending::AuthFailed));
-            }
-            break_grants(seat, key, fence.map(Fence), &peer.identity())
-        }
+        } => match (peer.is_operator(admin_token), admin_token) {
+            (true, _) => break_grants(seat, key, fence.map(Fence), &peer.identity()),
+            (false, None) => Reply::AuthFailed,
+            // A token is not to be guessed over and over.
+            (false, Some(_)) => return Err(Ending::AuthFailed),
+        },
         // No `auth` is due any more. The session knows whether this is the first `stable-ref`, and
         // writes the replies to `stats` piece by piece.
         Request::Auth(_)

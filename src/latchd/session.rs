@@ -49,6 +49,9 @@ pub(super) enum Ending {
     Quit,
     /// The peer closed its side while it waited.
     HungUpWaiting,
+    /// The peer closed its side behind an `adopt`. It may be there all the same, behind a proxy
+    /// that passes on the end of one direction alone, and would take `error` for a loss.
+    HungUpAdopting,
     ReadTimeout,
     LineTooLong,
     /// The peer speaks another protocol, of this name.
@@ -393,7 +396,9 @@ fn is_http(command: &[u8]) -> bool {
 fn lingering_close(stream: &Stream, ending: &Ending, mut out: Vec<u8>, rules: &SessionRules) {
     let (last_words, cooldown) = match ending {
         Ending::PeerClosed | Ending::Broken(_) => return,
-        Ending::Quit | Ending::Unwatched | Ending::NotMeant => (None, Duration::ZERO),
+        Ending::Quit | Ending::Unwatched | Ending::NotMeant | Ending::HungUpAdopting => {
+            (None, Duration::ZERO)
+        }
         Ending::HungUpWaiting
         | Ending::ReadTimeout
         | Ending::LineTooLong
@@ -425,6 +430,7 @@ impl Ending {
             Ending::Quit => "quit".into(),
             Ending::Unwatched => "no-watch".into(),
             Ending::HungUpWaiting => "hung-up-waiting code=11".into(),
+            Ending::HungUpAdopting => "hung-up-adopting code=11".into(),
             Ending::ReadTimeout => "read-timeout code=10".into(),
             Ending::LineTooLong => "line-too-long code=12".into(),
             Ending::OtherProtocol(name) => (*name).into(),

@@ -22,6 +22,8 @@ struct Shared {
     hangs_up: AtomicBool,
     /// The replies of the next connection go nowhere.
     swallows_next: AtomicBool,
+    /// A new connection ends for the server behind the first requests, but replies are passed on.
+    half_closes: AtomicBool,
 }
 
 /// One connection through the proxy.
@@ -30,6 +32,7 @@ pub struct Wire {
     server: TcpStream,
     stalls: AtomicBool,
     swallows: AtomicBool,
+    half_closes: bool,
 }
 
 impl WireCutter {
@@ -47,7 +50,8 @@ impl WireCutter {
                     continue;
                 };
                 let swallows = ours.swallows_next.swap(false, Ordering::SeqCst);
-                let wire = Wire::between(client, server, swallows);
+                let half_closes = ours.half_closes.load(Ordering::SeqCst);
+                let wire = Wire::between(client, server, swallows, half_closes);
                 ours.wires.lock().unwrap().push(wire);
             }
         });
@@ -79,6 +83,12 @@ impl WireCutter {
         self.shared.hangs_up.store(hangs_up, Ordering::SeqCst);
     }
 
+    /// Whether new connections end for the server behind the first requests, while replies are
+    /// passed on.
+    pub fn half_close_servers(&self, half_closes: bool) {
+        self.shared.half_closes.store(half_closes, Ordering::SeqCst);
+    }
+
     /// Has the replies of the next connection go nowhere.
     pub fn swallow_next(&self) {
         self.shared.swallows_next.store(true, Ordering::SeqCst);
@@ -86,7 +96,12 @@ impl WireCutter {
 }
 
 impl Wire {
-    fn between(client: TcpStream, server: TcpStream, swallows: bool) -> Arc<Wire> {
+    fn between(
+        client: TcpStream,
+        server: TcpStream,
+        swallows: bool,
+        half_closes: bool,
+    ) -> Arc<Wire> {
         for stream in [&client, &server] {
             stream.set_nodelay(true).expect("TCP knows TCP_NODELAY");
         }
@@ -95,6 +110,7 @@ impl Wire {
             server,
             stalls: AtomicBool::new(false),
             swallows: AtomicBool::new(swallows),
+            half_closes,
         });
         for is_reply in [false, true] {
             let wire = Arc::clone(&wire);
@@ -103,7 +119,7 @@ impl Wire {
         wire
     }
 
-    /// The end of one side is passed on, unless a test has cut that side.
+    /// The end of the server's side is passed on.
     fn copy(&self, is_reply: bool) {
         let (mut from, mut to) = match is_reply {
             true => (&self.server, &self.client),
@@ -118,6 +134,10 @@ impl Wire {
             if !is_swallowed && to.write_all(&chunk[..len]).is_err() {
                 return;
             }
+            if !is_reply && self.half_closes {
+                let _ = to.shutdown(Shutdown::Write);
+                return;
+            }
         }
         if is_reply {
             // The server has closed it.
@@ -130,9 +150,10 @@ impl Wire {
         let _ = self.client.shutdown(Shutdown::Both);
     }
 
-    /// Ends it for the server alone.
+    /// Ends it for the server. The client sees the end once the server has closed its side, with
+    /// which it has released what it releases.
     pub fn cut_server(&self) {
-        let _ = self.server.shutdown(Shutdown::Both);
+        let _ = self.server.shutdown(Shutdown::Write);
     }
 
     pub fn cut(&self) {
