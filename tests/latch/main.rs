@@ -12,6 +12,7 @@ mod monitoring;
 mod names;
 mod operators;
 mod reconnecting;
+mod restarts;
 mod run;
 mod terminal;
 mod waiting;

@@ -13,6 +13,8 @@ use rustix::fs::FlockOperation;
 use tempfile::TempDir;
 
 use crate::fences::{inject, may_attach};
+use crate::support::clock::{clear_up_after, with_a_clock_of_its_own};
+use crate::support::limited::{behind, with_surroundings_of};
 use crate::support::locks::flocked;
 use crate::support::needs::needs;
 use crate::support::silent::free_port;
@@ -444,4 +446,121 @@ fn a_kill_during_the_stop_leaves_all_holders_or_none() {
         outcomes.keys().all(|alive| [0, 8].contains(alive)),
         "{outcomes:?}"
     );
+}
+
+/// The steps of a server with the names and the contents of its files, and with its sockets.
+const STEPS: &str = "openat,flock,fsync,rename,unlink,unlinkat,bind,listen,socket";
+
+/// What a kill leaves is all holders or none; a file is there only as long as nothing was served.
+#[test]
+fn a_kill_between_any_two_steps_of_a_start_shares_no_lock() {
+    let strace = needs!("strace");
+    let service = Service::new(&[]);
+    let first = service.start();
+    let holders: Vec<_> = (0..4)
+        .map(|number| held(&service, &format!("k{number}"), 3600))
+        .collect();
+    stop(&first);
+    let content = fs::read(service.file()).expect("it is written");
+    let mut outcomes = HashMap::new();
+    for step in 1.. {
+        fs::write(service.file(), &content).expect("there is room");
+        let mut plain = service.command("off", &service.socket());
+        plain.arg("--idle-exit").arg("1");
+        let inject = format!("inject={STEPS}:signal=KILL:when={step}");
+        let strace = strace.path().to_string_lossy();
+        let wrapper = [&strace, "-f", "-qq", "-o", "/dev/null", "-e", &inject];
+        let command = with_surroundings_of(&Daemon::command(), behind(&wrapper, &plain));
+        let killed = Daemon::from_command(command);
+        let status = killed.wait_exit(PATIENCE).expect("it ends");
+        let was_killed = status.code().is_none_or(|code| code != 0);
+        let has_listened = killed.log().contains("listening");
+        if !was_killed {
+            assert!(step > 10 && has_listened, "{step}: {}", killed.log());
+            break;
+        }
+        let has_file = service.file().exists();
+        let next = service.start();
+        let mut client = service.connect();
+        let alive = holders.iter().enumerate().filter(|(number, (_, grant))| {
+            client.request("n", &format!("k{number}"), &grant.token) == "ok 33"
+        });
+        let alive = alive.count();
+        assert_eq!(alive, if has_file { 4 } else { 0 }, "step {step}");
+        *outcomes.entry(alive).or_insert(0) += 1;
+        drop(client);
+        next.signal(Signal::KILL);
+        next.wait_exit(PATIENCE).expect("it ends");
+    }
+    assert!(outcomes[&4] > 0, "{outcomes:?}");
+}
+
+#[test]
+fn a_kill_between_any_two_steps_of_a_stop_shares_no_lock() {
+    let strace = needs!("strace");
+    if !may_attach(&strace) {
+        return;
+    }
+    let service = Service::new(&[]);
+    let mut outcomes = HashMap::new();
+    for step in 1.. {
+        let daemon = service.start();
+        let holders: Vec<_> = (0..4)
+            .map(|number| held(&service, &format!("k{step}-{number}"), 600))
+            .collect();
+        let calls = "openat,fsync,rename,unlink,unlinkat,exit_group";
+        let recover = inject(
+            &strace,
+            &daemon,
+            &format!("{calls}:signal=KILL:when={step}"),
+        );
+        daemon.signal(Signal::TERM);
+        let status = daemon.wait_exit(PATIENCE).expect("it ends");
+        recover();
+        let next = service.start();
+        let mut client = service.connect();
+        let alive = holders.iter().enumerate().filter(|(number, (_, grant))| {
+            client.request("r", &format!("k{step}-{number}"), &grant.token) == "ok"
+        });
+        *outcomes.entry(alive.count()).or_insert(0) += 1;
+        drop(client);
+        next.signal(Signal::KILL);
+        next.wait_exit(PATIENCE).expect("it ends");
+        if status.code() == Some(0) {
+            break;
+        }
+    }
+    assert!(
+        outcomes.keys().all(|alive| [0, 4].contains(alive)) && outcomes.len() == 2,
+        "{outcomes:?}"
+    );
+}
+
+/// Fences rise, and leases are as long as they were.
+#[test]
+fn a_clock_that_is_set_back_over_a_restart_costs_nothing() {
+    let libfaketime = needs!("libfaketimeMT.so.1");
+    let service = Service::new(&[]);
+    let first = service.start();
+    let (mut client, grant) = held(&service, "k", 600);
+    let used = client.acquire("other", 0);
+    stop(&first);
+    let mut command = service.command("off", &service.socket());
+    with_a_clock_of_its_own(&mut command, &libfaketime).env("FAKETIME", "-3d");
+    let second = Daemon::from_command(command);
+    second.wait_for_log("listening", PATIENCE);
+    let mut client = service.connect();
+    assert_eq!(client.request("l", "k", "0"), "timeout");
+    let stats = client.stats();
+    let left = stats["locks"][0]["lease_expires_in_s"].as_f64();
+    let left = left.unwrap_or_else(|| panic!("{stats}"));
+    assert!((580.0..=600.0).contains(&left), "{left}");
+    let newer = client.acquire("newer", 0);
+    assert!(fence(&newer.token) > fence(&used.token));
+    assert_eq!(client.request("adopt", "k", &grant.token), "ok 33");
+    assert_eq!(client.request("r", "k", &grant.token), "ok");
+    let pid = second.pid();
+    second.signal(Signal::KILL);
+    second.wait_exit(PATIENCE).expect("it ends");
+    clear_up_after(pid);
 }

@@ -1,0 +1,146 @@
+//! A server that restarts in order again and again, under the jobs of many clients.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use crate::support::latch::{latch, signal, Latch};
+use crate::support::silent::free_addr;
+use crate::support::{eventually, parse_grant, Client, Daemon, Event, Signal, PATIENCE};
+
+/// How many clients of an older kind come and go, two for each key.
+const OLD_CLIENTS: usize = 4;
+
+/// A place for one server after the other.
+struct Service {
+    port: String,
+    handover: String,
+    _directory: tempfile::TempDir,
+}
+
+impl Service {
+    fn new() -> Service {
+        let directory = tempfile::tempdir().expect("a directory");
+        Service {
+            port: free_addr().port().to_string(),
+            handover: directory.path().join("handover").display().to_string(),
+            _directory: directory,
+        }
+    }
+
+    /// An old client is waited for, but not for long.
+    fn start(&self) -> Daemon {
+        let mut command = Daemon::command();
+        command
+            .args(["--port", &self.port, "--print-port"])
+            .args(["--handover-file", &self.handover])
+            .args(["--shutdown-timeout", "5"]);
+        Daemon::from_command(command)
+    }
+}
+
+/// How often the server restarts, and how many commands run under `latch run`.
+const RESTARTS: usize = 20;
+const JOBS: usize = 100;
+
+/// Each job has a key of its own, beside clients that cannot adopt. A witness asks for each key
+/// after each restart.
+#[test]
+fn twenty_restarts_under_a_hundred_jobs_end_none() {
+    let service = Service::new();
+    let mut daemon = service.start();
+    let addr = daemon.addr();
+    let keys: Vec<String> = (0..JOBS).map(|number| format!("job-{number}")).collect();
+    let mut children: Vec<Latch> = keys
+        .iter()
+        .map(|key| Latch::start(&mut latch(&daemon, &["run", key, "--", "sleep", "3600"])))
+        .collect();
+    let stats = || Client::tcp(addr).stats();
+    eventually(PATIENCE, "all jobs hold their locks", || {
+        let stats = stats();
+        let locks = stats["locks"].as_array().expect("a list");
+        keys.iter()
+            .all(|key| locks.iter().any(|lock| lock["key"] == **key))
+    });
+    let is_over = AtomicBool::new(false);
+    let held = [const { AtomicBool::new(false) }; OLD_CLIENTS / 2];
+    let grants = AtomicUsize::new(0);
+    thread::scope(|scope| {
+        for number in 0..OLD_CLIENTS {
+            let (held, is_over, grants) = (&held[number / 2], &is_over, &grants);
+            let key = format!("old-{}", number / 2);
+            scope.spawn(move || {
+                while !is_over.load(Ordering::SeqCst) {
+                    let had =
+                        Client::try_tcp(addr).and_then(|client| hold_once(client, &key, held));
+                    grants.fetch_add(usize::from(had.is_some()), Ordering::SeqCst);
+                    thread::sleep(Duration::from_millis(5));
+                }
+            });
+        }
+        for restart in 0..RESTARTS {
+            let before = grants.load(Ordering::SeqCst);
+            eventually(PATIENCE, "old clients are served", || {
+                grants.load(Ordering::SeqCst) > before
+            });
+            daemon.signal(Signal::TERM);
+            let ended = daemon.wait_exit(PATIENCE).expect("it ends");
+            assert_eq!(ended.code(), Some(0), "{}", daemon.log());
+            daemon = service.start();
+            let mut witness = daemon.connect();
+            for (key, child) in keys.iter().zip(&mut children) {
+                assert_eq!(
+                    witness.request("l", key, "0"),
+                    "timeout",
+                    "{restart}: {key}"
+                );
+                let ended = child.try_wait().expect("a child");
+                assert_eq!(ended, None, "{restart}: the job of {key}");
+            }
+        }
+        is_over.store(true, Ordering::SeqCst);
+    });
+    // Those who have come back are no orphans.
+    eventually(PATIENCE, "all have come back", || {
+        let stats = stats();
+        let locks = stats["locks"].as_array().expect("a list");
+        let is_back = |lock: &serde_json::Value| lock["owner_conn_id"] != 0;
+        keys.iter().all(|key| {
+            locks
+                .iter()
+                .any(|lock| lock["key"] == **key && is_back(lock))
+        })
+    });
+    for child in &mut children {
+        assert_eq!(child.try_wait().expect("a child"), None);
+        signal(child, Signal::TERM);
+    }
+    eventually(PATIENCE, "all keys are free", || {
+        stats()["locks"].as_array().map(Vec::len) == Some(0)
+    });
+}
+
+/// Takes a lock as clients did before there was `hello`, renews and releases it; `None` if the
+/// connection ends, which ends the hold as well. Nobody else may hold it meanwhile.
+fn hold_once(mut client: Client, key: &str, held: &AtomicBool) -> Option<()> {
+    let grant = parse_grant(&asked(&mut client, "l", key, "10 30")?, "ok")?;
+    assert!(!held.swap(true, Ordering::SeqCst), "{key} was given twice");
+    thread::sleep(Duration::from_millis(10));
+    let renewed = asked(&mut client, "n", key, &format!("{} 30", grant.token));
+    assert!(renewed.iter().all(|reply| reply == "ok 30"), "{renewed:?}");
+    held.store(false, Ordering::SeqCst);
+    let released = asked(&mut client, "r", key, &grant.token)?;
+    assert_eq!(released, "ok");
+    Some(())
+}
+
+/// The reply; `None` if the connection ends without one.
+fn asked(client: &mut Client, command: &str, key: &str, argument: &str) -> Option<String> {
+    let request = format!("{command}\n{key}\n{argument}\n");
+    client.try_send(request.as_bytes()).ok()?;
+    match client.next_event(PATIENCE) {
+        Event::Line(line) => Some(String::from_utf8(line).expect("UTF-8")),
+        Event::Nothing => panic!("no reply to {command}"),
+        _ => None,
+    }
+}
