@@ -461,7 +461,7 @@ fn compete(arbiter: &Arc<Arbiter>, thread: u64, inside: &AtomicUsize, stop_at: I
 fn no_grant_is_lost_between_timeouts_hang_ups_and_releases() {
     let arbiter = arbiter(Holdings::Release);
     let (inside, is_over) = (AtomicUsize::new(0), AtomicBool::new(false));
-    let stop_at = Instant::now() + Duration::from_secs(2);
+    let stop_at = Instant::now() + Duration::from_secs(1);
     let grants: u64 = thread::scope(|scope| {
         scope.spawn(|| {
             while !is_over.load(Ordering::Relaxed) {

@@ -80,7 +80,8 @@ fn any_chunks_of_telnet_and_text_mean_the_same() {
         &[b'x'; 256],
         &[b'x'; 4096],
     ];
-    call(lines, &words, INPUTS);
+    // The longest words of all make these inputs the slowest.
+    call(lines, &words, INPUTS / 4);
 }
 
 #[test]

@@ -369,8 +369,10 @@ fn a_disk_that_refuses_at_the_start_is_named_in_one_line() {
 }
 
 /// The kernel refuses to write beyond a file size of nothing, and does so no longer when the limit
-/// is lifted.
+/// is lifted. A million grants use up the fences, which takes too long for the usual run. That has
+/// the two halves alone: the table without fences, and the allocator on a disk that refuses.
 #[test]
+#[ignore = "long: cargo test --test latchd out_of_fences -- --ignored"]
 fn out_of_fences_waiters_stay_and_are_served_later() {
     let libfaketime = needs!("libfaketimeMT.so.1");
     refusing_disk(&libfaketime, |daemon| {

@@ -38,7 +38,7 @@ impl Default for Run {
         Run {
             processes: 6,
             rounds: 1000,
-            limit: Duration::from_secs(5),
+            limit: Duration::from_secs(3),
             missing: MissingFeatures::default(),
             is_unguarded: false,
             is_detached: false,
@@ -380,7 +380,7 @@ fn with_locks_and_no_other_feature_they_are_never_two_inside() {
 fn processes_that_die_at_any_step_never_leave_two_inside() {
     let seen = run(&Run {
         deaths: 150,
-        limit: Duration::from_secs(5),
+        limit: Duration::from_secs(3),
         ..Run::default()
     });
     assert!(seen.grants > 0 && seen.deaths > 0, "{seen:?}");
