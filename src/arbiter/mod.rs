@@ -95,13 +95,13 @@ struct State {
     reaper_looks_at: Option<Instant>,
     /// The next look at idle keys, at the earliest.
     next_gc: Instant,
-    /// While the table is drained, and somebody is waited for.
-    drain: Option<Drain>,
+    /// While holders are waited for, before the server ends.
+    awaited: Option<AwaitedHolders>,
     /// Takes the changes to the journal, if there is one.
     recorder: Option<Box<dyn Recorder>>,
 }
 
-/// Whom a drain waits for.
+/// Which holders are waited for, before the server ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DrainUntil {
     /// Until no key is held.
@@ -110,37 +110,69 @@ pub enum DrainUntil {
     AllCanAdopt,
 }
 
-struct Drain {
-    waits_for: DrainUntil,
+/// What follows when no holder is waited for any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Then {
+    Nothing,
+    CloseRecord,
+}
+
+struct AwaitedHolders {
+    until: DrainUntil,
+    then: Then,
     /// The connection that was waited for when this was last looked at.
     last_seen: Option<ConnId>,
-    /// Dropped when the drain is over.
-    _drained: Sender<()>,
+    /// Dropped when the wait is over.
+    _over: Sender<()>,
 }
 
 impl State {
-    /// Ends the drain if it waits for nobody any more.
-    fn end_drain(&mut self) {
-        let Some(drain) = &mut self.drain else {
+    /// Begins to wait for holders. The receiver's channel closes as soon as none is waited for.
+    fn await_holders(&mut self, until: DrainUntil, then: Then) -> Receiver<()> {
+        let (sender, receiver) = bounded(0);
+        self.awaited = Some(AwaitedHolders {
+            until,
+            then,
+            last_seen: None,
+            _over: sender,
+        });
+        receiver
+    }
+
+    /// Ends the wait for holders if none is waited for any more.
+    fn end_wait_for_holders(&mut self) {
+        let Some(awaited) = &mut self.awaited else {
             return;
         };
         let (table, seats) = (&self.table, &self.seats);
-        let is_over = match drain.waits_for {
+        let is_over = match awaited.until {
             DrainUntil::NoHolder => !table.has_holders(),
+            // The slots of a connection that ends pass on first.
+            DrainUntil::AllCanAdopt if table.is_releasing() => false,
             DrainUntil::AllCanAdopt => {
-                let is_waited_for = |conn: &ConnId, seat: &SeatState| {
-                    !seat.can_adopt && table.connection_count(*conn) > 0
-                };
+                let is_waited_for =
+                    |conn: &ConnId, seat: &SeatState| !seat.can_adopt && table.has_slot(*conn);
                 // Mostly it is still the same one: not all connections are looked at in each visit.
-                let last_seen = drain.last_seen.and_then(|conn| seats.get_key_value(&conn));
+                let last_seen = awaited
+                    .last_seen
+                    .and_then(|conn| seats.get_key_value(&conn));
                 let mut candidates = last_seen.into_iter().chain(seats);
                 let found = candidates.find(|(conn, seat)| is_waited_for(conn, seat));
-                drain.last_seen = found.map(|(conn, _)| *conn);
+                awaited.last_seen = found.map(|(conn, _)| *conn);
                 found.is_none()
             }
         };
         if is_over {
-            self.drain = None;
+            if awaited.then == Then::CloseRecord {
+                self.close_record();
+            }
+            self.awaited = None;
+        }
+    }
+
+    fn close_record(&mut self) {
+        if let Some(recorder) = &mut self.recorder {
+            recorder.close(self.table.untold());
         }
     }
 }
@@ -211,7 +243,7 @@ impl Arbiter {
                 seats: BTreeMap::new(),
                 reaper_looks_at: None,
                 next_gc: clock.now(),
-                drain: None,
+                awaited: None,
                 recorder: None,
             }),
             clock,
@@ -285,15 +317,9 @@ impl Arbiter {
     /// Refuses new claims from now on and dismisses the waiters. The receiver's channel closes as
     /// soon as none of those is left that are waited for.
     pub fn begin_drain(&self, waits_for: DrainUntil) -> Receiver<()> {
-        let (sender, receiver) = bounded(0);
         let (mut visit, now) = self.visit(Scope::Everything);
-        visit.drain = Some(Drain {
-            waits_for,
-            last_seen: None,
-            _drained: sender,
-        });
         visit.table.begin_drain(now);
-        receiver
+        visit.await_holders(waits_for, Then::Nothing)
     }
 
     /// Stops all visits, and so all requests, for as long as the result lives.
@@ -422,7 +448,7 @@ impl Arbiter {
                 recorder.record(changes);
             }
         }
-        state.end_drain();
+        state.end_wait_for_holders();
         let next_look = self.next_look(state);
         let is_sooner = |next| state.reaper_looks_at.is_none_or(|planned| next < planned);
         let wake_reaper = next_look.is_some_and(is_sooner);

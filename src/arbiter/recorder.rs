@@ -1,6 +1,8 @@
 //! What a journal and its sessions have to do with the arbiter.
 
-use super::Arbiter;
+use crossbeam_channel::Receiver;
+
+use super::{Arbiter, DrainUntil, Then};
 use crate::table::{Change, HolderRecord, Scope};
 use crate::token::Fence;
 
@@ -12,6 +14,10 @@ pub trait Recorder: Send {
     /// Takes the changes out. Called under the arbiter's mutex: it must not block, nor call the
     /// arbiter.
     fn record(&mut self, changes: &mut Vec<Change>);
+
+    /// Takes no more changes: another server goes on from those that it has. Grants that no client
+    /// has been told of end, `untold` among them. Called as [`Recorder::record`] is.
+    fn close(&mut self, untold: Vec<Fence>);
 }
 
 /// How certain the arbiter's answers must be before a client may read them.
@@ -34,6 +40,18 @@ impl Arbiter {
         let mut state = self.state.lock();
         state.table.note_changes();
         state.recorder = Some(recorder);
+    }
+
+    /// Closes the record at the end of the visit that leaves no holder who cannot come back over
+    /// another connection. Grants go on until then. The receiver's channel closes with the record.
+    pub fn close_record_once_all_can_adopt(&self) -> Receiver<()> {
+        let (mut visit, _) = self.visit(Scope::Everything);
+        visit.await_holders(DrainUntil::AllCanAdopt, Then::CloseRecord)
+    }
+
+    /// Closes the record now.
+    pub fn close_record(&self) {
+        self.visit(Scope::Everything).0.close_record();
     }
 
     /// Brings back the holders that a journal knows, in order of their fences, each with its lease

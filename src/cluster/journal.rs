@@ -5,6 +5,10 @@
 //! there is nothing to write, and a session wants to know whether this server is still active, the
 //! batch is a question: the same comparisons and no change. While etcd refuses to write, questions
 //! go on.
+//!
+//! A server that hands over closes its journal. The changes until then are still written, but no
+//! session is told of anything that is not certain at that moment: nothing that the next server
+//! does not know.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -57,8 +61,19 @@ struct State {
     wants_fences: bool,
     ran_out_of_fences: bool,
     waiting: Vec<Waiting>,
+    closed: Option<Closed>,
     /// The time that a round takes, smoothed.
     round_time: Duration,
+}
+
+/// How things were when the journal was closed.
+struct Closed {
+    /// The last change that was certain, and the last round that had succeeded: what sessions may
+    /// rely on.
+    certain: u64,
+    succeeded: u64,
+    /// The last change that is written.
+    last_change: u64,
 }
 
 /// What a session waits for.
@@ -176,8 +191,10 @@ impl Journal {
     /// Blocks until everything is written that has been recorded, or until `at_most` is over.
     pub fn wait_until_written(&self, at_most: Duration) {
         let mut state = self.state.lock();
-        let change = state.recorded;
-        State::wait_for(&mut state, change, 0, at_most);
+        let closed = state.closed.as_ref();
+        let change = closed.map_or(state.recorded, |closed| closed.last_change);
+        let is_uncertain = move |state: &mut State| state.certain < change;
+        State::wait_while(&mut state, is_uncertain, (change, 0), at_most);
     }
 
     /// The fences of the grants that no round has taken yet.
@@ -205,7 +222,8 @@ impl Journal {
     }
 
     /// Blocks until this change and those before it are certain. If the answers promise time, also
-    /// until this server was active at a later instant than now.
+    /// until this server was active at a later instant than now. Once the journal is closed, that
+    /// is until the process ends, unless it is so already.
     pub fn wait_for(&self, change: u64, certainty: Certainty) {
         if certainty == Certainty::None || super::is_planted("reply-before-journal") {
             return;
@@ -217,11 +235,33 @@ impl Journal {
             state.is_asked = true;
             self.work.notify_one();
         }
-        State::wait_for(&mut state, change, round, Duration::MAX);
+        let is_uncertain = move |state: &mut State| {
+            let closed = state.closed.as_ref();
+            let (certain, succeeded) = closed.map_or((state.certain, state.succeeded), |closed| {
+                (closed.certain, closed.succeeded)
+            });
+            certain < change || succeeded < round
+        };
+        State::wait_while(&mut state, is_uncertain, (change, round), Duration::MAX);
     }
 }
 
 impl State {
+    /// Numbers changes. They are written unless the journal is closed; then none of them is ever
+    /// certain.
+    fn add(&mut self, changes: impl Iterator<Item = Change>) {
+        if self.pending.is_empty() {
+            self.pending_since = Some(Instant::now());
+        }
+        for change in changes {
+            self.recorded += 1;
+            self.last_changes.insert(change.fence(), self.recorded);
+            if self.closed.is_none() {
+                self.pending.push_back((self.recorded, change));
+            }
+        }
+    }
+
     /// Takes the next batch out, or begins a question if nothing may be written.
     fn begin_round(&mut self, may_write: bool) -> Round {
         let mut changes: Vec<(u64, Change)> = Vec::new();
@@ -286,10 +326,14 @@ impl State {
         });
     }
 
-    /// Blocks until a change is certain and a round has succeeded, or until `at_most` is over.
-    fn wait_for(state: &mut MutexGuard<'_, State>, change: u64, round: u64, at_most: Duration) {
-        let is_uncertain =
-            move |state: &mut State| state.certain < change || state.succeeded < round;
+    /// Blocks while this is uncertain, but no longer than `at_most`. Looks again once a change is
+    /// certain and a round has succeeded.
+    fn wait_while(
+        state: &mut MutexGuard<'_, State>,
+        mut is_uncertain: impl FnMut(&mut State) -> bool,
+        (change, round): (u64, u64),
+        at_most: Duration,
+    ) {
         if is_uncertain(state) {
             let wake = Arc::new(Condvar::new());
             state.waiting.push(Waiting {
@@ -311,15 +355,31 @@ pub fn granted<'a>(changes: impl IntoIterator<Item = &'a Change>) -> Vec<Fence> 
 impl Recorder for Arc<Journal> {
     fn record(&mut self, changes: &mut Vec<Change>) {
         let mut state = self.state.lock();
-        if state.pending.is_empty() {
-            state.pending_since = Some(Instant::now());
+        state.add(changes.drain(..));
+        drop(state);
+        self.work.notify_one();
+    }
+
+    fn close(&mut self, untold: Vec<Fence>) {
+        let mut state = self.state.lock();
+        if state.closed.is_some() {
+            return;
         }
-        for change in changes.drain(..) {
-            state.recorded += 1;
-            let number = state.recorded;
-            state.last_changes.insert(change.fence(), number);
-            state.pending.push_back((number, change));
-        }
+        // No session has told its client of these grants, nor will any from now on: that would lock
+        // their keys at the next server for clients that do not know it.
+        let uncertain = state.last_changes.keys();
+        let uncertain = uncertain.filter(|fence| fence.0 > state.highest_written);
+        let written = untold
+            .into_iter()
+            .filter(|fence| fence.0 <= state.highest_written);
+        let ended: Vec<Fence> = uncertain.copied().chain(written).collect();
+        let (certain, succeeded) = (state.certain, state.succeeded);
+        state.add(ended.into_iter().map(Change::Ended));
+        state.closed = Some(Closed {
+            certain,
+            succeeded,
+            last_change: state.recorded,
+        });
         drop(state);
         self.work.notify_one();
     }
@@ -537,6 +597,69 @@ mod tests {
         assert!(!is_done(&claim));
         journal.finish(&round);
         wait_until(|| is_done(&claim));
+    }
+
+    /// Writes what there is, as the thread of the journal does.
+    fn write_all(journal: &Arc<Journal>) -> Vec<Vec<Change>> {
+        let mut written = Vec::new();
+        while !journal.state.lock().pending.is_empty() {
+            let round = journal.next_round();
+            written.push(changes(&round));
+            journal.finish(&round);
+        }
+        written
+    }
+
+    #[test]
+    fn a_close_takes_back_the_grants_of_which_no_client_was_told() {
+        let journal = Arc::new(Journal::default());
+        journal.begin(1, 99);
+        record(&journal, &[held(1, 1), held(2, 1), held(3, 1)]);
+        journal.finish(&journal.next_round());
+        record(&journal, &[held(4, 1)]);
+        let under_way = journal.next_round();
+        record(&journal, &[held(5, 1), Change::Ended(Fence(1)), held(2, 9)]);
+        // The client of the third one does not know its token.
+        Arc::clone(&journal).close(vec![Fence(3), Fence(5)]);
+        record(&journal, &[Change::Ended(Fence(2)), held(6, 1)]);
+        journal.finish(&under_way);
+        let ends = [1, 4, 3].map(|fence| Change::Ended(Fence(fence)));
+        let [first, fourth, third] = ends;
+        assert_eq!(
+            write_all(&journal),
+            [[first, held(2, 9), fourth, third].to_vec()]
+        );
+        journal.wait_until_written(Duration::MAX);
+        assert!(journal.state.lock().pending.is_empty());
+    }
+
+    #[test]
+    fn a_closed_journal_lets_out_only_what_was_certain() {
+        let journal = Arc::new(Journal::default());
+        record(&journal, &[held(1, 1)]);
+        journal.finish(&journal.next_round());
+        let told = journal.change_of(Some(Fence(1)));
+        record(&journal, &[held(2, 1)]);
+        let under_way = journal.next_round();
+        let claim = waiting(&journal, 2, Certainty::Recorded);
+        let renewal = waiting(&journal, told, Certainty::Anew);
+        Arc::clone(&journal).close(Vec::new());
+        // A session that comes late to what was certain may tell its client.
+        journal.wait_for(told, Certainty::Recorded);
+        record(&journal, &[held(3, 1)]);
+        let late = waiting(
+            &journal,
+            journal.change_of(Some(Fence(3))),
+            Certainty::Recorded,
+        );
+        journal.finish(&under_way);
+        write_all(&journal);
+        journal.wait_until_written(Duration::MAX);
+        // Sessions that may go on are on their way.
+        thread::sleep(Duration::from_millis(20));
+        for session in [&claim, &renewal, &late] {
+            assert!(!is_done(session));
+        }
     }
 
     #[test]

@@ -50,8 +50,8 @@ use writer::{Unreadable, Writer};
 /// The most time that a request to etcd takes.
 const MAX_REQUEST_TIME: Duration = Duration::from_secs(1);
 
-/// How long the last changes may take to be written.
-const LAST_CHANGES: Duration = Duration::from_secs(1);
+/// How long the last changes may take to be written. The leader of etcd may die meanwhile.
+const LAST_CHANGES: Duration = Duration::from_secs(3);
 
 /// For how long requests to give up the office begin.
 const LAST_REQUESTS: Duration = Duration::from_secs(2);
@@ -288,7 +288,7 @@ impl Office {
         self.is_leaving.load(Ordering::SeqCst)
     }
 
-    /// Gives the office up, so that another server takes over at once. Blocks for four seconds at
+    /// Gives the office up, so that another server takes over at once. Blocks for six seconds at
     /// the most.
     pub fn resign(&self) {
         self.leave();

@@ -61,11 +61,21 @@ impl End<'_> {
                 return ExitCode::SUCCESS;
             }
         }
-        let drained = self.begin_drain();
+        let deadline = Instant::now() + self.options.shutdown_timeout.unwrap_or(LONGEST);
+        if let Some(office) = self.office {
+            office.leave();
+            return match office.is_active() {
+                true => self.hand_over_office(deadline),
+                false => self.leave_cluster(office, deadline),
+            };
+        }
+        let drained = self.arbiter.begin_drain(match self.handover {
+            Some(_) => DrainUntil::AllCanAdopt,
+            None => DrainUntil::NoHolder,
+        });
         // From here on new claims are refused: an operator who reads this can rely on it.
         info!("draining");
         let _ = notify("STOPPING=1\nSTATUS=Draining");
-        let deadline = Instant::now() + self.options.shutdown_timeout.unwrap_or(LONGEST);
         let Some(mut reason) = self.wait_for(&drained, deadline) else {
             return ExitCode::from(1);
         };
@@ -85,10 +95,6 @@ impl End<'_> {
         match reason {
             Drained::Yes => info!("stopping reason=drained"),
             Drained::TimedOut => warn!("stopping reason=shutdown-timeout"),
-        }
-        if let (Drained::TimedOut, Some(office)) = (reason, self.office) {
-            self.leave_to_others(office);
-            return ExitCode::SUCCESS;
         }
         let grace_left = deadline.saturating_duration_since(Instant::now());
         say_farewell(self.signals, self.connections, grace_left)
@@ -132,14 +138,44 @@ impl End<'_> {
         true
     }
 
-    /// Leaves the connections to the other servers. An orderly farewell would reach the active one
-    /// from this standby as the end of its clients; from the active one, it would end the holders
-    /// in the journal. Those end with the process.
-    fn leave_to_others(&self, office: &Office) {
-        if !office.is_active() {
-            office.cut_all();
-            let _ = none_left(self.connections, FAREWELL, FAREWELL).recv();
+    /// Leaves the holders to the next active server, as soon as all of them can come back to it.
+    /// Until then this server serves and grants. Afterwards no client is told anything that
+    /// promises a lock or an end of one, and the connections end with the process: an orderly
+    /// farewell would end the holders in the journal.
+    fn hand_over_office(&self, deadline: Instant) -> ExitCode {
+        info!("handing-over");
+        let _ = notify("STOPPING=1\nSTATUS=Handing over");
+        let closed = self.arbiter.close_record_once_all_can_adopt();
+        match self.wait_for(&closed, deadline) {
+            Some(Drained::Yes) => info!("stopping reason=handed-over"),
+            Some(Drained::TimedOut) => {
+                self.arbiter.close_record();
+                warn!("stopping reason=shutdown-timeout");
+            }
+            None => return ExitCode::from(1),
         }
+        ExitCode::SUCCESS
+    }
+
+    /// Lets no client in, cuts those off that can come back through another server, and has the
+    /// others finish. An orderly farewell would reach the active server as the end of its clients.
+    fn leave_cluster(&self, office: &Office, deadline: Instant) -> ExitCode {
+        self.connections.close();
+        self.listeners.iter().for_each(Listener::refuse);
+        office.cut_adopting();
+        info!("draining");
+        let _ = notify("STOPPING=1\nSTATUS=Draining");
+        let gone = none_left(self.connections, LONGEST, LONGEST);
+        match self.wait_for(&gone, deadline) {
+            Some(Drained::Yes) => info!("stopping reason=drained"),
+            Some(Drained::TimedOut) => {
+                warn!("stopping reason=shutdown-timeout");
+                office.cut_all();
+                let _ = none_left(self.connections, FAREWELL, FAREWELL).recv();
+            }
+            None => return ExitCode::from(1),
+        }
+        ExitCode::SUCCESS
     }
 
     /// Blocks until no client has been connected and no slot held for the time of an idle exit, and
@@ -169,24 +205,6 @@ impl End<'_> {
             look_again = left.max(Duration::from_millis(1));
         }
         false
-    }
-
-    /// Has the holders finish. The channel closes when they have.
-    fn begin_drain(&self) -> Receiver<()> {
-        if let Some(office) = self.office {
-            office.leave();
-            // No client is let in, and those finish whose connections are passed on.
-            if !office.is_active() {
-                self.connections.close();
-                self.listeners.iter().for_each(Listener::refuse);
-                office.cut_adopting();
-                return none_left(self.connections, LONGEST, LONGEST);
-            }
-        }
-        self.arbiter.begin_drain(match self.handover {
-            Some(_) => DrainUntil::AllCanAdopt,
-            None => DrainUntil::NoHolder,
-        })
     }
 }
 

@@ -345,6 +345,26 @@ impl LockTable {
         self.conns.get(&conn).map_or(0, |entry| entry.count)
     }
 
+    /// Whether a connection has a slot, be it that its client does not know yet.
+    pub fn has_slot(&self, conn: ConnId) -> bool {
+        self.conns.get(&conn).is_some_and(|entry| {
+            let mut pending = entry.pending.iter(&self.places);
+            !entry.held.is_empty() || pending.any(|id| self.places[id].fence().is_some())
+        })
+    }
+
+    /// Whether slots of a connection that has disconnected have yet to pass on.
+    pub fn is_releasing(&self) -> bool {
+        self.leaving_count > 0
+    }
+
+    /// The holders whose clients do not know their tokens yet.
+    pub fn untold(&self) -> Vec<Fence> {
+        let holders = self.holders.iter();
+        let untold = holders.filter(|(_, id)| !self.places[**id].is_told);
+        untold.map(|(fence, _)| *fence).collect()
+    }
+
     /// Refuses new claims from now on, and dismisses the waiters.
     pub fn begin_drain(&mut self, now: Instant) {
         self.settle(Scope::Everything, now);

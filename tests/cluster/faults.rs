@@ -306,9 +306,8 @@ fn a_user_who_may_write_the_prefix_is_enough_once() {
     again.wait_until_active(1);
     let mut client = again.connect();
     assert_eq!(renew(&mut client, "k", &grant), "ok 60");
-    again.daemon.signal(Signal::TERM);
-    again.wait_for("draining", 1);
     assert_eq!(client.request("r", "k", &grant.token), "ok");
+    again.daemon.signal(Signal::TERM);
     again.wait_for("resigned", 1);
 }
 

@@ -14,6 +14,7 @@ mod faults;
 mod history;
 mod proxy;
 mod relay;
+mod stopping;
 mod takeover;
 #[cfg(feature = "tls")]
 mod tls;

@@ -9,10 +9,11 @@ use std::time::{Duration, Instant};
 use latchd::client::{Address, Client as Guards, Loss};
 
 use crate::house::{Etcd, Server, TAKE_OVER, TTL};
+use crate::stopping::acquire_as_adopter;
 use crate::support::latch::{output, wait, Latch, PROGRAM};
 use crate::support::needs::{needs, Program};
 use crate::support::silent::free_port;
-use crate::support::{eventually, Client, Daemon, Event, Grant, Signal, PATIENCE};
+use crate::support::{eventually, Client, Daemon, Event, Signal, PATIENCE};
 
 /// One member of etcd, an active server and a standby.
 fn pair(programs: &[Program; 2], arguments: &[&str]) -> (Etcd, Server, Server) {
@@ -258,12 +259,6 @@ fn a_client_that_never_reads_goes_after_the_write_timeout() {
     standby.daemon.signal(Signal::TERM);
     assert!(standby.daemon.wait_exit(PATIENCE).is_some());
     drop(deaf);
-}
-
-/// Says what the client can do, and has a lock granted.
-fn acquire_as_adopter(client: &mut Client, key: &str) -> Grant {
-    assert!(client.request("hello", "_", "adopt").starts_with("ok "));
-    client.acquire_for(key, 0, 60)
 }
 
 #[test]

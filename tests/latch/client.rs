@@ -258,7 +258,7 @@ fn an_invalid_key_or_lease_is_not_sent() {
 
 #[test]
 fn each_refusal_of_the_server_has_its_error() {
-    let daemon = Daemon::start(&["--max-locks", "1", "--max-waiters", "1"]);
+    let daemon = Daemon::start_alone(&["--max-locks", "1", "--max-waiters", "1"]);
     let client = client(&daemon);
     let _guard = client.lock("k").acquire().expect("free");
     assert!(matches!(

@@ -619,7 +619,7 @@ fn busy_status_takes_any_exit_status() {
 
 #[test]
 fn a_full_server_and_a_draining_one_are_busy() {
-    let daemon = Daemon::start(&["--max-locks", "1", "--max-waiters", "1"]);
+    let daemon = Daemon::start_alone(&["--max-locks", "1", "--max-waiters", "1"]);
     let mut holder = daemon.connect();
     holder.acquire("k", 0);
     let mut waiter = daemon.connect();

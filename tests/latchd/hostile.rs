@@ -351,7 +351,7 @@ fn a_second_signal_ends_the_farewell_to_a_silent_peer() {
 }
 
 fn a_second_signal_ends_the_farewell_to_a_silent_peer_once() {
-    let daemon = Daemon::start(&["--write-timeout", "60"]);
+    let daemon = Daemon::start_alone(&["--write-timeout", "60"]);
     let deaf = daemon.connect();
     let mut writer = deaf.writer();
     let sent = Arc::new(AtomicUsize::new(0));

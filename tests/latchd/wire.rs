@@ -254,6 +254,11 @@ fn play(name: &str) {
 const NOT_IN_TIME: &str = "that came too late";
 
 fn play_section(section: &Section, other: Option<SocketAddr>) -> Result<(), String> {
+    // A server of a cluster does not drain: it hands over.
+    let is_drained = |line: &Line| matches!(line.step, Step::Signal(Signal::TERM));
+    if is_member() && section.lines.iter().any(is_drained) {
+        return Ok(());
+    }
     let daemon = match other {
         Some(_) if section.needs_own_daemon() => {
             eprintln!(

@@ -16,6 +16,12 @@ impl Recorder for Notes {
         };
         self.0.lock().extend(changes.drain(..).map(describe));
     }
+
+    fn close(&mut self, untold: Vec<Fence>) {
+        let untold = untold.iter().map(|fence| format!(" -{fence}"));
+        let closed = untold.fold("closed".to_owned(), |all, one| all + &one);
+        self.0.lock().push(closed);
+    }
 }
 
 impl Notes {
@@ -120,4 +126,60 @@ fn a_restored_holder_is_adopted_and_then_ends_with_its_seat() {
     assert_eq!(notes.all(), [""; 0]);
     drop(one);
     assert_eq!(notes.all(), ["-0"]);
+}
+
+#[test]
+fn the_record_closes_in_the_visit_that_leaves_adopters_alone() {
+    let (arbiter, other, adopter) = arbiter_and_two(Holdings::Release);
+    let notes = Notes::of(&arbiter);
+    adopter.set_can_adopt(true);
+    let grant = granted(&other, FOREVER);
+    let blocked = Blocked::start(&arbiter, adopter, |seat| acquire(seat, FOREVER));
+    let waiting = arbiter.connect(ConnId(3), None);
+    assert_eq!(waiting.enqueue(&lock(FOREVER)), Answer::Queued);
+    let closed = arbiter.close_record_once_all_can_adopt();
+    assert!(closed.try_recv().is_err_and(|error| error.is_empty()));
+    // The grant that follows is in the record, and its client does not know its token.
+    release(&other, grant);
+    assert!(is_over(&closed));
+    assert_eq!(notes.all(), ["+1", "-1", "+2", "closed -2"]);
+    // The server goes on as before: no claim is refused.
+    let (_adopter, answer) = blocked.end();
+    assert!(matches!(answer, Answer::Granted(_)));
+    arbiter.close_record();
+    assert_eq!(notes.all().last().map(String::as_str), Some("closed"));
+}
+
+#[test]
+fn a_phase_one_grant_of_another_client_is_waited_for() {
+    let (arbiter, holder, other) = arbiter_and_two(Holdings::Release);
+    holder.set_can_adopt(true);
+    let grant = granted(&holder, FOREVER);
+    assert_eq!(other.enqueue(&lock(FOREVER)), Answer::Queued);
+    release(&holder, grant);
+    let closed = arbiter.close_record_once_all_can_adopt();
+    assert!(closed.try_recv().is_err_and(|error| error.is_empty()));
+    drop(other);
+    assert!(is_over(&closed));
+}
+
+#[test]
+fn a_client_that_leaves_is_waited_for_until_its_slots_are_free() {
+    const KEYS: usize = 2 * RELEASED_AT_ONCE;
+    let (arbiter, other, _) = arbiter_and_two(Holdings::Release);
+    let notes = Notes::of(&arbiter);
+    for key in 0..KEYS {
+        let key = key.to_string();
+        let ask = Ask {
+            key: &key,
+            ..lock(FOREVER)
+        };
+        assert!(matches!(other.try_acquire(&ask), Answer::Granted(_)));
+    }
+    let closed = arbiter.close_record_once_all_can_adopt();
+    drop(other);
+    assert!(is_over(&closed));
+    let notes = notes.all();
+    assert_eq!(notes.len(), 2 * KEYS + 1);
+    assert_eq!(notes.last().map(String::as_str), Some("closed"));
 }
