@@ -12,15 +12,46 @@ use crate::support::Daemon;
 
 #[test]
 fn the_example_shows_a_failover() {
+    shows(
+        "failover.sh",
+        &[
+            "one server is active, the other one passes connections on",
+            "the command runs with fence ",
+            "the active server is killed",
+            "the other server is active",
+            "the command still has its lock",
+            "the command has ended well",
+            "and the lock is free",
+        ],
+    );
+}
+
+#[test]
+fn the_example_shows_a_rolling_upgrade() {
+    shows(
+        "upgrade.sh",
+        &[
+            "one server is active, the others pass connections on",
+            "a server has been upgraded",
+            "a server has been upgraded",
+            "a server has been upgraded",
+            "no command has failed",
+        ],
+    );
+}
+
+/// Runs an example that prints lines which begin so.
+fn shows(example: &str, lines: &[&str]) {
     needs!("etcd");
     let programs = Path::new(env!("CARGO_BIN_EXE_latchd")).parent();
     let programs = programs.expect("they are in a directory").display();
     let path = std::env::var("PATH").unwrap_or_default();
-    let port = free_ports(8).to_string();
-    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/cluster/failover.sh");
+    let port = free_ports(9).to_string();
+    let directory = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/cluster/");
+    let script = format!("{directory}{example}");
     let mut command = Command::new("timeout");
     command
-        .args(["100", "sh", script, &port])
+        .args(["100", "sh", &script, &port])
         .env("PATH", format!("{programs}:{path}"))
         .env_remove("LATCH_AUTH_TOKEN_FILE")
         .stdin(Stdio::null())
@@ -31,20 +62,12 @@ fn the_example_shows_a_failover() {
     let printed = String::from_utf8_lossy(&ended.stdout).into_owned();
     let said = String::from_utf8_lossy(&ended.stderr);
     assert!(ended.status.success(), "{printed}{said}");
-    let mut lines = printed.lines();
-    for expected in [
-        "one server is active, the other one passes connections on",
-        "the command runs with fence ",
-        "the active server is killed",
-        "the other server is active",
-        "the command still has its lock",
-        "the command has ended well",
-        "and the lock is free",
-    ] {
-        let line = lines.next().unwrap_or_default();
+    let mut printed_lines = printed.lines();
+    for expected in lines {
+        let line = printed_lines.next().unwrap_or_default();
         assert!(line.starts_with(expected), "{printed}");
     }
-    assert_eq!(lines.next(), None, "{printed}");
+    assert_eq!(printed_lines.next(), None, "{printed}");
 }
 
 #[test]
