@@ -21,12 +21,12 @@ mod writer;
 
 use std::env;
 use std::io;
-use std::net::{SocketAddr, ToSocketAddrs};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crossbeam_channel::bounded;
 use log::{error, info, warn};
@@ -34,6 +34,7 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::arbiter::{Arbiter, Certainty};
 use crate::log::Log;
+use crate::net::names;
 use crate::sys::exec::exec;
 use crate::sys::moment::Moment;
 use crate::sys::secret;
@@ -416,13 +417,14 @@ fn exec_again(lease: u64) {
     }
 }
 
-/// Looks up a place, `HOST:PORT`, and tries its addresses in their order.
+/// Looks up a place, `HOST:PORT`, until `deadline` at most, and tries its addresses in their order.
 fn first_of<T>(
     place: &str,
+    deadline: Instant,
     mut attempt: impl FnMut(&SocketAddr) -> io::Result<T>,
 ) -> io::Result<T> {
     let mut last = io::Error::other("the name has no address");
-    for address in place.to_socket_addrs()? {
+    for address in names::look_up(place, deadline)? {
         match attempt(&address) {
             Ok(made) => return Ok(made),
             Err(error) => last = error,

@@ -38,7 +38,7 @@ const SHORT_PAUSE: Duration = Duration::from_millis(10);
 /// comes as often.
 const LONG_PAUSE: Duration = Duration::from_secs(1);
 
-/// The longest time for one attempt to connect to the active server.
+/// The longest time to look up the active server, and for one attempt to connect to it.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How long a client may take to read the last replies, and to close its side, after the active
@@ -410,7 +410,7 @@ fn speaks_tls(client: &Stream) -> bool {
 /// Connects to the active server, and says in whose place.
 fn introduce(epoch: u64, address: &str) -> io::Result<TcpStream> {
     let connect = |addr: &SocketAddr| TcpStream::connect_timeout(addr, CONNECT_TIMEOUT);
-    let server = first_of(address, connect)?;
+    let server = first_of(address, Instant::now() + CONNECT_TIMEOUT, connect)?;
     // Also while etcd is reached by both: then no new epoch cuts the connection.
     keep_alive(&server)?;
     // Else the kernel keeps megabytes that a client sends behind a long wait.

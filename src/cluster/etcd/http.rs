@@ -29,7 +29,7 @@ impl Connection {
         secure: impl Fn(TcpStream, Instant) -> io::Result<Stream>,
     ) -> io::Result<Connection> {
         let deadline = Instant::now() + timeout;
-        let stream = first_of(host, |address| {
+        let stream = first_of(host, deadline, |address| {
             let socket = TcpStream::connect_timeout(address, left(deadline)?)?;
             socket.set_nodelay(true)?;
             secure(socket, deadline)
