@@ -24,7 +24,7 @@ _latch() {
             option=
         else
             case $word in
-                --timeout | -w | --lease | --limit | --busy-status | -E | --tag | --kill-after | --server | --auth-token-file | --connect-timeout | --tls-ca | --tls-name | --format | --fence | --admin-token-file) option=$word ;;
+                --timeout | -w | --lease | --limit | --busy-status | -E | --tag | --kill-after | --at-least | --server | --auth-token-file | --connect-timeout | --tls-ca | --tls-name | --format | --fence | --admin-token-file) option=$word ;;
                 -*) ;;
                 *) if [[ -z $command ]]; then command=$word; else ((operand += 1)); fi ;;
             esac
@@ -47,10 +47,11 @@ _latch() {
     esac
     case $command in
         '') words='--help --version' ;;
-        'run') words='--timeout --nonblock --lease --limit --busy-status --tag --kill-after --busy-ok --retry --quiet --verbose --server --auth-token-file --connect-timeout --tls --tls-ca --tls-name --help --version --' ;;
+        'run') words='--timeout --nonblock --lease --limit --busy-status --tag --kill-after --at-least --busy-ok --retry --quiet --verbose --server --auth-token-file --connect-timeout --tls --tls-ca --tls-name --help --version --' ;;
         'hold') words='--timeout --nonblock --lease --limit --busy-status --tag --retry --quiet --verbose --server --auth-token-file --connect-timeout --tls --tls-ca --tls-name --help --version' ;;
         'wait') words='--timeout --nonblock --limit --server --auth-token-file --connect-timeout --tls --tls-ca --tls-name --help --version' ;;
         'acquire') words='--timeout --nonblock --lease --limit --tag --server --auth-token-file --connect-timeout --tls --tls-ca --tls-name --help --version' ;;
+        'reserve') words='--for --tag --timeout --nonblock --limit --server --auth-token-file --connect-timeout --tls --tls-ca --tls-name --help --version' ;;
         'renew') words='--lease --limit --server --auth-token-file --connect-timeout --tls --tls-ca --tls-name --help --version' ;;
         'release') words='--limit --server --auth-token-file --connect-timeout --tls --tls-ca --tls-name --help --version' ;;
         'stats') words='--format --json --watch --server --auth-token-file --connect-timeout --tls --tls-ca --tls-name --help --version' ;;
@@ -64,6 +65,7 @@ _latch() {
             'hold 0') return ;;
             'wait 0') return ;;
             'acquire 0') return ;;
+            'reserve 0') return ;;
             'renew 0') return ;;
             'renew 1') return ;;
             'release 0') return ;;
@@ -72,7 +74,7 @@ _latch() {
             'break 0') return ;;
             'fence-check 0') _latch_files; return ;;
             'fence-check 1') return ;;
-            ' 0') words='run hold wait acquire renew release stats break ping fence-check' ;;
+            ' 0') words='run hold wait acquire reserve renew release stats break ping fence-check' ;;
         esac
     fi
     COMPREPLY=($(compgen -W "$words" -- "$cur"))

@@ -106,6 +106,8 @@ pub struct Connection {
     pub(super) is_welcome: bool,
     /// What the server can do, as it has said.
     pub(super) abilities: Abilities,
+    /// What the server must be able to do for the claims over this connection.
+    pub(super) needs: Abilities,
     /// Ends requests that block for a reply.
     pub(super) cancelled_by: Option<CancelHandle>,
 }
@@ -216,30 +218,10 @@ impl Connection {
         self.expect_ok(&Request::Release { key, kind, token }, due)
     }
 
-    /// Starts a lease anew (`n`, `sn`), whichever connection it was granted to, and returns its
-    /// length, in whole seconds. Blocks for at most the reply timeout. A slot without a lease asks
-    /// for the server's default, not for the lease that was granted.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Refused`] if the token is not that of a holder, or what can go wrong with a reply.
-    pub fn renew(&mut self, key: &str, slot: Slot, token: Token) -> Result<Duration, Error> {
-        let request = Renewal::Renew.request(key, slot, token)?;
-        let reply = self.exchange(&request, self.reply_due())?;
-        self.renewed(&reply)
-    }
-
     /// Whether nothing of a reply has come. To be called when the socket is readable and no reply
     /// is due: over TLS, the server may have sent something else.
     pub(super) fn is_silent(&mut self) -> bool {
         self.read_within(Duration::ZERO).is_ok() && self.buffer.is_empty()
-    }
-
-    fn renewed(&mut self, reply: &Reply) -> Result<Duration, Error> {
-        match reply {
-            Reply::Renewed(lease) => Ok(*lease),
-            other => Err(self.refusal(other)),
-        }
     }
 
     /// Asks whether the server answers (`ping`). Blocks for at most the reply timeout.
@@ -576,6 +558,7 @@ fn key_of<'a>(request: &Request<'a>) -> Option<&'a str> {
         | Request::Release { key, .. }
         | Request::Renew { key, .. }
         | Request::Adopt { key, .. }
+        | Request::Keep { key, .. }
         | Request::Break { key, .. } => Some(key),
         Request::Queues(key) => *key,
         _ => None,

@@ -75,6 +75,10 @@ pub enum Error {
     Refused(Asked),
     /// `error_auth` to `break`: the client is not an operator of the server.
     NotAllowed(Asked),
+    /// The server is too old for the request, or of another make. Nothing is held.
+    Unsupported(Asked),
+    /// The server keeps as many grants as it may, or none for so long. The lock was released.
+    NotKept(Asked),
     /// The lock was lost before the guard released it, and how.
     Lost(Asked, Loss),
     /// A [`CancelHandle`](super::CancelHandle) has ended the wait. Nothing is held.
@@ -183,6 +187,8 @@ impl Error {
             | Error::Draining(asked)
             | Error::Refused(asked)
             | Error::NotAllowed(asked)
+            | Error::Unsupported(asked)
+            | Error::NotKept(asked)
             | Error::Lost(asked, _) => Some(asked),
             _ => None,
         }
@@ -239,6 +245,8 @@ impl Error {
             Error::AlreadyEnqueued(_) => "this connection is in the queue already",
             Error::Draining(_) => "the server is shutting down",
             Error::Refused(_) => "the server refused the request",
+            Error::Unsupported(_) => "the server is too old for this, or of another make",
+            Error::NotKept(_) => "the server keeps no more grants, or none for so long",
             Error::Lost(_, loss) => return loss.to_string(),
             Error::NotAllowed(_) => "the server lets only an operator do this",
             Error::Cancelled => "the wait was cancelled",

@@ -47,6 +47,13 @@ impl Granted {
         Ok(self)
     }
 
+    /// Has the server keep it for `time`, and waits for the answer for at most `within`.
+    pub(super) fn keep_for(&mut self, time: Duration, within: Duration) -> Result<(), Error> {
+        let (slot, token) = (self.slot.with_lease(time), self.grant.token);
+        let kept = self.connection.keep_within(&self.key, slot, token, within);
+        kept.map(drop)
+    }
+
     /// Releases, and waits for the answer for at most `within`.
     pub(crate) fn release(&mut self, within: Duration) -> Result<(), Error> {
         let (key, token) = (&self.key, self.grant.token);

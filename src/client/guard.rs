@@ -128,7 +128,7 @@ impl Shared {
                 on_lost: None,
                 on_silence: None,
                 asking: Vec::new(),
-                is_releasing: false,
+                order: None,
                 outcome: None,
             }),
             socket: AtomicI32::new(-1),
@@ -173,11 +173,19 @@ struct Hold {
     on_silence: Option<OnSilence>,
     /// Called with the outcome of the next renewal, which is due at once if there are any.
     asking: Vec<Answer>,
-    /// The guard has ordered the release.
-    is_releasing: bool,
-    /// What a release comes to: the lock is released, or it was lost, and the keeper has closed its
-    /// connection.
+    /// How the guard has ordered the hold to end.
+    order: Option<Order>,
+    /// The result of that, set by the keeper: the hold has ended, or the lock was lost, and the
+    /// keeper has closed its connection.
     outcome: Option<Result<(), Error>>,
+}
+
+/// How a hold ends.
+#[derive(Clone, Copy, Debug)]
+enum Order {
+    Release,
+    /// The server keeps the lock until then.
+    KeepUntil(Moment),
 }
 
 /// The callback for a silent server.
@@ -351,7 +359,11 @@ impl Guard {
     /// before, [`Error::Unreachable`] if no server of a cluster was there to hear of it (the key is
     /// free when the lease ends), or what can go wrong with a reply. The lock is not held in any
     /// case.
-    pub fn release(mut self) -> Result<(), Error> {
+    pub fn release(self) -> Result<(), Error> {
+        self.end(Order::Release)
+    }
+
+    fn end(mut self, order: Order) -> Result<(), Error> {
         if self.is_copy() {
             return Err(Error::Lost(self.asked.clone(), Loss::Forked));
         }
@@ -359,9 +371,42 @@ impl Guard {
             // Dropping the guard orders the release.
             return Ok(());
         }
-        self.order_release();
+        self.give(order);
         let outcome = self.shared.hold().outcome.take();
         outcome.expect("the keeper has ended the hold")
+    }
+
+    /// Leaves the lock to the server, which keeps it for `time` from now on, in whole seconds
+    /// (rounded up): nobody else is granted it before, although no process holds it. Its
+    /// [token](Guard::token) releases it sooner, see [`Connection::release`]. Blocks as
+    /// [`Guard::release`] does. A time of zero releases.
+    ///
+    /// [`Connection::release`]: super::Connection::release
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NotKept`] if the server keeps no more locks, or none for so long, and
+    /// [`Error::Unsupported`] if it is too old: the lock is released then. Otherwise those of
+    /// [`Guard::release`]. In a callback of this guard, it is released, and not kept.
+    ///
+    /// ```
+    /// use latchd::client::{Address, Client};
+    /// use std::time::Duration;
+    ///
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/documentation.rs"));
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let server: Address = "127.0.0.1:6388".parse()?;
+    /// # let (_running, server) = Server::in_place_of(server);
+    /// let client = Client::new([server]);
+    /// let guard = client.lock("report").acquire()?;
+    /// // ... work that is to be done at most once an hour ...
+    /// guard.keep_for(Duration::from_secs(3600))?;
+    /// assert!(client.lock("report").try_acquire()?.is_none());
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn keep_for(self, time: Duration) -> Result<(), Error> {
+        self.end(Order::KeepUntil(Moment::now() + time))
     }
 
     /// Whether the keeper is this thread, which runs a callback: it cannot wait for itself.
@@ -370,9 +415,9 @@ impl Guard {
         keeper.is_some_and(|keeper| keeper.thread().id() == thread::current().id())
     }
 
-    /// Has the keeper release, and waits until it has, or has closed the connection of a lost lock.
-    /// Not for the end of the thread then: the callback for the loss may take its time.
-    fn order_release(&mut self) {
+    /// Has the keeper end the hold, and waits until it has, or has closed the connection of a lost
+    /// lock. Not for the end of the thread then: the callback for the loss may take its time.
+    fn give(&mut self, order: Order) {
         let is_own = self.is_kept_by_this_thread();
         let Some(keeper) = self.keeper.take() else {
             return;
@@ -383,7 +428,7 @@ impl Guard {
             return self.shared.close_socket();
         }
         let mut hold = self.shared.hold();
-        hold.is_releasing = true;
+        hold.order = Some(order);
         self.shared.bell.set();
         if is_own {
             return;
@@ -400,14 +445,14 @@ impl Guard {
 impl Drop for Guard {
     fn drop(&mut self) {
         if self.is_copy() {
-            return self.order_release();
+            return self.give(Order::Release);
         }
         // No callback hears of a loss that the release has made pointless.
         let mut hold = self.shared.hold();
         let callbacks = (hold.on_lost.take(), hold.on_silence.take());
         drop(hold);
         // Before what they hold is dropped, which may panic.
-        self.order_release();
+        self.give(Order::Release);
         drop(callbacks);
     }
 }

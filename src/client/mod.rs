@@ -83,6 +83,7 @@ mod tls;
 
 use std::time::{Duration, Instant};
 
+use crate::protocol::abilities::Abilities;
 #[cfg(feature = "programs")]
 pub(crate) use crate::protocol::limits;
 pub use crate::protocol::reply::Grant;
@@ -241,6 +242,7 @@ impl Client {
             key,
             slot,
             tag: "",
+            needs: Abilities::default(),
             cancelled_by: None,
         }
     }
@@ -269,6 +271,8 @@ pub struct Lock<'a> {
     slot: Slot,
     /// Empty for none.
     tag: &'a str,
+    /// What the server must be able to do.
+    needs: Abilities,
     cancelled_by: Option<&'a CancelHandle>,
 }
 
@@ -303,6 +307,12 @@ impl<'a> Lock<'a> {
     /// ```
     pub fn tag(self, tag: &'a str) -> Lock<'a> {
         Lock { tag, ..self }
+    }
+
+    /// Has the claim fail with [`Error::Unsupported`] where [`Guard::keep_for`] would.
+    pub fn keepable(mut self) -> Lock<'a> {
+        self.needs.adopt = true;
+        self
     }
 
     /// Lets `handle` end the wait for a grant from another thread, also that of a place in the
@@ -367,6 +377,7 @@ impl<'a> Lock<'a> {
         let within = settings.connect_timeout.min(left.unwrap_or(Duration::MAX));
         let server = self.client.server_of(self.key);
         let mut connection = Connection::open_within(server, settings, within, others)?;
+        connection.needs = self.needs;
         connection.cancelled_by = self.cancelled_by.cloned();
         Ok(connection)
     }

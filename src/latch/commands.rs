@@ -1,13 +1,10 @@
-//! The commands that ask a server once: wait, acquire, renew, release and ping.
+//! The commands that ask a server once: wait, renew, release and ping.
 
 use crate::cli::failure::{CommandResult, Failure};
-use crate::cli::output;
 use crate::client::{Connection, Error};
 
 use super::servers::Target;
-use super::{
-    failure, options, print, report, shown, token, unprintable, LOST, PROGRAM, UNAVAILABLE,
-};
+use super::{failure, options, print, report, shown, token, LOST, PROGRAM, UNAVAILABLE};
 
 pub(super) fn wait(options: &options::Wait) -> CommandResult {
     let timeout = options::timeout(options.timeout, options.nonblock);
@@ -21,37 +18,6 @@ pub(super) fn wait(options: &options::Wait) -> CommandResult {
         Ok(()) | Err(Error::Refused(_)) => Ok(0),
         Err(error) => Err(target.failure(&error)),
     }
-}
-
-/// Takes the lock, checks that it outlives the connection, and prints the token.
-pub(super) fn acquire(options: &options::Acquire) -> CommandResult {
-    let timeout = options::timeout(options.timeout, options.nonblock);
-    let client = options.client(timeout)?;
-    let target = Target::new(client, &options.key, options.lease, options.limit);
-    let target = target.tagged(options.tag.as_deref(), PROGRAM);
-    let granted = target.claim(timeout)?.renewed_if_late();
-    let granted = granted.map_err(|error| target.failure(&error))?;
-    let (key, grant) = (&target.key, granted.grant);
-    // The server may release the lock at the end of the connection, and then the token is useless.
-    // So the first connection ends here, and a renewal over a second one shows what the server did.
-    granted.connection.finish();
-    let slot = target.slot.with_lease(grant.lease);
-    let mut connection = target.connect()?;
-    let renewed = connection.renew(key, slot, grant.token);
-    renewed.map_err(|error| match error {
-        Error::Refused(_) => target.fails(
-            LOST,
-            "the server released it when the connection closed; it keeps locks only if it runs \
-             with --no-auto-release-on-disconnect; use latch hold or latch run",
-        ),
-        error => target.failure(&error),
-    })?;
-    output::print(&format!("{}\n", grant.token)).map_err(|error| {
-        // No other process has the token to release the lock with.
-        let _ = connection.release(key, slot, grant.token);
-        unprintable(&error)
-    })?;
-    Ok(0)
 }
 
 pub(super) fn renew(options: &options::Renew) -> CommandResult {

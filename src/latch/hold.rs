@@ -29,10 +29,10 @@ fn keep(guard: Guard, place: &str, input: &StdinWatch, signals: &mut SignalWatch
     guard.on_lost(move |_| lost_setter.set());
     let token = guard.token();
     if let Err(error) = output::print(&format!("{token} {}\n", token.fence())) {
-        let _ = release(guard);
+        let _ = release(guard, None);
         return Err(unprintable(&error));
     }
     let killed = signals.wait_for(&[&input.closed, &lost]).err();
-    finish_release(guard, place)?;
+    finish_release(guard, place, None)?;
     Ok(killed.map_or(0, |killed| killed.follow()))
 }

@@ -5,6 +5,7 @@ mod claim;
 mod commands;
 mod fence_check;
 mod hold;
+mod keeping;
 mod options;
 mod prometheus;
 mod run;
@@ -157,7 +158,8 @@ fn dispatch(command: &SubCommand, words: &[OsString]) -> CommandResult {
         SubCommand::Run(options) => run::run(options, words),
         SubCommand::Hold(options) => hold::hold(options),
         SubCommand::Wait(options) => commands::wait(options),
-        SubCommand::Acquire(options) => commands::acquire(options),
+        SubCommand::Acquire(options) => keeping::acquire(options),
+        SubCommand::Reserve(options) => keeping::reserve(options),
         SubCommand::Renew(options) => commands::renew(options),
         SubCommand::Release(options) => commands::release(options),
         SubCommand::Stats(options) => stats::show(options),
@@ -212,7 +214,11 @@ fn busy(place: &str, status: Option<u8>) -> Failure {
 fn failure(about: impl Display, error: &Error) -> Failure {
     let status = match error {
         error if error.is_shortage() => SYSTEM_ERROR,
-        Error::Unreachable { .. } | Error::Closed { .. } | Error::NoReply { .. } => UNAVAILABLE,
+        Error::Unreachable { .. }
+        | Error::Closed { .. }
+        | Error::NoReply { .. }
+        | Error::Unsupported(_)
+        | Error::NotKept(_) => UNAVAILABLE,
         Error::AuthFailed { .. } | Error::NotAllowed(_) => NO_PERMISSION,
         Error::MaxLocks(_) | Error::MaxWaiters(_) | Error::Draining(_) => BUSY,
         Error::LeaseExpired(_) => LOST,

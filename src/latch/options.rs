@@ -19,11 +19,12 @@ use super::servers::{self, Target};
 use super::BUSY;
 
 /// The options of all sub-commands that ask a server.
-const ALL_ROWS: [&[Row]; 9] = [
+const ALL_ROWS: [&[Row]; 10] = [
     Run::ROWS,
     Hold::ROWS,
     Wait::ROWS,
     Acquire::ROWS,
+    Reserve::ROWS,
     Renew::ROWS,
     Release::ROWS,
     Stats::ROWS,
@@ -53,6 +54,7 @@ pub(super) enum SubCommand {
     Hold(Hold),
     Wait(Wait),
     Acquire(Acquire),
+    Reserve(Reserve),
     Renew(Renew),
     Release(Release),
     Stats(Stats),
@@ -187,6 +189,9 @@ keeping_command! {
             from_str_fn(time)
         )]
         kill_after: Duration,
+        /// keep the lock for at least this long after the grant, also if the command ends sooner
+        #[argh(option, arg_name = "time", from_str_fn(lease))]
+        at_least: Option<Duration>,
         /// exit with 0 if the lock is not granted in time
         #[argh(option, arg_name = "bool", default = "false", from_str_fn(yes_or_no))]
         busy_ok: bool,
@@ -223,8 +228,7 @@ command! {
 }
 
 command! {
-    /// Take a lock that outlives the connection, and print its token; needs a server that keeps
-    /// locks (--no-auto-release-on-disconnect)
+    /// Take a lock that no process holds, until its lease ends or release, and print its token
     #[argh(subcommand, name = "acquire")]
     Acquire {
         /// the key to hold
@@ -242,14 +246,39 @@ command! {
         /// take one of this many slots of a semaphore
         #[argh(option, arg_name = "count", from_str_fn(limit))]
         limit: Option<u32>,
-        /// what the server shows operators while this waits (latch@HOST pid N)
+        /// what the server shows operators of this holder (latch@HOST pid N)
         #[argh(option, arg_name = "text")]
         tag: Option<String>,
     }
 }
 
 command! {
-    /// Renew the lease of a lock of acquire, and print its length; needs a server that keeps locks
+    /// Take a lock for a person, without a process that holds it, and print how to give it back
+    #[argh(subcommand, name = "reserve")]
+    Reserve {
+        /// the key to hold
+        #[argh(positional)]
+        key: String,
+        /// how long the lock is reserved
+        #[argh(option, long = "for", arg_name = "time", from_str_fn(lease))]
+        duration: Duration,
+        /// who reserves it and what for, as the server shows it (latch@HOST pid N)
+        #[argh(option, arg_name = "text")]
+        tag: Option<String>,
+        /// how long to wait for the lock; 0 tries once (for ever)
+        #[argh(option, arg_name = "time", from_str_fn(wait_time))]
+        timeout / 'w': Option<Duration>,
+        /// do not wait, as with --timeout 0
+        #[argh(option, arg_name = "bool", default = "false", from_str_fn(yes_or_no))]
+        nonblock / 'n': bool,
+        /// take one of this many slots of a semaphore
+        #[argh(option, arg_name = "count", from_str_fn(limit))]
+        limit: Option<u32>,
+    }
+}
+
+command! {
+    /// Renew the lease of a lock of acquire or reserve, and print its length
     #[argh(subcommand, name = "renew")]
     Renew {
         /// the key that is held
@@ -268,7 +297,7 @@ command! {
 }
 
 command! {
-    /// Release a lock of acquire; needs a server that keeps locks
+    /// Release a lock of acquire or reserve
     #[argh(subcommand, name = "release")]
     Release {
         /// the key that is held

@@ -28,7 +28,10 @@ pub(super) fn run(options: &options::Run, command: &[OsString]) -> CommandResult
     if command.is_empty() {
         return Err(usage("missing command to run, after --"));
     }
-    let asking = options.asking(&command[0])?;
+    let mut asking = options.asking(&command[0])?;
+    if options.at_least.is_some() {
+        asking.target = asking.target.keepable();
+    }
     supervise::check_proc().map_err(Failure::cannot_start_process)?;
     let mut signals = SignalWatch::new().map_err(Failure::cannot_catch_signals)?;
     let place = asking.target.place();
@@ -46,6 +49,7 @@ fn run_under(
     command: &[OsString],
     signals: &mut SignalWatch,
 ) -> CommandResult {
+    let kept_until = options.at_least.map(|time| Moment::now() + time);
     let lost = Event::new().map_err(Failure::cannot_catch_signals)?;
     let confirmed = Event::new().map_err(Failure::cannot_catch_signals)?;
     let lost_setter = lost.clone();
@@ -74,7 +78,7 @@ fn run_under(
     if !guard.is_held() {
         look();
         if let Err(killed) = signals.wait_for(&[&lost, &confirmed]) {
-            let _ = release(guard);
+            let _ = release(guard, None);
             return Ok(killed.follow());
         }
     }
@@ -97,10 +101,10 @@ fn run_under(
     let Outcome::Finished(finish) = finish else {
         // Without a loss, the server is silent, and the command was ended before the deadline.
         let why = guard.loss().unwrap_or(Loss::Deadline).to_string();
-        let _ = release(guard);
+        let _ = release(guard, None);
         return Err(lost_lock(place, &why));
     };
-    finish_release(guard, place)?;
+    finish_release(guard, place, kept_until)?;
     Ok(finish.follow())
 }
 
@@ -110,26 +114,37 @@ pub(super) enum Release {
     Done,
     /// No server heard of the release: the key is free after this time at the latest.
     Unheard(Duration),
+    /// The server has released it, rather than keep it, for this reason.
+    NotKept(String),
     /// It was lost before.
     Lost(String),
 }
 
-/// Releases the lock when its work is done. Fails if it was lost before.
-pub(super) fn finish_release(guard: Guard, place: &str) -> Result<(), Failure> {
-    match release(guard) {
+/// Releases the lock when its work is done, or has the server keep it until then. Fails if it was
+/// lost before.
+pub(super) fn finish_release(
+    guard: Guard,
+    place: &str,
+    kept_until: Option<Moment>,
+) -> Result<(), Failure> {
+    match release(guard, kept_until) {
         Release::Done => {}
         Release::Unheard(left) => complain(format_args!(
             "{place}: no server takes the release: the key is free in {} s, at the end of its lease",
             left.as_secs() + 1
+        )),
+        Release::NotKept(why) => complain(format_args!(
+            "{place}: the lock is released before the time of --at-least is over: {why}"
         )),
         Release::Lost(why) => return Err(lost_lock(place, &why)),
     }
     Ok(())
 }
 
-/// Releases the lock. Does not wait long for a silent server while the lease runs: the end of this
-/// process ends the connection, and that releases the lock, too.
-pub(super) fn release(guard: Guard) -> Release {
+/// Releases the lock, or has the server keep it until then. A release does not wait long for a
+/// silent server while the lease runs: the end of this process ends the connection, and that
+/// releases the lock, too.
+pub(super) fn release(guard: Guard, kept_until: Option<Moment>) -> Release {
     if let Some(loss) = guard.loss() {
         return Release::Lost(loss.to_string());
     }
@@ -138,18 +153,28 @@ pub(super) fn release(guard: Guard) -> Release {
     let (sender, released) = channel();
     let releasing = thread::Builder::new()
         .name("releasing".into())
-        .spawn(move || drop(sender.send(guard.release())));
+        .spawn(move || {
+            let left = kept_until.map(|until| until.saturating_since(Moment::now()));
+            let _ = sender.send(match left {
+                Some(left) => guard.keep_for(left),
+                None => guard.release(),
+            });
+        });
     if releasing.is_err() {
         return Release::Done;
     }
-    let within = if was_held {
-        RELEASE_TIMEOUT
-    } else {
-        AWAY_TIMEOUT
+    // The end of this process would not have the lock kept.
+    let within = match was_held && kept_until.is_none() {
+        true => RELEASE_TIMEOUT,
+        false => AWAY_TIMEOUT,
     };
     match released.recv_timeout(within) {
         Ok(Ok(())) => Release::Done,
         Ok(Err(error @ (Error::Refused(_) | Error::Lost(..)))) => Release::Lost(error.reason()),
+        Ok(Err(error @ (Error::NotKept(_) | Error::Unsupported(_)))) => {
+            Release::NotKept(error.reason())
+        }
+        Ok(Err(error)) if kept_until.is_some() && was_held => Release::NotKept(error.reason()),
         Err(_) if was_held => Release::Done,
         _ if was_leased => Release::Unheard(lease_ends_at.saturating_since(Moment::now())),
         _ => Release::Lost(Loss::Deadline.to_string()),

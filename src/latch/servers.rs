@@ -48,6 +48,7 @@ pub(super) struct Target {
     pub(super) key: String,
     pub(super) slot: Slot,
     tag: String,
+    is_keepable: bool,
 }
 
 impl Target {
@@ -63,6 +64,7 @@ impl Target {
             key: key.to_owned(),
             slot: lease.map_or(slot, |lease| slot.with_lease(lease)),
             tag: String::new(),
+            is_keepable: false,
         }
     }
 
@@ -79,8 +81,18 @@ impl Target {
         self
     }
 
+    /// Refuses servers that cannot keep the lock without a connection.
+    pub(super) fn keepable(mut self) -> Target {
+        self.is_keepable = true;
+        self
+    }
+
     pub(super) fn lock(&self) -> Lock<'_> {
-        self.client.slot(&self.key, self.slot).tag(&self.tag)
+        let lock = self.client.slot(&self.key, self.slot).tag(&self.tag);
+        match self.is_keepable {
+            true => lock.keepable(),
+            false => lock,
+        }
     }
 
     pub(super) fn connect(&self) -> Result<Connection, Failure> {
@@ -120,7 +132,7 @@ impl Target {
         }
     }
 
-    fn server(&self) -> &Address {
+    pub(super) fn server(&self) -> &Address {
         self.client.server_of(&self.key)
     }
 

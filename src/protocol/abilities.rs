@@ -29,6 +29,14 @@ impl Abilities {
         abilities
     }
 
+    /// Whether all of `needed` is there.
+    pub fn includes(self, needed: Abilities) -> bool {
+        let is_there = |needed: bool, ours: bool| ours || !needed;
+        is_there(needed.adopt, self.adopt)
+            && is_there(needed.slots, self.slots)
+            && is_there(needed.keeps, self.keeps)
+    }
+
     fn words(self) -> impl Iterator<Item = &'static str> {
         let all = [
             (self.adopt, "adopt"),

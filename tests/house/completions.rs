@@ -73,6 +73,7 @@ fn the_help_is_understood_to_the_last_option() {
             "hold",
             "wait",
             "acquire",
+            "reserve",
             "renew",
             "release",
             "stats",
@@ -117,7 +118,7 @@ fn bash_completes_commands_options_and_values() {
     let dir = tempfile::tempdir().expect("there is room for a directory");
     fs::write(dir.path().join("tok en"), "").expect("write");
     for (words, offers) in [
-        ("latch re", "renew release"),
+        ("latch re", "reserve renew release"),
         ("latch fence", "fence-check"),
         ("latch --v", "--version"),
         ("latch run --ti", "--timeout"),

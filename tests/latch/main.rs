@@ -8,6 +8,7 @@ mod callbacks;
 mod client;
 mod commands;
 mod hold;
+mod keeping;
 mod monitoring;
 mod names;
 mod operators;

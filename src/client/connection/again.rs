@@ -33,6 +33,7 @@ impl Connection {
             awaited: VecDeque::new(),
             is_welcome: false,
             abilities: Abilities::default(),
+            needs: Abilities::default(),
             cancelled_by: None,
         }
     }

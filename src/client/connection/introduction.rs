@@ -60,6 +60,11 @@ impl Connection {
         let sent = self.send(request, self.time_to_send(due));
         let opened = sent.and_then(|()| self.receive_opening(self.opening_due(due)));
         self.unless_closed(opened)?;
+        if !self.abilities.includes(self.needs) {
+            // With the connection, the server forgets the claim.
+            self.close();
+            return Err(Error::Unsupported(self.asked()));
+        }
         answered(self);
         let reply = self.receive(request, due);
         self.unless_closed(reply)

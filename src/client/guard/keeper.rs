@@ -10,7 +10,7 @@ use std::time::Duration;
 use rustix::event::{poll, PollFd, PollFlags};
 
 use super::timing::{self, deadline_of, fits, renewal_interval};
-use super::{Answer, Loss, OnSilence, Shared};
+use super::{Answer, Loss, OnSilence, Order, Shared};
 use crate::client::connection::{Connection, Renewal};
 use crate::client::error::{Asked, Error};
 use crate::client::granted::Granted;
@@ -90,9 +90,10 @@ impl Keeper {
             if has_ended_silence {
                 self.read_late_reply()?;
             }
-            if self.sent_at.is_none() && self.shared.hold().is_releasing {
-                let released = self.release();
-                self.shared.end(released);
+            let order = self.shared.hold().order;
+            if let (None, Some(order)) = (self.sent_at, order) {
+                let ended = self.carry_out(order);
+                self.shared.end(ended);
                 return Ok(());
             }
             let now = Moment::now();

@@ -4,7 +4,7 @@ use std::mem;
 use std::thread;
 use std::time::Duration;
 
-use super::{Keeper, Loss};
+use super::{Keeper, Loss, Order};
 use crate::client::connection::Connection;
 use crate::client::error::Error;
 use crate::client::outage::Outage;
@@ -127,16 +127,39 @@ impl Keeper {
         }
     }
 
-    /// Releases, over a new connection if there is none, and again until a server answers.
-    pub(super) fn release(&mut self) -> Result<(), Error> {
+    /// Ends the hold as the guard has ordered.
+    pub(super) fn carry_out(&mut self, order: Order) -> Result<(), Error> {
+        if !matches!(order, Order::KeepUntil(until) if Moment::now() < until) {
+            return self.end_by(Order::Release);
+        }
+        if !self.held.connection.abilities.adopt {
+            self.end_by(Order::Release)?;
+            return Err(Error::Unsupported(self.asked()));
+        }
+        match self.end_by(order) {
+            // The release tells whether the lock was held all the same.
+            Err(Error::MaxLocks(_) | Error::Refused(_)) => {
+                self.end_by(Order::Release)?;
+                Err(Error::NotKept(self.asked()))
+            }
+            kept => kept,
+        }
+    }
+
+    /// Sends the request that ends the hold, over a new connection if there is none, and again
+    /// until a server answers.
+    fn end_by(&mut self, order: Order) -> Result<(), Error> {
         let lease_ends_at = self.held.asked_at + self.held.grant.lease;
         let gives_up_at = lease_ends_at.min(Moment::now() + RELEASE_TIME);
         let mut outage = Outage::new(Moment::now());
         let mut was_sent = false;
         loop {
-            let error = match self.release_once(&mut outage, &mut was_sent) {
-                Err(error) if !matches!(error, Error::Refused(_) | Error::Lost(..)) => error,
-                released => return released,
+            let error = match self.end_once(order, &mut outage, &mut was_sent) {
+                ended
+                @ (Ok(()) | Err(Error::Refused(_) | Error::MaxLocks(_) | Error::Lost(..))) => {
+                    return ended
+                }
+                Err(error) => error,
             };
             outage.pause();
             if outage.next_attempt >= gives_up_at {
@@ -146,7 +169,12 @@ impl Keeper {
         }
     }
 
-    fn release_once(&mut self, outage: &mut Outage, was_sent: &mut bool) -> Result<(), Error> {
+    fn end_once(
+        &mut self,
+        order: Order,
+        outage: &mut Outage,
+        was_sent: &mut bool,
+    ) -> Result<(), Error> {
         let connection = &mut self.held.connection;
         if connection.socket().is_none() {
             let within = Outage::time_for_attempt(Moment::NEVER);
@@ -157,6 +185,11 @@ impl Keeper {
                 }
                 Err(error) => return Err(error),
             }
+        }
+        if let Order::KeepUntil(until) = order {
+            let left = until.saturating_since(Moment::now());
+            let least = Duration::from_secs(1);
+            return self.held.keep_for(left.max(least), PATIENCE);
         }
         match self.held.release(PATIENCE) {
             // The release before has reached the server, and its answer was lost.

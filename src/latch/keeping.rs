@@ -1,0 +1,91 @@
+//! `latch acquire` and `latch reserve`: locks that the server keeps without a process.
+
+use std::fmt::Write;
+use std::time::Duration;
+
+use crate::cli::failure::CommandResult;
+use crate::cli::output;
+use crate::client::{Error, Granted};
+use crate::text::Plain;
+
+use super::servers::Target;
+use super::{options, unprintable, PROGRAM, UNAVAILABLE};
+
+/// Takes the lock for its lease, and prints the token.
+pub(super) fn acquire(options: &options::Acquire) -> CommandResult {
+    let timeout = options::timeout(options.timeout, options.nonblock);
+    let client = options.client(timeout)?;
+    let target = Target::new(client, &options.key, options.lease, options.limit);
+    let target = target.tagged(options.tag.as_deref(), PROGRAM).keepable();
+    let granted = target.claim(timeout)?;
+    let lease = granted.grant.lease;
+    let text = format!("{}\n", granted.grant.token);
+    keep(&target, granted, lease, &text)
+}
+
+/// Takes the lock for a time, and prints how to give it back.
+pub(super) fn reserve(options: &options::Reserve) -> CommandResult {
+    let timeout = options::timeout(options.timeout, options.nonblock);
+    let client = options.client(timeout)?;
+    let target = Target::new(client, &options.key, None, options.limit);
+    let target = target.tagged(options.tag.as_deref(), PROGRAM).keepable();
+    let granted = target.claim(timeout)?;
+    let text = instructions(options, &target, &granted);
+    keep(&target, granted, options.duration, &text)
+}
+
+/// Has the server keep the lock for `time`, and prints `text`, which has its token in it.
+fn keep(target: &Target, granted: Granted, time: Duration, text: &str) -> CommandResult {
+    let granted = granted.renewed_if_late();
+    let granted = granted.map_err(|error| target.failure(&error))?;
+    let (mut connection, token) = (granted.connection, granted.grant.token);
+    let slot = target.slot.with_lease(time);
+    connection
+        .keep(&target.key, slot, token)
+        .map_err(|error| {
+            match error {
+        Error::Refused(_) => target.fails(
+            UNAVAILABLE,
+            "the server keeps no lock for so long; see --max-keep-time and --max-kept in latchd(8)",
+        ),
+        error => target.failure(&error),
+    }
+        })?;
+    output::print(text).map_err(|error| {
+        // No other process has the token to release the lock with.
+        let _ = connection.release(&target.key, slot, token);
+        unprintable(&error)
+    })?;
+    Ok(0)
+}
+
+/// Lines of `key: value` about a reservation, the last one with the command that ends it.
+fn instructions(options: &options::Reserve, target: &Target, granted: &Granted) -> String {
+    let token = granted.grant.token;
+    let mut release = format!("latch release {} {token}", quoted(&options.key));
+    if let Some(limit) = options.limit {
+        let _ = write!(release, " --limit {limit}");
+    }
+    if !options.server.is_empty() {
+        let _ = write!(
+            release,
+            " --server {}",
+            quoted(&target.server().to_string())
+        );
+    }
+    format!(
+        "key: {}\ntoken: {token}\nseconds: {}\nrelease: {release}\n",
+        Plain(options.key.as_bytes()),
+        options.duration.as_secs()
+    )
+}
+
+/// A word for the shell.
+fn quoted(word: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "_-./:@%+=,".contains(c);
+    if word.chars().all(is_plain) {
+        return word.to_owned();
+    }
+    let plain = Plain(word.as_bytes()).to_string();
+    format!("'{}'", plain.replace('\'', "'\\''"))
+}

@@ -1,0 +1,210 @@
+//! Locks that the server keeps without a process: `run --at-least`, `reserve`, `acquire`.
+
+use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::reconnecting::{listener, Peer};
+use crate::support::latch::{is_held, output, run, status, text, PROGRAM};
+use crate::support::wire_cutter::WireCutter;
+use crate::support::{eventually, Daemon, Scheme, PATIENCE};
+use latchd::client::{Address, Client, Error};
+
+#[test]
+fn a_short_job_keeps_its_lock_for_the_interval() {
+    let daemon = Daemon::start(&[]);
+    let began = Instant::now();
+    let job = [
+        "run",
+        "k",
+        "-n",
+        "--busy-ok",
+        "--at-least",
+        "3",
+        "--",
+        "echo",
+        "ran",
+    ];
+    assert_eq!(text(&run(&daemon, &job).stdout), "ran\n");
+    // The second host comes when the job is over, and does nothing.
+    let second = run(&daemon, &job);
+    assert_eq!(
+        (second.status.code(), &*text(&second.stdout)),
+        (Some(0), "")
+    );
+    let stats = daemon.stats();
+    assert_eq!(stats["locks"][0]["owner_conn_id"], 0, "{stats}");
+    eventually(PATIENCE, "the interval ends", || !is_held(&daemon, "k"));
+    assert!(began.elapsed() >= Duration::from_secs(2));
+    assert_eq!(text(&run(&daemon, &job).stdout), "ran\n");
+}
+
+#[test]
+fn a_job_that_outlasts_the_interval_releases_at_its_end() {
+    let daemon = Daemon::start(&[]);
+    let job = [
+        "run",
+        "k",
+        "--at-least",
+        "1",
+        "--",
+        "sh",
+        "-c",
+        "sleep 1.2; exit 3",
+    ];
+    assert_eq!(status(&daemon, &job), 3);
+    assert!(!is_held(&daemon, "k"));
+}
+
+#[test]
+fn a_server_that_keeps_nothing_is_told_after_the_job() {
+    let daemon = Daemon::start(&["--max-kept", "0"]);
+    let ended = run(&daemon, &["run", "k", "--at-least", "60", "--", "true"]);
+    assert_eq!(ended.status.code(), Some(0));
+    let said = text(&ended.stderr);
+    let expected = "released before the time of --at-least is over: the server keeps no more";
+    assert!(said.contains(expected), "{said}");
+    assert!(!is_held(&daemon, "k"));
+}
+
+#[test]
+fn a_server_that_cannot_keep_is_refused_before_the_job() {
+    let commands: [&[&str]; 3] = [
+        &[
+            "run",
+            "k",
+            "--at-least",
+            "60",
+            "--",
+            "touch",
+            "/nowhere/ran",
+        ],
+        &["acquire", "k"],
+        &["reserve", "k", "--for", "1h"],
+    ];
+    for arguments in commands {
+        let (listener, addr) = listener();
+        let server = thread::spawn(move || {
+            let mut peer = Peer::accept(&listener);
+            assert_eq!(peer.any_request(), "hello _ adopt");
+            peer.answer("error");
+            assert!(peer.any_request().starts_with("tag _ "));
+            peer.answer("ok");
+            peer.grant(60);
+        });
+        let mut command = Command::new(PROGRAM);
+        command
+            .args(arguments)
+            .env("LATCH_SERVER", addr.to_string());
+        let refused = output(&mut command);
+        server.join().expect("it was asked");
+        assert_eq!(refused.status.code(), Some(69), "{arguments:?}");
+        let said = text(&refused.stderr);
+        assert!(said.contains("the server is too old for this"), "{said}");
+    }
+}
+
+#[test]
+fn a_reservation_is_given_back_as_it_says() {
+    let daemon = Daemon::start(&[]);
+    let reserved = run(
+        &daemon,
+        &[
+            "reserve",
+            "the'bench",
+            "--for",
+            "2h",
+            "--tag",
+            "anna: bench",
+        ],
+    );
+    assert_eq!(reserved.status.code(), Some(0), "{reserved:?}");
+    let said = text(&reserved.stdout);
+    let value = |name: &str| {
+        let line = said.lines().find_map(|line| line.strip_prefix(name));
+        line.unwrap_or_else(|| panic!("{said}")).to_owned()
+    };
+    assert_eq!(value("key: "), "the'bench");
+    assert_eq!(value("seconds: "), "7200");
+    let shown = text(&run(&daemon, &["stats", "the'bench"]).stdout);
+    assert!(
+        shown.contains("anna: bench") && shown.contains("2 h"),
+        "{shown}"
+    );
+    assert_eq!(
+        status(&daemon, &["run", "the'bench", "-n", "--", "true"]),
+        75
+    );
+    // By a shell, whatever is in the key.
+    let mut shell = Command::new("sh");
+    let release = value("release: ").replacen("latch", PROGRAM, 1);
+    shell.arg("-c").arg(&release);
+    shell.env("LATCH_SERVER", daemon.addr().to_string());
+    assert_eq!(output(&mut shell).status.code(), Some(0), "{release}");
+    assert!(!is_held(&daemon, "the'bench"));
+}
+
+#[test]
+fn a_reservation_for_too_long_is_refused_and_released() {
+    let daemon = Daemon::start(&["--max-keep-time", "3600"]);
+    let refused = run(&daemon, &["reserve", "k", "--for", "2h"]);
+    assert_eq!(refused.status.code(), Some(69));
+    let said = text(&refused.stderr);
+    assert!(said.contains("--max-keep-time"), "{said}");
+    eventually(PATIENCE, "it is free", || !is_held(&daemon, "k"));
+}
+
+#[test]
+fn an_acquired_lock_is_renewed_and_released_by_its_token() {
+    let daemon = Daemon::start(&[]);
+    let acquired = run(
+        &daemon,
+        &["acquire", "pool", "--limit", "2", "--lease", "60"],
+    );
+    let token = text(&acquired.stdout).trim().to_owned();
+    let renewed = run(
+        &daemon,
+        &["renew", "pool", &token, "--limit", "2", "--lease", "600"],
+    );
+    assert_eq!(text(&renewed.stdout), "600\n");
+    assert_eq!(
+        status(&daemon, &["release", "pool", &token, "--limit", "2"]),
+        0
+    );
+    assert_eq!(
+        status(&daemon, &["release", "pool", &token, "--limit", "2"]),
+        70
+    );
+}
+
+#[test]
+fn a_guard_leaves_its_lock_to_the_server() {
+    let daemon = Daemon::start(&["--max-kept", "1"]);
+    let client = Client::new([Address::Tcp(daemon.addr().to_string())]);
+    let guard = |key| client.lock(key).keepable().acquire().expect("it is free");
+    let first = guard("a");
+    let token = first.token();
+    first.keep_for(Duration::from_secs(60)).expect("it is kept");
+    assert!(is_held(&daemon, "a"));
+    let second = guard("b").keep_for(Duration::from_secs(60));
+    assert!(matches!(second, Err(Error::NotKept(_))), "{second:?}");
+    assert!(!is_held(&daemon, "b"));
+    guard("b").keep_for(Duration::ZERO).expect("it is released");
+    assert!(!is_held(&daemon, "b"));
+    assert_eq!(status(&daemon, &["release", "a", &token.to_string()]), 0);
+}
+
+/// The command ends while the way to the server is cut.
+#[test]
+fn a_lock_is_kept_over_a_new_connection() {
+    let daemon = Daemon::start_directly(Scheme::Plain, &["--no-auto-release-on-disconnect"]);
+    let proxy = WireCutter::before(daemon.addr());
+    let client = Client::new([Address::Tcp(proxy.addr().to_string())]);
+    let guard = client.lock("k").acquire().expect("it is free");
+    proxy.wire().cut();
+    guard.keep_for(Duration::from_secs(60)).expect("it is kept");
+    let stats = daemon.stats();
+    assert_eq!(stats["locks"][0]["owner_conn_id"], 0, "{stats}");
+    let left = stats["locks"][0]["lease_expires_in_s"].as_f64();
+    assert!(left.is_some_and(|left| left > 40.0), "{stats}");
+}
