@@ -1,5 +1,6 @@
-//! Clients that believe in their locks to the last moment, while servers and members of etcd die,
-//! stand still and are cut off. What they believed is checked afterwards.
+//! Clients that believe in their locks to the last moment, while servers are told to stop, and
+//! servers and members of etcd die, stand still and are cut off. What they believed is checked
+//! afterwards.
 //!
 //! `LATCHD_HISTORY_S` says for how many seconds (40), `LATCHD_HISTORY_SEED` with which seed. With
 //! `LATCHD_HISTORY_FAULT`, the servers have a planted fault, which is to be found.
@@ -81,6 +82,10 @@ fn live(history: &History, ports: &[u16], seed: u64) {
             thread::sleep(Duration::from_millis(50));
             continue;
         };
+        // A server that is told to stop hands over to the next one at once.
+        if ask(&mut client, "hello\n_\nadopt\n", PATIENCE).is_none() {
+            continue;
+        }
         while !history.is_over.load(Ordering::Relaxed) {
             if hold(history, &mut client, &mut random, ports).is_none() {
                 break;
@@ -312,7 +317,19 @@ impl House {
     fn harm(&mut self, random: &mut Random) -> String {
         let server = random.below(2) as usize;
         let member = random.below(3) as usize;
-        match random.below(7) {
+        match random.below(9) {
+            7 | 8 => {
+                let daemon = &self.servers[server].daemon;
+                daemon.signal(Signal::TERM);
+                let told = Instant::now();
+                let status = daemon.wait_exit(TAKE_OVER).expect("it ends");
+                let took = told.elapsed();
+                assert_eq!(status.code(), Some(0), "{}", daemon.log());
+                thread::sleep(Duration::from_millis(random.below(1000)));
+                let port = self.servers[server].port;
+                self.servers[server] = House::start(port, &self.proxies[server]);
+                format!("told server {server} to stop, which took {took:?}")
+            }
             kind @ (0 | 6) => {
                 // What is answered during a cut must not be lost.
                 let is_cut = kind == 6;
