@@ -317,9 +317,15 @@ impl Arbiter {
     /// Refuses new claims from now on and dismisses the waiters. The receiver's channel closes as
     /// soon as none of those is left that are waited for.
     pub fn begin_drain(&self, waits_for: DrainUntil) -> Receiver<()> {
+        self.refuse_claims();
+        let (mut visit, _) = self.visit(Scope::Everything);
+        visit.await_holders(waits_for, Then::Nothing)
+    }
+
+    /// Refuses new claims from now on and dismisses the waiters.
+    pub fn refuse_claims(&self) {
         let (mut visit, now) = self.visit(Scope::Everything);
         visit.table.begin_drain(now);
-        visit.await_holders(waits_for, Then::Nothing)
     }
 
     /// Stops all visits, and so all requests, for as long as the result lives.

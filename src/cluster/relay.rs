@@ -1,5 +1,11 @@
 //! A standby's part: it passes connections on to the active server, byte for byte, and cuts them
 //! once another server is active.
+//!
+//! A client that knows all servers could go to the active one itself. Clients with one address
+//! cannot, and mostly that is the server on their own host: they may be unable to resolve or to
+//! reach the address that servers have for each other, their TLS expects the name of this one, and
+//! a Unix socket leads nowhere else. They can adopt their locks like others, so a standby that
+//! stops must tell them apart, too.
 
 use std::collections::HashMap;
 use std::io;

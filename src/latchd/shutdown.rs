@@ -30,6 +30,10 @@ const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
 /// How long dismissed waiters have to read their answers before a hand-over.
 const ANSWERS_TO_WAITERS: Duration = Duration::from_millis(100);
 
+/// How long a server that hands over goes on granting, if holders are left whose clients cannot
+/// adopt their locks. If these ask for locks all the time, one of them always holds some.
+const GRANTS_GO_ON: Duration = Duration::from_secs(10);
+
 /// How a drain ended.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Drained {
@@ -139,14 +143,22 @@ impl End<'_> {
     }
 
     /// Leaves the holders to the next active server, as soon as all of them can come back to it.
-    /// Until then this server serves and grants. Afterwards no client is told anything that
-    /// promises a lock or an end of one, and the connections end with the process: an orderly
+    /// Until then this server serves, and grants for a while. Afterwards no client is told anything
+    /// that promises a lock or an end of one, and the connections end with the process: an orderly
     /// farewell would end the holders in the journal.
     fn hand_over_office(&self, deadline: Instant) -> ExitCode {
         info!("handing-over");
         let _ = notify("STOPPING=1\nSTATUS=Handing over");
         let closed = self.arbiter.close_record_once_all_can_adopt();
-        match self.wait_for(&closed, deadline) {
+        let time_left = deadline.saturating_duration_since(Instant::now());
+        let drains_at = Instant::now() + GRANTS_GO_ON.min(time_left / 2);
+        let mut ended = self.wait_for(&closed, drains_at);
+        if ended == Some(Drained::TimedOut) {
+            self.arbiter.refuse_claims();
+            info!("draining");
+            ended = self.wait_for(&closed, deadline);
+        }
+        match ended {
             Some(Drained::Yes) => info!("stopping reason=handed-over"),
             Some(Drained::TimedOut) => {
                 self.arbiter.close_record();

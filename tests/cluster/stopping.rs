@@ -79,6 +79,32 @@ fn a_hand_over_waits_for_clients_that_cannot_adopt() {
     }
 }
 
+/// One of them holds the lock at any time, while the others wait.
+#[test]
+fn clients_that_cannot_adopt_do_not_keep_a_server_from_stopping() {
+    let programs = needs!("etcd", "etcdctl");
+    let etcd = Etcd::start(&programs, 1);
+    let first = Server::active(&etcd.endpoints(), &["--shutdown-timeout", "4"]);
+    let second = Server::start(&etcd.endpoints(), &[]);
+    second.wait_for("standby active=", 1);
+    let directory = tempfile::tempdir().expect("there is room");
+    let (work, is_over) = (directory.path().join("work"), AtomicBool::new(false));
+    let ports = [first.port, second.port];
+    thread::scope(|scope| {
+        let _end = AtTheEnd(&is_over);
+        for number in [0, 2, 4, 6] {
+            let (work, is_over) = (&work, &is_over);
+            scope.spawn(move || work_plainly(&ports, number, work, is_over));
+        }
+        thread::sleep(Duration::from_millis(300));
+        first.daemon.signal(Signal::TERM);
+        exits_well(&first);
+        second.wait_until_active(1);
+    });
+    let log = first.daemon.log();
+    assert!(log.contains("stopping reason=handed-over"), "{log}");
+}
+
 /// A grant is told once it is in etcd. Grants on their way at the end would lock their keys for
 /// clients that do not know their tokens.
 #[test]
@@ -255,6 +281,10 @@ fn work_plainly(ports: &[u16], number: usize, work: &Path, is_over: &AtomicBool)
         };
         let _ = client.try_send(format!("l\n{key}\n60 60\n").as_bytes());
         let granted = match client.next_event(TAKE_OVER) {
+            Event::Line(line) if line == b"error_draining" => {
+                thread::sleep(Duration::from_millis(20));
+                continue;
+            }
             Event::Line(line) => String::from_utf8(line).expect("text"),
             Event::Eof | Event::Reset => continue,
             other => panic!("{other:?}"),
