@@ -2,6 +2,7 @@
 
 mod capacity;
 mod cluster_options;
+mod connection;
 mod handover;
 mod options;
 mod requests;
@@ -39,10 +40,10 @@ use crate::sys::trusted;
 use crate::table::{Caps, Holdings};
 use crate::text::{reason, unusable_file, Escaped};
 use crate::token::FenceSource;
+use connection::SessionRules;
 use handover::{Handover, HandoverFile};
 use options::{Auth, Options, Resolved};
 use requests::Offer;
-use session::SessionRules;
 
 const PROGRAM: &str = "latchd";
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use log::{trace, warn};
 
-use super::session::Ending;
+use super::connection::Ending;
 use crate::arbiter::{Certainty, Seat, WaitStage};
 use crate::protocol::abilities::Abilities;
 use crate::protocol::reply::Reply;

@@ -19,8 +19,8 @@ use crate::sys::operator_socket;
 use crate::table::ConnId;
 use crate::text::{reason, Escaped};
 
+use super::connection::{self, SessionRules};
 use super::options::{Options, Sockets};
-use super::session::{self, SessionRules};
 
 /// The mode of the operator's socket: its user, and root, who may connect to any.
 const OPERATOR_MODE: u32 = 0o600;
@@ -116,12 +116,12 @@ fn converse(
         match office.receive(stream, rules.read_timeout, rules.write_timeout) {
             Ok(()) => {}
             Err(error) if error.kind() == io::ErrorKind::TimedOut => {
-                return session::turn_away(stream, rules);
+                return connection::turn_away(stream, rules);
             }
             Err(_) => return,
         }
     }
     let outlet: Arc<dyn Outlet> = Arc::<Stream>::clone(stream);
     let seat = arbiter.connect(ConnId(admission.id), Some(outlet));
-    session::serve(stream, seat, rules, watch);
+    connection::serve(stream, seat, rules, watch);
 }

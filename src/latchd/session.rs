@@ -1,121 +1,29 @@
-//! One connection's conversation: reads requests, has them carried out, writes replies, in order.
-//!
-//! One thread at a time writes to the socket: the session's own, or while it waits for a grant, the
-//! thread that frees the slot. The session's thread may block in four places: in a read, in a write
-//! (and before it, until the journal has what the replies say), in [`carry_out`], and in the
-//! lingering close. Each has a time limit, unless an option says "for ever", and delays no other
-//! client.
+//! The requests of one connection: reads them, has them carried out, writes replies, in order.
 
 mod member;
-mod outbox;
-mod rules;
 mod statistics;
 
-use std::io;
-use std::net::Shutdown;
 use std::time::{Duration, Instant};
 
 use log::debug;
 
+use super::connection::outbox::Outbox;
+use super::connection::{Ending, SessionRules};
 use super::requests::{carry_out, certainty_of};
-use crate::arbiter::{Outlet, Seat};
+use crate::arbiter::Seat;
 use crate::net::hangup::HangupWatch;
 use crate::net::lines::{Buffered, LineReader, ReadEnd};
 use crate::net::stream::Stream;
-use crate::protocol::reply::{Grant, Reply};
+use crate::protocol::reply::Reply;
 use crate::protocol::request::{line_limit, parse, FirstWord, ProtocolError, Request, HELP};
 use crate::table::Refusal;
-use crate::text::{reason, Escaped};
+use crate::text::Escaped;
 use crate::token::Fence;
-use outbox::Outbox;
-pub use rules::SessionRules;
-
-/// How long the close waits for a peer that has not given the right token.
-const AUTH_COOLDOWN: Duration = Duration::from_millis(100);
-
-/// How long a lingering close reads what the peer still sends.
-const CLOSING_TIME: Duration = Duration::from_millis(250);
 
 /// The first byte of a TLS client's first message.
 const TLS_HANDSHAKE: u8 = 0x16;
 
-#[derive(Debug)]
-pub(super) enum Ending {
-    /// The peer has closed its side between two requests, or within one.
-    PeerClosed,
-    /// The connection is broken, or the peer does not read.
-    Broken(io::Error),
-    /// The peer sent `quit`.
-    Quit,
-    /// The peer closed its side while it waited.
-    HungUpWaiting,
-    /// The peer closed its side behind an `adopt`. It may be there all the same, behind a proxy
-    /// that passes on the end of one direction alone, and would take `error` for a loss.
-    HungUpAdopting,
-    ReadTimeout,
-    LineTooLong,
-    /// The peer speaks another protocol, of this name.
-    OtherProtocol(&'static str),
-    AuthFailed,
-    /// The system refuses the watch over the client, which so must not wait.
-    Unwatched,
-    /// Another server takes this one for the active one, and it is not, or not any more.
-    NotMeant,
-}
-
-/// Serves a connection until it ends.
-pub fn serve(stream: &Stream, seat: Seat, rules: &SessionRules, watch: &HangupWatch) {
-    let conn = seat.id();
-    debug!("opened conn={conn} peer={stream}");
-    let secret_len = rules.auth_token.as_deref().map_or(0, <[u8]>::len);
-    // Three lines, each with its own deadline, cannot take longer.
-    let auth_due = Instant::now() + 3 * rules.read_timeout;
-    let mut session = Session {
-        stream,
-        rules,
-        seat,
-        reader: LineReader::new(move |index, command| line_limit(secret_len, index, command)),
-        outbox: Outbox::new(stream, rules, watch, conn),
-        auth_due: rules.auth_token.is_some().then_some(auth_due),
-        malformed_count: 0,
-        has_stable_ref: false,
-        placeholders_left: Some(0),
-        is_first: true,
-        is_relayed: false,
-        socket_timeout: Duration::ZERO,
-        awaited: None,
-    };
-    let ending = session.converse();
-    if session.is_relayed && stream.was_reset() {
-        // The standby in between has stopped.
-        session.seat.keep_if_client_can_adopt();
-    }
-    let Session {
-        seat,
-        mut outbox,
-        malformed_count,
-        ..
-    } = session;
-    // The slots pass on before the close, which may take a while.
-    drop(seat);
-    rules.wait_for_journal(&mut outbox.promised);
-    lingering_close(stream, &ending, outbox.out, rules);
-    debug!(
-        "closed conn={conn} reason={} refused={malformed_count}",
-        ending.reason()
-    );
-}
-
-/// Closes a connection whose client has sent nothing in time.
-pub fn turn_away(stream: &Stream, rules: &SessionRules) {
-    let ending = match rules.auth_token {
-        Some(_) => Ending::AuthFailed,
-        None => Ending::ReadTimeout,
-    };
-    lingering_close(stream, &ending, Vec::new(), rules);
-}
-
-struct Session<'a> {
+pub(super) struct Session<'a> {
     stream: &'a Stream,
     rules: &'a SessionRules,
     seat: Seat,
@@ -139,8 +47,44 @@ struct Session<'a> {
     awaited: Option<(Option<u32>, Instant)>,
 }
 
-impl Session<'_> {
-    fn converse(&mut self) -> Ending {
+impl<'a> Session<'a> {
+    pub(super) fn new(
+        stream: &'a Stream,
+        seat: Seat,
+        rules: &'a SessionRules,
+        watch: &'a HangupWatch,
+    ) -> Self {
+        let secret_len = rules.auth_token.as_deref().map_or(0, <[u8]>::len);
+        // Three lines, each with its own deadline, cannot take longer.
+        let auth_due = Instant::now() + 3 * rules.read_timeout;
+        Session {
+            stream,
+            rules,
+            outbox: Outbox::new(stream, rules, watch, seat.id()),
+            seat,
+            reader: LineReader::new(move |index, command| line_limit(secret_len, index, command)),
+            auth_due: rules.auth_token.is_some().then_some(auth_due),
+            malformed_count: 0,
+            has_stable_ref: false,
+            placeholders_left: Some(0),
+            is_first: true,
+            is_relayed: false,
+            socket_timeout: Duration::ZERO,
+            awaited: None,
+        }
+    }
+
+    /// Gives up the seat. Returns the replies that are unsent, and how many requests were
+    /// malformed.
+    pub(super) fn leave(mut self) -> (Outbox<'a>, u32) {
+        if self.is_relayed && self.stream.was_reset() {
+            // The standby in between has stopped.
+            self.seat.keep_if_client_can_adopt();
+        }
+        (self.outbox, self.malformed_count)
+    }
+
+    pub(super) fn converse(&mut self) -> Ending {
         loop {
             let went_on = match self.serve_first_word() {
                 Some(served) => served,
@@ -357,85 +301,8 @@ impl Session<'_> {
     }
 }
 
-/// The reply to a wait, from the thread that ends it. The session has sent all other replies.
-impl Outlet for Stream {
-    fn peer(&self) -> String {
-        self.identity()
-    }
-
-    fn send_grant(&self, grant: Grant) -> usize {
-        // What has arrived may be a telnet command, which is answered first. A peer that has gone
-        // is sent nothing.
-        if self.is_readable() {
-            return 0;
-        }
-        let mut line = [0; Reply::MAX_LEN];
-        let mut rest = &mut line[..];
-        Reply::Granted(grant).write(&mut rest);
-        let len = Reply::MAX_LEN - rest.len();
-        self.send_once(&line[..len])
-    }
-
-    fn has_hung_up(&self) -> bool {
-        Stream::has_hung_up(self)
-    }
-
-    fn end(&self) {
-        self.shutdown(Shutdown::Both);
-    }
-}
-
 /// Whether a command is the first line of a request in HTTP.
 fn is_http(command: &[u8]) -> bool {
     let version = command.rsplit(|byte| *byte == b' ').next();
     version.is_some_and(|version| version.starts_with(b"HTTP/"))
-}
-
-/// Sends the last reply, and closes so that the peer can read it: a close with unread input would
-/// reset the connection.
-fn lingering_close(stream: &Stream, ending: &Ending, mut out: Vec<u8>, rules: &SessionRules) {
-    let (last_words, cooldown) = match ending {
-        Ending::PeerClosed | Ending::Broken(_) => return,
-        Ending::Quit | Ending::Unwatched | Ending::NotMeant | Ending::HungUpAdopting => {
-            (None, Duration::ZERO)
-        }
-        Ending::HungUpWaiting
-        | Ending::ReadTimeout
-        | Ending::LineTooLong
-        | Ending::OtherProtocol(_) => (Some(Reply::Error), Duration::ZERO),
-        Ending::AuthFailed => {
-            let refusals = &rules.auth_refusals;
-            refusals.warn(format_args!("auth-refused peer={stream}"), stream.source());
-            (Some(Reply::AuthFailed), AUTH_COOLDOWN)
-        }
-    };
-    if let Some(reply) = last_words {
-        reply.write(&mut out);
-    }
-    let closes_at = Instant::now() + cooldown;
-    if stream.write_within(&out, rules.write_timeout).is_ok() {
-        stream.discard_for(cooldown);
-        std::thread::sleep(closes_at.saturating_duration_since(Instant::now()));
-        stream.shutdown(Shutdown::Write);
-        stream.discard_for(CLOSING_TIME);
-    }
-}
-
-impl Ending {
-    /// A word for the log, and the number that the protocol has for it, if any.
-    fn reason(&self) -> String {
-        match self {
-            Ending::PeerClosed => "peer-closed code=11".into(),
-            Ending::Broken(error) => format!("broken error=\"{}\"", reason(error)),
-            Ending::Quit => "quit".into(),
-            Ending::Unwatched => "no-watch".into(),
-            Ending::HungUpWaiting => "hung-up-waiting code=11".into(),
-            Ending::HungUpAdopting => "hung-up-adopting code=11".into(),
-            Ending::ReadTimeout => "read-timeout code=10".into(),
-            Ending::LineTooLong => "line-too-long code=12".into(),
-            Ending::OtherProtocol(name) => (*name).into(),
-            Ending::AuthFailed => "auth-refused".into(),
-            Ending::NotMeant => "relayed-from-another-epoch".into(),
-        }
-    }
 }

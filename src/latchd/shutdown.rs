@@ -16,9 +16,9 @@ use crate::sys::notify::notify;
 use crate::sys::thread::spawn;
 use crate::text::reason;
 
+use super::connection::SessionRules;
 use super::handover::{Handover, HandoverFile};
 use super::options::Options;
-use super::session::SessionRules;
 
 /// How long the farewell waits while no connection closes. After a drain of thousands of waiters,
 /// their sessions take longer than this together.

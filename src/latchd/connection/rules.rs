@@ -41,7 +41,7 @@ pub struct SessionRules {
 
 /// What replies that have not been sent promise.
 #[derive(Default)]
-pub(super) struct Promised {
+pub(in crate::latchd) struct Promised {
     certainty: Certainty,
     /// The number of a change in the journal.
     change: u64,
@@ -49,7 +49,7 @@ pub(super) struct Promised {
 
 impl SessionRules {
     /// Adds to `promised` what a reply promises about a holder, or about all.
-    pub(super) fn promise(
+    pub(in crate::latchd) fn promise(
         &self,
         promised: &mut Promised,
         certainty: Certainty,
@@ -62,7 +62,7 @@ impl SessionRules {
     }
 
     /// Blocks until replies may leave, and the journal has what they promise.
-    pub(super) fn wait_for_journal(&self, promised: &mut Promised) {
+    pub(in crate::latchd) fn wait_for_journal(&self, promised: &mut Promised) {
         drop(self.replies.read());
         let Promised { certainty, change } = std::mem::take(promised);
         if let (Some(office), true) = (&self.office, certainty > Certainty::None) {
@@ -70,7 +70,7 @@ impl SessionRules {
         }
     }
 
-    pub(super) fn is_admin_token(&self, given: Option<&str>) -> bool {
+    pub(in crate::latchd) fn is_admin_token(&self, given: Option<&str>) -> bool {
         match (&self.admin_token, given) {
             (Some(token), Some(given)) => secret::is_same(token, given.as_bytes()),
             _ => false,
@@ -79,7 +79,7 @@ impl SessionRules {
 
     /// Whether the frame is `auth` with the right token. The comparison takes the same time
     /// wherever a wrong token differs, and whatever else is wrong with the frame.
-    pub(super) fn accepts(&self, frame: Frame<'_>) -> bool {
+    pub(in crate::latchd) fn accepts(&self, frame: Frame<'_>) -> bool {
         let [command, key, given] = frame;
         let token = self.auth_token.as_deref().unwrap_or_default();
         let (given, is_text) = match std::str::from_utf8(given) {

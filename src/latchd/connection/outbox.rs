@@ -1,16 +1,18 @@
 //! The client's end of a connection: replies that have not been sent, and the watch over a client
 //! that waits.
 
+use std::net::Shutdown;
+
 use log::trace;
 use rustix::process::geteuid;
 
 use super::rules::Promised;
 use super::{Ending, SessionRules};
-use crate::arbiter::{Certainty, WaitStage};
+use crate::arbiter::{Certainty, Outlet, WaitStage};
 use crate::latchd::requests::Peer;
 use crate::net::hangup::{HangupWatch, Input};
 use crate::net::stream::Stream;
-use crate::protocol::reply::Reply;
+use crate::protocol::reply::{Grant, Reply};
 use crate::sys::memory::{self, Purpose};
 use crate::table::ConnId;
 use crate::token::Fence;
@@ -28,13 +30,13 @@ const CAPACITY: usize = FULL_LEN + 1024;
 const MAX_REPLY_LEN: usize = 256;
 
 /// The replies on their way to a client.
-pub(super) struct Outbox<'a> {
+pub(in crate::latchd) struct Outbox<'a> {
     stream: &'a Stream,
     rules: &'a SessionRules,
     /// What has not been sent.
-    pub(super) out: Vec<u8>,
+    pub(in crate::latchd) out: Vec<u8>,
     /// What the journal must have before that leaves.
-    pub(super) promised: Promised,
+    pub(in crate::latchd) promised: Promised,
     watch: &'a HangupWatch,
     conn: ConnId,
     /// Whether the watch knows the socket: from the first wait on.
@@ -45,7 +47,7 @@ pub(super) struct Outbox<'a> {
 }
 
 impl<'a> Outbox<'a> {
-    pub(super) fn new(
+    pub(in crate::latchd) fn new(
         stream: &'a Stream,
         rules: &'a SessionRules,
         watch: &'a HangupWatch,
@@ -64,7 +66,7 @@ impl<'a> Outbox<'a> {
     }
 
     /// Adds a reply, of which so many bytes have been sent.
-    pub(super) fn add(&mut self, reply: &Reply, sent_len: usize) -> Result<(), Ending> {
+    pub(in crate::latchd) fn add(&mut self, reply: &Reply, sent_len: usize) -> Result<(), Ending> {
         if let Reply::Granted(grant) | Reply::Acquired(grant) = reply {
             trace!("granted conn={} fence={}", self.conn, grant.token.fence);
         }
@@ -77,11 +79,11 @@ impl<'a> Outbox<'a> {
     }
 
     /// Notes what the next reply promises, about this holder or about all.
-    pub(super) fn promise(&mut self, certainty: Certainty, holder: Option<Fence>) {
+    pub(in crate::latchd) fn promise(&mut self, certainty: Certainty, holder: Option<Fence>) {
         self.rules.promise(&mut self.promised, certainty, holder);
     }
 
-    pub(super) fn flush_if_full(&mut self) -> Result<(), Ending> {
+    pub(in crate::latchd) fn flush_if_full(&mut self) -> Result<(), Ending> {
         match makes_room(&mut self.out) {
             true => Ok(()),
             false => self.flush(),
@@ -89,14 +91,14 @@ impl<'a> Outbox<'a> {
     }
 
     #[inline(always)] // as `Stream::write_within`
-    pub(super) fn flush(&mut self) -> Result<(), Ending> {
+    pub(in crate::latchd) fn flush(&mut self) -> Result<(), Ending> {
         self.rules.wait_for_journal(&mut self.promised);
         flush(&mut self.out, self.stream, self.rules)
     }
 
     /// Where a long reply goes, and what sends it piece by piece: called when there may be no room
     /// for the next piece. The pieces need no certainty.
-    pub(super) fn in_pieces(
+    pub(in crate::latchd) fn in_pieces(
         &mut self,
     ) -> (
         &mut Vec<u8>,
@@ -113,7 +115,7 @@ impl<'a> Outbox<'a> {
 
     /// Ends the wait of a request, if it has waited; gives how many bytes of its reply have been
     /// sent.
-    pub(super) fn end_wait(&mut self) -> Option<usize> {
+    pub(in crate::latchd) fn end_wait(&mut self) -> Option<usize> {
         let (stage, sent_len) = self.wait.take()?;
         if stage == WaitStage::IsLong {
             self.heed(Input::Ignored);
@@ -164,6 +166,34 @@ impl Peer for Outbox<'_> {
             }
             WaitStage::Sent(len) => self.wait = self.wait.map(|(stage, _)| (stage, len)),
         }
+    }
+}
+
+/// The reply to a wait, from the thread that ends it. The session has sent all other replies.
+impl Outlet for Stream {
+    fn peer(&self) -> String {
+        self.identity()
+    }
+
+    fn send_grant(&self, grant: Grant) -> usize {
+        // What has arrived may be a telnet command, which is answered first. A peer that has gone
+        // is sent nothing.
+        if self.is_readable() {
+            return 0;
+        }
+        let mut line = [0; Reply::MAX_LEN];
+        let mut rest = &mut line[..];
+        Reply::Granted(grant).write(&mut rest);
+        let len = Reply::MAX_LEN - rest.len();
+        self.send_once(&line[..len])
+    }
+
+    fn has_hung_up(&self) -> bool {
+        Stream::has_hung_up(self)
+    }
+
+    fn end(&self) {
+        self.shutdown(Shutdown::Both);
     }
 }
 

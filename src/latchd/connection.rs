@@ -1,0 +1,131 @@
+//! One connection, from its first byte to its close.
+//!
+//! One thread at a time writes to the socket: the connection's own, or while it waits for a grant,
+//! the thread that frees the slot. The connection's thread may block in four places: in a read, in
+//! a write (and before it, until the journal has what the replies say), in [`carry_out`], and in
+//! the lingering close. Each has a time limit, unless an option says "for ever", and delays no
+//! other client.
+//!
+//! [`carry_out`]: super::requests::carry_out
+
+pub(super) mod outbox;
+mod rules;
+
+use std::io;
+use std::net::Shutdown;
+use std::time::{Duration, Instant};
+
+use log::debug;
+
+use super::session::Session;
+use crate::arbiter::Seat;
+use crate::net::hangup::HangupWatch;
+use crate::net::stream::Stream;
+use crate::protocol::reply::Reply;
+use crate::text::reason;
+pub use rules::SessionRules;
+
+/// How long the close waits for a peer that has not given the right token.
+const AUTH_COOLDOWN: Duration = Duration::from_millis(100);
+
+/// How long a lingering close reads what the peer still sends.
+const CLOSING_TIME: Duration = Duration::from_millis(250);
+
+/// Why a connection ends.
+#[derive(Debug)]
+pub(super) enum Ending {
+    /// The peer has closed its side between two requests, or within one.
+    PeerClosed,
+    /// The connection is broken, or the peer does not read.
+    Broken(io::Error),
+    /// The peer sent `quit`.
+    Quit,
+    /// The peer closed its side while it waited.
+    HungUpWaiting,
+    /// The peer closed its side behind an `adopt`. It may be there all the same, behind a proxy
+    /// that passes on the end of one direction alone, and would take `error` for a loss.
+    HungUpAdopting,
+    ReadTimeout,
+    LineTooLong,
+    /// The peer speaks another protocol, of this name.
+    OtherProtocol(&'static str),
+    AuthFailed,
+    /// The system refuses the watch over the client, which so must not wait.
+    Unwatched,
+    /// Another server takes this one for the active one, and it is not, or not any more.
+    NotMeant,
+}
+
+/// Serves a connection until it ends.
+pub fn serve(stream: &Stream, seat: Seat, rules: &SessionRules, watch: &HangupWatch) {
+    let conn = seat.id();
+    debug!("opened conn={conn} peer={stream}");
+    let mut session = Session::new(stream, seat, rules, watch);
+    let ending = session.converse();
+    // The slots pass on before the close, which may take a while.
+    let (mut outbox, malformed_count) = session.leave();
+    rules.wait_for_journal(&mut outbox.promised);
+    lingering_close(stream, &ending, outbox.out, rules);
+    debug!(
+        "closed conn={conn} reason={} refused={malformed_count}",
+        ending.reason()
+    );
+}
+
+/// Closes a connection whose client has sent nothing in time.
+pub fn turn_away(stream: &Stream, rules: &SessionRules) {
+    let ending = match rules.auth_token {
+        Some(_) => Ending::AuthFailed,
+        None => Ending::ReadTimeout,
+    };
+    lingering_close(stream, &ending, Vec::new(), rules);
+}
+
+/// Sends the last reply, and closes so that the peer can read it: a close with unread input would
+/// reset the connection.
+fn lingering_close(stream: &Stream, ending: &Ending, mut out: Vec<u8>, rules: &SessionRules) {
+    let (last_words, cooldown) = match ending {
+        Ending::PeerClosed | Ending::Broken(_) => return,
+        Ending::Quit | Ending::Unwatched | Ending::NotMeant | Ending::HungUpAdopting => {
+            (None, Duration::ZERO)
+        }
+        Ending::HungUpWaiting
+        | Ending::ReadTimeout
+        | Ending::LineTooLong
+        | Ending::OtherProtocol(_) => (Some(Reply::Error), Duration::ZERO),
+        Ending::AuthFailed => {
+            let refusals = &rules.auth_refusals;
+            refusals.warn(format_args!("auth-refused peer={stream}"), stream.source());
+            (Some(Reply::AuthFailed), AUTH_COOLDOWN)
+        }
+    };
+    if let Some(reply) = last_words {
+        reply.write(&mut out);
+    }
+    let closes_at = Instant::now() + cooldown;
+    if stream.write_within(&out, rules.write_timeout).is_ok() {
+        stream.discard_for(cooldown);
+        std::thread::sleep(closes_at.saturating_duration_since(Instant::now()));
+        stream.shutdown(Shutdown::Write);
+        stream.discard_for(CLOSING_TIME);
+    }
+}
+
+impl Ending {
+    /// A word for the log, and the number that the protocol has for it, if any.
+    fn reason(&self) -> String {
+        match self {
+            Ending::PeerClosed => "peer-closed code=11".into(),
+            Ending::Broken(error) => format!("broken error=\"{}\"", reason(error)),
+            Ending::Quit => "quit".into(),
+            Ending::Unwatched => "no-watch".into(),
+            Ending::HungUpWaiting => "hung-up-waiting code=11".into(),
+            Ending::HungUpAdopting => "hung-up-adopting code=11".into(),
+            Ending::ReadTimeout => "read-timeout code=10".into(),
+            Ending::LineTooLong => "line-too-long code=12".into(),
+            Ending::OtherProtocol(name) => (*name).into(),
+            Ending::AuthFailed => "auth-refused".into(),
+            Ending::NotMeant => "relayed-from-another-epoch".into(),
+        }
+    }
+}
