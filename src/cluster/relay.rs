@@ -28,7 +28,7 @@ use crate::log::Throttle;
 use crate::net::listener::SEND_BUFFER_LEN;
 use crate::net::stream::{keep_alive, Stream};
 use crate::protocol::request::{CLUSTER, RELAY};
-use crate::sys::event::{is_readable_by, wait_for};
+use crate::sys::event::{wait_for, wait_until_readable};
 use crate::sys::notify::notify;
 use crate::text::reason;
 
@@ -351,7 +351,7 @@ fn look<T>(
             Ok((len, _)) => len,
             Err(Errno::AGAIN | Errno::INTR) if left.is_zero() => return None,
             Err(Errno::AGAIN | Errno::INTR) => {
-                is_readable_by(client, deadline);
+                wait_until_readable(client, deadline);
                 continue;
             }
             Err(_) => 0,

@@ -15,7 +15,7 @@ use rustix::io::Errno;
 
 use crate::lfpd::uucp::files::DeviceLock;
 use crate::sys::directory::FileId;
-use crate::sys::event::is_readable_by;
+use crate::sys::event::wait_until_readable;
 use crate::sys::process;
 use crate::text::reason;
 
@@ -67,7 +67,7 @@ pub enum End {
 impl Holders {
     /// Watches no process yet, and never more than `max_holders`.
     pub fn new(max_holders: usize) -> io::Result<Holders> {
-        let own_end = process::end_of(std::process::id());
+        let own_end = process::pidfd(std::process::id());
         let can_tell = !own_end.is_err_and(|error| error.kind() == io::ErrorKind::Unsupported);
         let epoll = can_tell.then(|| epoll::create(CreateFlags::CLOEXEC));
         Ok(Holders {
@@ -80,7 +80,7 @@ impl Holders {
     /// How to notice the end of the process `pid`; `None` if it cannot be noticed.
     pub fn end_of(&self, pid: u32) -> Option<End> {
         match self.epoll {
-            Some(_) => process::end_of(pid).ok().map(End::Descriptor),
+            Some(_) => process::pidfd(pid).ok().map(End::Descriptor),
             None => Some(End::Start(process::start_ticks(pid))),
         }
     }
@@ -176,7 +176,7 @@ fn take_if_over(holders: &mut HashMap<u32, WatchedProcess>, pid: u32) -> Vec<Dev
 
 fn is_over(pid: u32, end: &End) -> bool {
     match end {
-        End::Descriptor(descriptor) => is_readable_by(descriptor, Instant::now()),
+        End::Descriptor(descriptor) => wait_until_readable(descriptor, Instant::now()),
         End::Start(start) => !process::exists(pid) || process::start_ticks(pid) != *start,
     }
 }

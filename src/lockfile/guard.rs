@@ -241,7 +241,7 @@ fn start_watch(held: &Arc<HeldFile>, on_lost: Option<OnLost>) -> io::Result<Even
         watcher = watcher.stack_size(STACK_LEN);
     }
     watcher.spawn(move || {
-        let is_over = stopped.is_set_by(Instant::now() + WATCH_DELAY);
+        let is_over = stopped.wait_until(Instant::now() + WATCH_DELAY);
         let held_now = held.upgrade().filter(|_| !is_over);
         if let Some(watch) = held_now.map(|held| Watch::on(&held.directory)) {
             watch_over(&held, on_lost, &watch, &stopped);

@@ -95,7 +95,7 @@ impl LockDetails {
         let pid = self.pid.filter(|_| self.alive == Alive::Yes)?;
         // A child can hold the lock of a process that has ended.
         process::look_up(pid).filter(|process| !process.is_zombie)?;
-        process::end_of(pid).ok()
+        process::pidfd(pid).ok()
     }
 }
 

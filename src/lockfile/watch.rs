@@ -12,7 +12,7 @@ use rustix::fs::inotify::{self, CreateFlags, Reader, WatchFlags};
 use rustix::io::Errno;
 
 use crate::sys::directory::Directory;
-use crate::sys::event::{is_readable_by, wait_for, Event};
+use crate::sys::event::{wait_for, wait_until_readable, Event};
 use crate::sys::process;
 
 use super::error::{SemaphoreError, SemaphoreResult};
@@ -37,7 +37,7 @@ pub(super) struct HolderProcess {
 impl HolderProcess {
     /// The process that has this number now; `None` if it has ended.
     pub(super) fn of(pid: u32) -> Option<HolderProcess> {
-        let (end, start_ticks) = match process::end_of(pid) {
+        let (end, start_ticks) = match process::pidfd(pid) {
             Ok(end) => (Some(end), None),
             Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
             Err(_) => (None, living(pid)?.start_ticks),
@@ -53,7 +53,7 @@ impl HolderProcess {
     /// Whether the process has ended. A zombie has.
     pub(super) fn is_over(&self) -> bool {
         match &self.end {
-            Some(end) => is_readable_by(end, Instant::now()),
+            Some(end) => wait_until_readable(end, Instant::now()),
             None => living(self.pid).is_none_or(|now| now.start_ticks != self.start_ticks),
         }
     }

@@ -1,4 +1,4 @@
-//! A flag that one thread sets and others poll for; waiting for descriptors.
+//! An event that one thread sets and others poll for, and waiting for descriptors.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -8,42 +8,41 @@ use std::time::Instant;
 use rustix::event::{eventfd, poll, EventfdFlags, PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 
-/// A flag that one thread sets and others poll for: its descriptor is readable while it is set.
+/// An event that one thread sets and others poll for: its descriptor is readable while it is set.
 /// Clones share it.
 #[derive(Clone, Debug)]
 pub struct Event(Arc<OwnedFd>);
 
 impl Event {
-    /// Makes an event that is not set.
+    /// Creates an event that is not set.
     pub fn new() -> io::Result<Event> {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         Ok(Event(Arc::new(eventfd(0, flags)?)))
     }
 
-    /// Sets the event. It stays set until it is taken.
+    /// Sets the event. It stays set until [`Event::take`].
     pub fn set(&self) {
-        // This fails only if the counter is full, and then the event is set.
+        // Fails only if the counter is full, and then the event is set.
         let _ = rustix::io::write(&self.0, &1_u64.to_ne_bytes());
     }
 
-    /// Says whether the event is set.
     pub fn is_set(&self) -> bool {
-        self.is_set_by(Instant::now())
+        self.wait_until(Instant::now())
     }
 
-    /// Blocks until the event is set, or until `deadline`; says whether it is set.
-    pub fn is_set_by(&self, deadline: Instant) -> bool {
-        is_readable_by(self, deadline)
+    /// Blocks until the event is set or `deadline` has passed; returns whether it is set.
+    pub fn wait_until(&self, deadline: Instant) -> bool {
+        wait_until_readable(self, deadline)
     }
 
-    /// Clears the event, and says whether it was set.
+    /// Clears the event; returns whether it was set.
     pub fn take(&self) -> bool {
         rustix::io::read(&self.0, &mut [0; 8]).is_ok()
     }
 }
 
-/// Blocks until a descriptor is readable, or until `deadline`; says whether it is readable.
-pub fn is_readable_by(descriptor: &impl AsFd, deadline: Instant) -> bool {
+/// Blocks until a descriptor is readable or `deadline` has passed; returns whether it is readable.
+pub fn wait_until_readable(descriptor: &impl AsFd, deadline: Instant) -> bool {
     wait_for(
         &mut [PollFd::new(descriptor, PollFlags::IN)],
         Some(deadline),
@@ -51,12 +50,12 @@ pub fn is_readable_by(descriptor: &impl AsFd, deadline: Instant) -> bool {
     .unwrap_or(false)
 }
 
-/// Blocks until a descriptor is ready, or until `deadline` (`None`: for ever), whatever signals
-/// come; says whether one is ready.
+/// Blocks until a descriptor is ready or `deadline` (`None`: never) has passed; signals do not end
+/// the wait. Returns whether one is ready.
 pub fn wait_for(polled: &mut [PollFd<'_>], deadline: Option<Instant>) -> io::Result<bool> {
     loop {
         let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-        // A time that is too long for the system is as good as none.
+        // A timeout too large for the system call is as good as none.
         let left = left.and_then(|left| Timespec::try_from(left).ok());
         match poll(polled, left.as_ref()) {
             Ok(count) => return Ok(count > 0),

@@ -1,5 +1,5 @@
-//! Replacing this process with a program, which `std::process::Command` does with the whole
-//! machinery of child processes.
+//! Replacing this process with a program; `std::process::Command` would add all the code for child
+//! processes.
 
 use std::convert::Infallible;
 use std::env;
@@ -11,8 +11,8 @@ use std::path::Path;
 use nix::sys::signal::SigSet;
 use nix::unistd::execve;
 
-/// Replaces this process with `program`. `arguments` begin with its name; `variables` are set
-/// beside those of this process. No signal is blocked in the program. Returns only if it fails.
+/// Replaces this process with `program`. `arguments` include argv[0]; `variables` are added to this
+/// process's environment. The program starts with no signal blocked. Returns only on failure.
 pub fn exec(
     program: &Path,
     arguments: impl Iterator<Item = OsString>,

@@ -1,8 +1,8 @@
-//! Room in memory: what clients make the process take is asked for here first.
+//! Memory reservations, so that clients cannot exhaust the process's memory.
 //!
 //! A failed allocation ends the process, and so does a thread without a signal stack. So whatever
-//! grows with what clients ask for (a thread, a session's buffers, the table) reserves its bytes
-//! before it allocates them, and is refused while there is no room.
+//! grows with client requests (a thread, a session's buffers, the table) reserves its bytes before
+//! it allocates them, and is refused while memory is short.
 
 use std::fs::File;
 use std::hint::black_box;
@@ -13,8 +13,8 @@ use std::sync::OnceLock;
 use rustix::param::page_size;
 use rustix::process::{getrlimit, Resource};
 
-/// The bytes that a newcomer leaves to those that are served already. Under a small limit it is
-/// only this share of the limit, so that a small process can serve at all.
+/// The bytes that newcomers leave for clients already served. Under a small limit it is only this
+/// share of the limit, so that a small process can serve at all.
 const LEFT_BY_NEWCOMERS: usize = if cfg!(target_pointer_width = "64") {
     33 * 1024 * 1024
 } else {
@@ -22,27 +22,26 @@ const LEFT_BY_NEWCOMERS: usize = if cfg!(target_pointer_width = "64") {
 };
 const NEWCOMERS_SHARE: usize = 4;
 
-/// The bytes that always stay free, for what is too small to be reserved.
+/// The bytes that always stay free, for allocations too small to reserve.
 const ALWAYS_LEFT: usize = 1024 * 1024;
 
-/// The bytes that are reserved now and perhaps not allocated yet.
+/// The bytes that are reserved but may not be allocated yet.
 static RESERVED: AtomicUsize = AtomicUsize::new(0);
 
 /// Bytes that only this caller may allocate, until it is dropped.
 #[derive(Debug)]
 pub struct Reservation(usize);
 
-/// The purpose of a reservation: it decides what must be left.
+/// What a reservation is for; decides how much must stay free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
-    /// A new thread or connection, which leaves the reserve to the others.
+    /// A new thread or connection. It leaves the reserve to clients already served.
     Newcomer,
-    /// What a client that is served already asks for.
+    /// A request of a client already served.
     Service,
 }
 
-/// Reserves `len` bytes. `None` if they cannot be had beside what must be left. Costs a few system
-/// calls.
+/// Reserves `len` bytes; `None` if too little would stay free. Costs a few system calls.
 pub fn reserve(len: usize, purpose: Purpose) -> Option<Reservation> {
     let reservation = Reservation(len);
     let reserved = RESERVED.fetch_add(len, Ordering::Relaxed) + len;
@@ -55,14 +54,14 @@ impl Drop for Reservation {
     }
 }
 
-/// Whether `len` bytes can be had beside what must be left.
+/// Whether enough memory stays free after `len` more bytes.
 fn has_room_for(len: usize, purpose: Purpose) -> bool {
-    // The limits are read each time, since they may be imposed while the process runs. Each has its
-    // field in statm: all that is mapped, and what of that is for data and stacks.
+    // The limits are read each time, because they can be changed while the process runs. Each comes
+    // with its field in statm: the total size, or data and stacks.
     let limits = [(Resource::As, 0), (Resource::Data, 5)]
         .map(|(resource, field)| (getrlimit(resource).current, field));
     let is_limited = limits.iter().any(|(limit, _)| limit.is_some());
-    // Where there is no /proc, what is used is not known: only a try tells.
+    // Without /proc the usage is unknown, so only an attempt can tell.
     let Some(used) = is_limited.then(used_pages).flatten() else {
         return can_allocate(len.saturating_add(left_within(usize::MAX, purpose)));
     };
@@ -76,7 +75,7 @@ fn has_room_for(len: usize, purpose: Purpose) -> bool {
     })
 }
 
-/// The bytes that must be left within a limit.
+/// The bytes that must stay free under a limit.
 fn left_within(limit: usize, purpose: Purpose) -> usize {
     match purpose {
         Purpose::Newcomer => LEFT_BY_NEWCOMERS.min(limit / NEWCOMERS_SHARE),
@@ -84,8 +83,8 @@ fn left_within(limit: usize, purpose: Purpose) -> usize {
     }
 }
 
-/// The fields of this process's statm. The file stays open: later, descriptors may be short. If
-/// they are short now, the next call opens it.
+/// The fields of this process's statm. The file stays open, because descriptors may be short later;
+/// if they are short now, the next call opens it.
 fn used_pages() -> Option<Vec<usize>> {
     static STATM: OnceLock<File> = OnceLock::new();
     let file = match STATM.get() {
@@ -101,12 +100,12 @@ fn used_pages() -> Option<Vec<usize>> {
     Some(text.split_whitespace().flat_map(str::parse).collect())
 }
 
-/// Tries an allocation. Without resource limits, a commit limit or 32-bit pointers still bound
-/// memory. The C library maps a block of this size afresh, whatever it has free.
+/// Tries the allocation. Without resource limits, a commit limit or 32-bit pointers still bound
+/// memory. The C library maps a block of this size anew, whatever it has cached.
 fn can_allocate(len: usize) -> bool {
     let mut block = Vec::<u8>::new();
     let is_had = block.try_reserve_exact(len).is_ok();
-    // The compiler may leave out an allocation that is never looked at.
+    // Otherwise the compiler may remove an unused allocation.
     black_box(&block);
     is_had
 }

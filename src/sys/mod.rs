@@ -1,5 +1,5 @@
-//! What the programs need of the system: directories, secrets, processes, threads, time, and
-//! systemd's notifications.
+//! System services for the programs: directories, secrets, processes, threads, time, and systemd's
+//! notifications.
 
 pub mod directory;
 pub mod event;

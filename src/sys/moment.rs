@@ -1,5 +1,5 @@
-//! Points in time by a clock that goes on while this process is stopped and while the host is
-//! suspended, as a lease does on the server.
+//! Instants of a clock that runs on while this process is stopped and while the host is suspended,
+//! as the server's leases do.
 
 use std::io;
 use std::ops::{Add, Sub};
@@ -20,7 +20,7 @@ const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
 pub struct Moment(Duration);
 
 impl Moment {
-    /// Later than any other.
+    /// Later than any other moment.
     pub const NEVER: Moment = Moment(Duration::MAX);
 
     pub fn now() -> Moment {
@@ -28,12 +28,12 @@ impl Moment {
         Moment(Duration::try_from(now).expect("no time is before the boot"))
     }
 
-    /// How long ago it was; zero if it is yet to come.
+    /// The time since then; zero if it is in the future.
     pub fn elapsed(self) -> Duration {
         Moment::now().saturating_since(self)
     }
 
-    /// The time from `earlier` to this; zero if that is later.
+    /// The time from `earlier` to this; zero if `earlier` is later.
     pub fn saturating_since(self, earlier: Moment) -> Duration {
         self.0.saturating_sub(earlier.0)
     }
@@ -55,10 +55,9 @@ impl Sub<Duration> for Moment {
     }
 }
 
-/// A descriptor that can be polled for a moment.
+/// A timer whose descriptor can be polled.
 ///
-/// The timeout of a poll will not do: after this process was stopped, it goes on with the time that
-/// was left before.
+/// A timeout of poll would not do: after a stop, the process would wait for what was left of it.
 #[derive(Debug)]
 pub struct Alarm(OwnedFd);
 
@@ -68,8 +67,8 @@ impl Alarm {
         Ok(Alarm(timerfd_create(TimerfdClockId::Boottime, flags)?))
     }
 
-    /// Makes the descriptor readable at `moment`, or within a year if that is later. It is not
-    /// readable before, whatever it was set to.
+    /// Makes the descriptor readable at `moment`, or in a year if that is earlier. Replaces the
+    /// moment set before.
     pub fn set(&self, moment: Moment) {
         let Moment(since_boot) = moment.min(Moment::now() + LONGEST);
         let time = Itimerspec {

@@ -1,4 +1,4 @@
-//! Reporting the server's state to systemd: sd_notify(3), without its library.
+//! Reports the server's state to systemd: sd_notify(3) without its library.
 
 use std::env;
 use std::io;
@@ -12,7 +12,7 @@ pub fn notify(state: &str) -> io::Result<()> {
     let Some(path) = env::var_os("NOTIFY_SOCKET").filter(|path| !path.is_empty()) else {
         return Ok(());
     };
-    // A path, or after an `@` a name in the abstract namespace.
+    // A path, or `@` and a name in the abstract namespace.
     let address = match path.as_bytes().strip_prefix(b"@") {
         Some(name) => SocketAddr::from_abstract_name(name)?,
         None => SocketAddr::from_pathname(&path)?,

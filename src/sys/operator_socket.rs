@@ -1,4 +1,4 @@
-//! Where a server puts the socket of its operator, and where an operator looks for it.
+//! The path of a server's operator socket, for the server and for the operator who looks for it.
 
 use std::env;
 use std::fs::{self, Metadata};
@@ -7,19 +7,19 @@ use std::path::{Path, PathBuf};
 
 use rustix::process::geteuid;
 
-/// The directory that an init script gives to a server that does not run as root.
+/// The directory that an init script creates for a server that does not run as root.
 const OF_SERVICE: &str = "/run/latchd";
 
 /// The directory of root's server.
 const OF_ROOT: &str = "/run";
 
-/// The directories of users who have logged in, by their numbers.
+/// The runtime directories of logged-in users, by number.
 const OF_USERS: &str = "/run/user";
 
-/// The socket that the packaged unit for systemd makes, whatever its port is.
+/// The socket created by the packaged systemd unit, on any port.
 const OF_UNIT: &str = "/run/latchd.sock";
 
-/// Where the server on `port` that this process is puts its socket: in $XDG_RUNTIME_DIR, in
+/// The path at which this process, serving `port`, binds its socket: in $XDG_RUNTIME_DIR, in
 /// /run/latchd if that belongs to its user, or in /run.
 pub fn path_to_bind(port: u16) -> PathBuf {
     let directory = match of_user() {
@@ -30,11 +30,11 @@ pub fn path_to_bind(port: u16) -> PathBuf {
     directory.join(name(port))
 }
 
-/// Where the socket of the server on `port` of this host may be, for a user who may use it.
+/// Paths at which the server on `port` of this host may have its socket, for a user who may use it.
 ///
-/// Only root, the service and this user can make a socket there. Another user, who may listen on
-/// the port at another address, could pretend to be the server: the operator would send the secret
-/// there, and believe that the grant is broken.
+/// Only root, the service and this user can create a socket there. Another user may listen on the
+/// port at another address and pretend to be the server; the operator would send it the secret, and
+/// believe that the grant was broken.
 pub fn paths_to_try(port: u16) -> Vec<PathBuf> {
     let of_login = Path::new(OF_USERS).join(geteuid().as_raw().to_string());
     let of_this_user = of_user().into_iter().chain([of_login]);
@@ -50,7 +50,7 @@ pub fn paths_to_try(port: u16) -> Vec<PathBuf> {
     paths
 }
 
-/// What is at this path, a link not followed, if it belongs to the user that runs this process.
+/// The file at this path (a link is not followed), if it belongs to this process's user.
 fn ours(path: &Path) -> Option<Metadata> {
     let found = fs::symlink_metadata(path).ok();
     found.filter(|it| it.uid() == geteuid().as_raw())

@@ -1,4 +1,4 @@
-//! What the kernel tells about processes: whether one is there, since when, and whose it is. No
+//! Facts about processes: whether one exists, when it started, and which user it belongs to. No
 //! other module reads the stat and status files in /proc.
 
 use std::fmt::Display;
@@ -14,29 +14,29 @@ use rustix::param::clock_ticks_per_second;
 use rustix::process::{pidfd_open, test_kill_process, Pid, PidfdFlags};
 use rustix::time::{clock_gettime, ClockId};
 
-/// What is known of a process that is there.
+/// Facts about an existing process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Process {
-    /// All its threads have ended, and its parent has not asked how: it does nothing any more.
+    /// A zombie whose threads have all exited.
     pub is_zombie: bool,
-    /// When it was started, in clock ticks since boot, if /proc tells that, and tells every process
-    /// the same.
+    /// When it started, in clock ticks since boot; `None` if /proc does not show it, or shows other
+    /// processes another value.
     pub start_ticks: Option<u64>,
-    /// The same in seconds since 1970.
+    /// The same, in seconds since 1970.
     pub started_at: Option<u64>,
 }
 
-/// Whether a process with this number is there; a zombie is, and so is another user's process. 0
-/// and numbers above `i32::MAX` are the numbers of no process.
+/// Whether a process with this number exists; zombies and other users' processes do. No process has
+/// number 0 or one above `i32::MAX`.
 pub fn exists(pid: u32) -> bool {
-    // If this process may not signal it, it is there.
+    // Any error but ESRCH means that it exists.
     to_pid(pid).is_some_and(|pid| !matches!(test_kill_process(pid), Err(Errno::SRCH)))
 }
 
-/// Whether a process has this number; a zombie has one. The number of a thread other than the first
-/// is the number of no process, unless neither pidfds nor /proc can tell.
+/// Whether the number is that of a process, zombies included. The number of a thread that is not
+/// the first of its process is not, unless neither pidfds nor /proc can tell.
 pub fn is_process(pid: u32) -> bool {
-    match end_of(pid) {
+    match pidfd(pid) {
         Ok(_) => true,
         Err(error) if error.kind() == io::ErrorKind::NotFound => false,
         Err(_) => exists(pid) && !read(pid, "status").is_some_and(|status| is_thread(pid, &status)),
@@ -47,18 +47,18 @@ fn is_thread(pid: u32, status: &str) -> bool {
     field(status, "Tgid:").is_some_and(|group| group.parse() != Ok(pid))
 }
 
-/// What is known of the process with this number; `None` if there is none. The number of a thread
-/// other than the first is the number of no process.
+/// Looks up a process; `None` if there is none. The number of a thread that is not the first of its
+/// process counts as none.
 pub fn look_up(pid: u32) -> Option<Process> {
     if !exists(pid) {
         return None;
     }
-    // If /proc is not mounted, hides other users' processes, or is that of another pid namespace,
-    // nothing more is known of it.
+    // Nothing more is known if /proc is not mounted, hides other users' processes, or belongs to
+    // another pid namespace.
     let Some(status) = read(pid, "status") else {
         return Some(Process::default());
     };
-    // The state is that of the first thread. If others run on, they are counted with it.
+    // The state is that of the first thread. Other threads may still run.
     let has_ended = field(&status, "State:").is_some_and(|state| state.starts_with(['Z', 'X']));
     let has_threads = field(&status, "Threads:").is_some_and(|count| !matches!(count, "0" | "1"));
     let start_ticks = comparable_start(pid);
@@ -69,40 +69,38 @@ pub fn look_up(pid: u32) -> Option<Process> {
     })
 }
 
-/// Reads a file of a process in /proc; bytes that are not UTF-8 are replaced.
+/// Reads a file in /proc/PID; replaces bytes that are not UTF-8.
 fn read(pid: u32, file: &str) -> Option<String> {
     let content = is_proc_ours().then(|| fs::read(format!("/proc/{pid}/{file}")));
     Some(String::from_utf8_lossy(&content?.ok()?).into_owned())
 }
 
-/// Whether /proc numbers the processes as the system calls of this process do. That of another pid
-/// namespace tells about other processes.
+/// Whether /proc is that of our own pid namespace. Any other numbers the processes differently.
 pub fn is_proc_ours() -> bool {
     fs::read_link("/proc/self")
         .is_ok_and(|own| own.as_os_str() == process::id().to_string().as_str())
 }
 
-/// When a process was started, in clock ticks since boot; `None` if the kernel may tell another
-/// process another number: in a time namespace, boot is at another time.
+/// When a process started, in clock ticks since boot; `None` if other processes may see another
+/// value, because one of them is in a time namespace.
 pub fn comparable_start(pid: u32) -> Option<u64> {
-    let is_comparable = !is_shifted() && (pid == process::id() || !has_shifted_boot(pid)?);
+    let is_comparable = !is_boot_shifted() && (pid == process::id() || !has_shifted_boot(pid)?);
     is_comparable.then(|| start_ticks(pid)).flatten()
 }
 
-/// Whether boot may be at another time for this process than for others.
-fn is_shifted() -> bool {
-    static IS_SHIFTED: OwnFact<bool> = OwnFact(OnceLock::new());
-    IS_SHIFTED
+/// Whether this process is in a time namespace with another boot time.
+fn is_boot_shifted() -> bool {
+    static IS_BOOT_SHIFTED: ProcessFact<bool> = ProcessFact(OnceLock::new());
+    IS_BOOT_SHIFTED
         .get_or(|| has_shifted_boot("self"))
         .unwrap_or(true)
 }
 
-/// What this process has found out about itself, and need not ask for each grant. A fork has
-/// another number, and asks anew.
-struct OwnFact<T>(OnceLock<(u32, T)>);
+/// A fact about this process, found out once. A fork has another process number and asks anew.
+struct ProcessFact<T>(OnceLock<(u32, T)>);
 
-impl<T: Copy> OwnFact<T> {
-    /// Without a descriptor to spare, `find` finds nothing, and the next call asks again.
+impl<T: Copy> ProcessFact<T> {
+    /// If `find` fails, for want of a descriptor for example, the next call tries again.
     fn get_or(&self, find: impl FnOnce() -> Option<T>) -> Option<T> {
         let own = process::id();
         match self.0.get() {
@@ -116,7 +114,7 @@ impl<T: Copy> OwnFact<T> {
     }
 }
 
-/// Whether boot is at another time for the process; `None` if /proc cannot tell for the moment.
+/// Whether the process sees another boot time; `None` if /proc cannot tell right now.
 fn has_shifted_boot(process: impl Display) -> Option<bool> {
     let offsets = match fs::read_to_string(format!("/proc/{process}/timens_offsets")) {
         Ok(offsets) => offsets,
@@ -130,7 +128,6 @@ fn has_shifted_boot(process: impl Display) -> Option<bool> {
     Some(offsets.any(|offset| offset != "0"))
 }
 
-/// The users of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProcessUsers {
     pub real: u32,
@@ -138,8 +135,8 @@ pub struct ProcessUsers {
     pub saved: u32,
 }
 
-/// The users of a process; `None` if it is gone, or /proc cannot tell. The owner of /proc/PID does
-/// not tell: it is root for a process that may not be dumped.
+/// The users of a process; `None` if it is gone, or /proc cannot tell. The owner of /proc/PID is no
+/// substitute: it is root for a process that is not dumpable.
 pub fn users(pid: u32) -> Option<ProcessUsers> {
     let status = read(pid, "status")?;
     let mut users = field(&status, "Uid:")?
@@ -152,10 +149,10 @@ pub fn users(pid: u32) -> Option<ProcessUsers> {
     })
 }
 
-/// A descriptor that becomes readable when the process has ended. Fails with
-/// [`io::ErrorKind::NotFound`] if there is no such process, [`io::ErrorKind::Unsupported`] if the
-/// kernel (before 5.3) has no such descriptors, or with any other error of the system.
-pub fn end_of(pid: u32) -> io::Result<OwnedFd> {
+/// A pidfd: becomes readable when the process ends. Fails with [`io::ErrorKind::NotFound`] if there
+/// is no such process, [`io::ErrorKind::Unsupported`] if the kernel (before 5.3) lacks pidfds, or
+/// with any other error of the system.
+pub fn pidfd(pid: u32) -> io::Result<OwnedFd> {
     let pid = to_pid(pid).ok_or(io::ErrorKind::NotFound)?;
     match pidfd_open(pid, PidfdFlags::empty()) {
         Ok(descriptor) => Ok(descriptor),
@@ -166,9 +163,9 @@ pub fn end_of(pid: u32) -> io::Result<OwnedFd> {
     }
 }
 
-/// When a process was started, in clock ticks since boot.
+/// When a process started, in clock ticks since boot.
 pub fn start_ticks(pid: u32) -> Option<u64> {
-    static OWN: OwnFact<u64> = OwnFact(OnceLock::new());
+    static OWN: ProcessFact<u64> = ProcessFact(OnceLock::new());
     let found = || Some(stat(pid)?.start_ticks);
     match pid == process::id() {
         true => OWN.get_or(found),
@@ -179,37 +176,37 @@ pub fn start_ticks(pid: u32) -> Option<u64> {
 /// Fields of /proc/PID/stat.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProcessStat {
-    /// As proc(5) has it: `Z` is a zombie.
+    /// The letter of proc(5): `Z` is a zombie.
     pub state: char,
     pub parent: i32,
     pub group: i32,
-    /// When it was started, in clock ticks since boot.
+    /// When it started, in clock ticks since boot.
     pub start_ticks: u64,
 }
 
-/// What /proc/PID/stat says of a process; `None` if it is gone, or /proc cannot tell.
+/// Parses /proc/PID/stat; `None` if the process is gone, or /proc cannot tell.
 pub fn stat(pid: u32) -> Option<ProcessStat> {
     parse_stat(&read(pid, "stat")?)
 }
 
-/// The name of a process's program; `None` if it is gone, or /proc cannot tell.
+/// The name of the program; `None` if the process is gone, or /proc cannot tell.
 pub fn name(pid: u32) -> Option<String> {
     Some(read(pid, "comm")?.trim_ascii_end().to_owned())
 }
 
 fn parse_stat(stat: &str) -> Option<ProcessStat> {
-    // The name, in parentheses, may hold anything; the third field comes after its end.
+    // The name, in parentheses, may contain anything; the third field follows the last one.
     let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace();
     Some(ProcessStat {
         state: fields.next()?.chars().next()?,
         parent: fields.next()?.parse().ok()?,
         group: fields.next()?.parse().ok()?,
-        // The 22nd of all fields; five have been taken.
+        // The 22nd field; five have been taken.
         start_ticks: fields.nth(22 - 6)?.parse().ok()?,
     })
 }
 
-/// Every process that /proc shows; `None` if it is not mounted, or not ours.
+/// Every process in /proc; `None` if /proc is not mounted or belongs to another pid namespace.
 pub fn all() -> Option<impl Iterator<Item = u32>> {
     if !is_proc_ours() {
         return None;
@@ -218,54 +215,53 @@ pub fn all() -> Option<impl Iterator<Item = u32>> {
     Some(entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()))
 }
 
-/// The number that the kernel gives to every user without a number in this user namespace.
+/// The kernel's overflow uid: it stands for every user without a number in this user namespace.
 pub fn overflow_user() -> u32 {
     let number = fs::read_to_string("/proc/sys/kernel/overflowuid");
     let number = number.ok().and_then(|text| text.trim().parse().ok());
     number.unwrap_or(65534)
 }
 
-/// The user with this number, unless it is the one that the kernel gives to every user without a
-/// number in this user namespace.
+/// The user with this number; `None` for the overflow uid where it stands for unknown users.
 pub fn known_user(uid: u32) -> Option<u32> {
     if uid != overflow_user() {
         return Some(uid);
     }
-    // Where all users have numbers, this one is a user, too.
+    // In a namespace that maps all users, the overflow uid is an ordinary user.
     let map = fs::read_to_string("/proc/self/uid_map").ok()?;
     let has_all = map.split_whitespace().eq(["0", "0", "4294967295"]);
     has_all.then_some(uid)
 }
 
-/// The signals that this process ignores: bit N - 1 stands for signal N. 0 if /proc cannot tell.
+/// A mask of the signals that this process ignores: bit N - 1 is signal N. 0 if /proc cannot tell.
 pub fn ignored_signals() -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = field(&status, "SigIgn:").and_then(|mask| u64::from_str_radix(mask, 16).ok());
     mask.unwrap_or(0)
 }
 
-/// When a process was started at the earliest, since the epoch, as this process's clock has it now.
-/// It may have started 10 ms later: the kernel cuts its start down to clock ticks.
+/// The earliest time at which a process can have started, since the epoch, by this process's clock
+/// now. It may have started 10 ms later: the kernel rounds down to clock ticks.
 pub fn earliest_start(pid: u32) -> Option<Duration> {
     let ticks = start_ticks(pid)?;
     let hertz = clock_ticks_per_second().max(1);
     Some(boot()? + Duration::from_millis(ticks.checked_mul(1000)? / hertz))
 }
 
-/// The instant `ticks` clock ticks after boot, in seconds since 1970.
+/// Converts clock ticks since boot to seconds since 1970.
 fn instant_of(ticks: u64) -> Option<u64> {
     booted_at()?.checked_add(ticks / clock_ticks_per_second().max(1))
 }
 
-/// When the system was booted, in seconds since 1970; `None` in a time namespace with another boot.
+/// The boot time in seconds since 1970; `None` in a time namespace with another one.
 pub fn booted_at() -> Option<u64> {
-    let boot = if is_shifted() { None } else { boot() };
+    let boot = if is_boot_shifted() { None } else { boot() };
     Some(boot?.as_secs())
 }
 
-/// For how many seconds the system has been up; `None` in a time namespace with another boot.
+/// The uptime in seconds; `None` in a time namespace with another boot time.
 pub fn uptime() -> Option<u64> {
-    let since_boot = if is_shifted() {
+    let since_boot = if is_boot_shifted() {
         None
     } else {
         time_since_boot()
@@ -273,14 +269,14 @@ pub fn uptime() -> Option<u64> {
     Some(since_boot?.as_secs())
 }
 
-/// The clock that counts from boot, also while the system is suspended.
+/// CLOCK_BOOTTIME: the time since boot, suspension included.
 pub fn time_since_boot() -> Option<Duration> {
     Duration::try_from(clock_gettime(ClockId::Boottime)).ok()
 }
 
-/// When the system was booted, since the epoch, as the clocks of this process have it now.
+/// The boot time since the epoch, as this process sees it now.
 fn boot() -> Option<Duration> {
-    // Read first: a delay between the two clocks makes the boot earlier, never later.
+    // Read first: a delay between the two readings makes the boot earlier, never later.
     let now = SystemTime::now().duration_since(UNIX_EPOCH).ok()?;
     now.checked_sub(time_since_boot()?)
 }
@@ -317,7 +313,7 @@ mod tests {
     #[test]
     fn a_zombie_is_there_and_is_known_for_one() {
         let mut child = Command::new("true").spawn().expect("true");
-        let end = end_of(child.id()).expect("a pidfd");
+        let end = pidfd(child.id()).expect("a pidfd");
         rustix::event::poll(
             &mut [rustix::event::PollFd::new(
                 &end,

@@ -1,4 +1,4 @@
-//! The secret that client and server share: the token that `auth` presents.
+//! The secret shared by client and server: the token that `auth` presents.
 
 use std::fs::File;
 use std::hint::black_box;
@@ -10,17 +10,17 @@ use rustix::fs::{fcntl_setfl, fstatfs, FsWord, OFlags};
 use super::directory::not_a_file;
 use super::trusted;
 
-/// The file system of pipes without a name.
+/// The file system of anonymous pipes.
 const PIPEFS_MAGIC: FsWord = 0x5049_5045;
 
 /// The longest secret in bytes: a longer one does not fit into a request.
 const MAX_SECRET_LEN: usize = 65_536;
 
-/// The longest file in bytes: more than any secret with white space around it.
+/// The longest file in bytes: leaves room for white space around the secret.
 const MAX_FILE_LEN: u64 = 128 * 1024;
 
-/// Reads the secret in a file, without the white space around it. The error, which may be about the
-/// file or about the secret, does not show the secret.
+/// Reads the secret in a file, without surrounding white space. The error, about the file or about
+/// the secret, does not show the secret.
 pub fn read(path: &Path) -> io::Result<String> {
     let mut content = String::new();
     let mut limited = open(path)?.take(MAX_FILE_LEN + 1);
@@ -30,8 +30,8 @@ pub fn read(path: &Path) -> io::Result<String> {
     check(&content).map(str::to_owned).map_err(io::Error::other)
 }
 
-/// Opens a file with a secret. A FIFO with a name would block until it has a writer; the pipe of
-/// a shell's `<(command)` has one.
+/// Opens a file with a secret. Refuses a named FIFO, which would block until it has a writer; the
+/// pipe of a shell's `<(command)` has one.
 fn open(path: &Path) -> io::Result<File> {
     let file = trusted::open(path, OFlags::RDONLY, 0)?;
     if fstatfs(&file)?.f_type == PIPEFS_MAGIC {
@@ -42,9 +42,8 @@ fn open(path: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// Removes the white space around a secret. The error, which does not show the secret, says what is
-/// wrong with it: an empty secret would let every client in, and one with a line end could never be
-/// presented.
+/// Trims white space around a secret and checks it: an empty secret would let every client in, and
+/// one with a line end could never be presented. The error does not show the secret.
 pub fn check(secret: &str) -> Result<&str, &'static str> {
     let secret = secret.trim();
     if secret.is_empty() {
@@ -58,15 +57,15 @@ pub fn check(secret: &str) -> Result<&str, &'static str> {
     }
 }
 
-/// Whether two secrets are the same, in a time that depends on their lengths alone: a guess that is
-/// right for a while takes no longer.
+/// Compares two secrets in a time that depends only on their lengths, so that a partly correct
+/// guess takes no longer.
 pub fn is_same(one: &[u8], other: &[u8]) -> bool {
     if one.len() != other.len() {
         return false;
     }
     let mut difference = 0;
     for (one, other) in one.iter().zip(other) {
-        // The compiler must not see that the rest cannot matter any more.
+        // The compiler must not see that the rest can no longer matter.
         difference = black_box(difference | (one ^ other));
     }
     difference == 0

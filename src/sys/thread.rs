@@ -1,4 +1,4 @@
-//! Starting threads without starving those that run.
+//! Starting threads only while memory allows.
 
 use std::io;
 use std::thread;
@@ -12,12 +12,11 @@ pub const STACK_LEN: usize = if cfg!(debug_assertions) {
     128 * 1024
 };
 
-/// What a running thread needs beside its stack, in bytes: a signal stack, a session's buffers.
+/// What a thread needs besides its stack, in bytes: a signal stack, a session's buffers.
 const THREAD_EXTRA: usize = 64 * 1024;
 
-/// Starts a detached thread with a stack of [`STACK_LEN`]. Refuses if it would leave too little
-/// memory to the others: a thread without a signal stack ends the process, and so does a failed
-/// allocation.
+/// Starts a detached thread with a stack of [`STACK_LEN`]. Refuses if too little memory would be
+/// left: a thread without a signal stack ends the process, and so does a failed allocation.
 pub fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<()> {
     spawn_boxed(name, Box::new(body))
 }

@@ -1,5 +1,5 @@
-//! Files at paths where another user may have put something: how they are opened, and whether
-//! others have access to them.
+//! Opening files where another user may have planted something, and checking whether others have
+//! access to them.
 
 use std::ffi::OsString;
 use std::fs::{self, File, Metadata};
@@ -16,18 +16,18 @@ use rustix::process::geteuid;
 
 use super::directory::parent_of;
 
-/// The most links in a row, as in the kernel.
+/// The maximum number of links in a row, as in the kernel.
 const MAX_LINKS: usize = 40;
 
-/// Bits of a mode. That a group may read a secret is usually meant.
+/// Mode bits. Read access for a group is usually intended.
 #[cfg(feature = "programs")]
 const READABLE_BY_OTHERS: u32 = 0o004;
 #[cfg(feature = "programs")]
 const WRITABLE_BY_OTHERS: u32 = 0o022;
 
-/// Follows links in the last component of a path, but no link that another user may have planted:
-/// it must belong to this user, or to the owner of its directory. This holds for root, too, who
-/// would otherwise touch files of that user's choice. What is missing is no error.
+/// Follows symbolic links in the last component of a path, but none that another user may have
+/// planted: a link must belong to this user or to the owner of its directory. Otherwise that user
+/// could choose the files that root touches. A missing file is not an error.
 pub fn follow(path: &Path) -> io::Result<PathBuf> {
     let mut path = path.to_owned();
     for _ in 0..MAX_LINKS {
@@ -44,12 +44,12 @@ pub fn follow(path: &Path) -> io::Result<PathBuf> {
     Err(io::Error::other("its links lead nowhere"))
 }
 
-/// Opens a file as [`follow`] finds it; the umask applies to the `mode` of a new one. Does not wait
-/// for the other end of a FIFO.
+/// Opens the file that [`follow`] finds; the umask applies to the `mode` of a new one. Does not
+/// wait for the other end of a FIFO.
 pub fn open(path: &Path, flags: OFlags, mode: u32) -> io::Result<File> {
     let path = follow(path)?;
     let mut flags = flags | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
-    // A link of /proc/self/fd leads to a file that is open already.
+    // A link in /proc/self/fd leads to a file that is already open.
     flags.set(OFlags::NOFOLLOW, !is_in_proc(&path));
     match openat(CWD, &path, flags, Mode::from_raw_mode(mode)) {
         Ok(file) => Ok(file.into()),
@@ -58,8 +58,8 @@ pub fn open(path: &Path, flags: OFlags, mode: u32) -> io::Result<File> {
     }
 }
 
-/// How other users have access to a file that they must not change, or read if it is a secret;
-/// `None` if they have none. Root and this user are no others.
+/// How users other than root and this one have access to a file that they must not change, nor read
+/// if it is a secret; `None` if they have none.
 #[cfg(feature = "programs")]
 pub fn exposure(path: &Path, is_secret: bool) -> io::Result<Option<&'static str>> {
     let trusted = [0, geteuid().as_raw()];
@@ -78,15 +78,14 @@ pub fn exposure(path: &Path, is_secret: bool) -> io::Result<Option<&'static str>
     })
 }
 
-/// A symbolic link.
 struct Link {
     target: PathBuf,
     owner: u32,
 }
 
 impl Link {
-    /// The link at `path`, if it is one, and none of /proc. Target and owner are of the same link,
-    /// even if another process replaces it meanwhile.
+    /// The symbolic link at `path`; `None` if it is something else, or a link of /proc. Target and
+    /// owner are those of the same link, even if another process replaces it in between.
     fn read(path: &Path) -> Option<Link> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let link = openat(CWD, path, flags, Mode::empty()).ok()?;
