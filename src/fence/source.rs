@@ -7,6 +7,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use parking_lot::Mutex;
 
 use crate::log::Throttle;
+use crate::sys::random;
 use crate::text::reason;
 use crate::token::{FenceSource, Salt};
 
@@ -84,7 +85,7 @@ struct SaltBuffer {
 impl SaltBuffer {
     fn fetch() -> io::Result<Self> {
         let mut bytes = Box::new([0; SALT_BUFFER_LEN]);
-        getrandom::fill(&mut bytes[..])?;
+        random::fill(&mut bytes[..])?;
         Ok(SaltBuffer { bytes, used: 0 })
     }
 

@@ -12,6 +12,7 @@ use crate::cli::failure::Failure;
 use crate::cli::waiting::{age, wait_on_thread, Ending, Verbosity, WaitingLine};
 use crate::client::{Error, Granted, Guard};
 use crate::supervise::{Event, SignalWatch};
+use crate::sys::random;
 use crate::text::Plain;
 
 use super::servers::{wait_of, Target};
@@ -142,7 +143,7 @@ impl Outage {
         if left.is_some_and(|left| left.is_zero()) {
             return None;
         }
-        let kept = 1024 - getrandom::u32().unwrap_or(0) % 512;
+        let kept = 1024 - random::number().unwrap_or(0) as u32 % 512;
         let pause = self.next_pause * kept / 1024;
         self.next_pause = (self.next_pause * 2).min(LONGEST_PAUSE);
         Some(left.map_or(pause, |left| pause.min(left)))

@@ -35,6 +35,7 @@ use crate::protocol::abilities::Abilities;
 use crate::protocol::limits;
 use crate::server::{self, refuse, CANNOT_START, USAGE};
 use crate::sys::notify::notify;
+use crate::sys::random;
 use crate::sys::secret;
 use crate::sys::trusted;
 use crate::table::{Caps, Holdings};
@@ -219,6 +220,9 @@ fn open_fences(fence_file: Option<&Path>, left: Option<&Handover>) -> Result<Fen
 }
 
 fn start_arbiter(options: &Options, (fences, reserver): Fences) -> Result<Arc<Arbiter>, String> {
+    if !random::is_ready() {
+        warn!("waiting-for-randomness");
+    }
     let salts = Salts::new().map_err(server::cannot("get random numbers"))?;
     let rules = Rules {
         caps: Caps {

@@ -1,5 +1,5 @@
-//! System services for the programs: directories, secrets, processes, threads, time, and systemd's
-//! notifications.
+//! System services for the programs: directories, secrets, processes, random numbers, threads, time,
+//! and systemd's notifications.
 
 pub mod directory;
 pub mod event;
@@ -10,6 +10,7 @@ pub mod notify;
 #[cfg(feature = "programs")]
 pub mod operator_socket;
 pub mod process;
+pub mod random;
 pub mod secret;
 pub mod thread;
 pub mod trusted;

@@ -13,6 +13,7 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
+use crate::sys::random;
 use crate::text::hex;
 
 use super::{unsupported, without_links, Directory, FileId};
@@ -44,7 +45,7 @@ impl PrivateNames {
         mut attempt: impl FnMut(&OsStr) -> io::Result<T>,
     ) -> io::Result<(OsString, T)> {
         for _ in 0..MAX_NAMES_TRIED {
-            let number = getrandom::u64()?;
+            let number = random::number()?;
             let (prefix, suffix) = (self.prefix, self.suffix);
             let name = OsString::from(format!("{prefix}{number:016x}{suffix}"));
             match attempt(&name) {
