@@ -221,11 +221,13 @@ fn a_standby_that_stops_ends_none_of_the_jobs_behind_it() {
         standby.wait_for("standby active=", 1);
         let mut holder = active.connect();
         let grant = holder.acquire_for("k", 0, 60);
-        let job = |_| {
+        // Half of them know no other server, and wait until it is back.
+        let servers = [vec![&standby], vec![&standby, &active]];
+        let job = |number: usize| {
             let mut command = Command::new(PROGRAM);
             command
                 .args(["run", "k", "--retry", "--server"])
-                .arg(cluster(&[&standby, &active]))
+                .arg(cluster(&servers[number % 2]))
                 .args(["--", "true"])
                 .env_remove("LATCH_AUTH_TOKEN_FILE")
                 .stdin(Stdio::null());
@@ -239,6 +241,7 @@ fn a_standby_that_stops_ends_none_of_the_jobs_behind_it() {
         eventually(PATIENCE, "all of them wait", || waiters(JOBS as u64));
         standby.daemon.signal(Signal::TERM);
         exits_well(&standby);
+        let _again = Server::start_at(standby.port, &etcd.endpoints(), &[], None);
         eventually(PATIENCE, "all of them wait again", || waiters(JOBS as u64));
         assert_eq!(holder.request("r", "k", &grant.token), "ok");
         for job in &mut jobs {
