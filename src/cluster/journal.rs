@@ -14,6 +14,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crossbeam_channel::{bounded, Receiver, Sender};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::arbiter::{Certainty, Recorder};
@@ -60,6 +61,8 @@ struct State {
     fence_end: u64,
     wants_fences: bool,
     ran_out_of_fences: bool,
+    /// Dropped when etcd has taken a batch.
+    probe: Option<Sender<()>>,
     waiting: Vec<Waiting>,
     closed: Option<Closed>,
     /// The time that a round takes, smoothed.
@@ -142,6 +145,7 @@ impl Journal {
         state.highest_written = state.highest_written.max(fences.max().unwrap_or(0));
         if !round.changes.is_empty() || round.reserve.is_some() {
             state.retry_at = None;
+            state.probe = None;
         }
         state.round_time = match round.number {
             1 => took,
@@ -186,6 +190,17 @@ impl Journal {
         state.fence_end = end;
         state.highest_written = next.saturating_sub(1);
         state.ran_out_of_fences = false;
+    }
+
+    /// Has a batch written, also if nothing has changed. The receiver's channel closes when etcd
+    /// has taken one.
+    pub fn probe(&self) -> Receiver<()> {
+        let (sender, receiver) = bounded(0);
+        let mut state = self.state.lock();
+        state.probe = Some(sender);
+        state.wants_fences = true;
+        self.work.notify_one();
+        receiver
     }
 
     /// Blocks until everything is written that has been recorded, or until `at_most` is over.

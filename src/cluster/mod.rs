@@ -28,7 +28,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::bounded;
+use crossbeam_channel::{bounded, Receiver};
 use log::{error, info, warn};
 use parking_lot::{Condvar, Mutex};
 
@@ -287,6 +287,12 @@ impl Office {
 
     fn is_leaving(&self) -> bool {
         self.is_leaving.load(Ordering::SeqCst)
+    }
+
+    /// The channel closes as soon as etcd takes a write: until then no other server could be
+    /// elected.
+    pub fn probe_journal(&self) -> Receiver<()> {
+        self.journal.probe()
     }
 
     /// Gives the office up, so that another server takes over at once. Blocks for six seconds at

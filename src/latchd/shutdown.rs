@@ -69,7 +69,7 @@ impl End<'_> {
         if let Some(office) = self.office {
             office.leave();
             return match office.is_active() {
-                true => self.hand_over_office(deadline),
+                true => self.hand_over_office(office, deadline),
                 false => self.leave_cluster(office, deadline),
             };
         }
@@ -146,17 +146,20 @@ impl End<'_> {
     /// Until then this server serves, and grants for a while. Afterwards no client is told anything
     /// that promises a lock or an end of one, and the connections end with the process: an orderly
     /// farewell would end the holders in the journal.
-    fn hand_over_office(&self, deadline: Instant) -> ExitCode {
+    fn hand_over_office(&self, office: &Office, deadline: Instant) -> ExitCode {
         info!("handing-over");
         let _ = notify("STOPPING=1\nSTATUS=Handing over");
-        let closed = self.arbiter.close_record_once_all_can_adopt();
-        let time_left = deadline.saturating_duration_since(Instant::now());
-        let drains_at = Instant::now() + GRANTS_GO_ON.min(time_left / 2);
-        let mut ended = self.wait_for(&closed, drains_at);
-        if ended == Some(Drained::TimedOut) {
-            self.arbiter.refuse_claims();
-            info!("draining");
-            ended = self.wait_for(&closed, deadline);
+        let mut ended = self.wait_for(&office.probe_journal(), deadline);
+        if ended == Some(Drained::Yes) {
+            let closed = self.arbiter.close_record_once_all_can_adopt();
+            let time_left = deadline.saturating_duration_since(Instant::now());
+            let drains_at = Instant::now() + GRANTS_GO_ON.min(time_left / 2);
+            ended = self.wait_for(&closed, drains_at);
+            if ended == Some(Drained::TimedOut) {
+                self.arbiter.refuse_claims();
+                info!("draining");
+                ended = self.wait_for(&closed, deadline);
+            }
         }
         match ended {
             Some(Drained::Yes) => info!("stopping reason=handed-over"),

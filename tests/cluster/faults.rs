@@ -472,6 +472,31 @@ fn a_full_etcd_costs_nobody_a_held_lock() {
     assert_eq!(etcd.holders("latchd").len(), 1);
 }
 
+/// No other server could take over.
+#[test]
+fn a_full_etcd_delays_a_hand_over() {
+    let programs = needs!("etcd", "etcdctl");
+    let etcd = Etcd::start_with(&programs, 1, &["--quota-backend-bytes", "1000000"]);
+    let server = Server::active(&etcd.endpoints(), &[]);
+    let mut holder = server.connect();
+    assert!(holder.request("hello", "_", "adopt").starts_with("ok "));
+    let held = holder.acquire_for("held", 0, 60);
+    fill(&etcd);
+    server.daemon.signal(Signal::TERM);
+    server.wait_for("etcd-refuses code=8", 1);
+    for _ in 0..5 {
+        assert_eq!(renew(&mut holder, "held", &held), "ok 60");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    make_room(&etcd);
+    let status = server.daemon.wait_exit(TAKE_OVER).expect("it ends");
+    let log = server.daemon.log();
+    assert_eq!(status.code(), Some(0), "{log}");
+    assert!(log.contains("stopping reason=handed-over"), "{log}");
+    let next = Server::active(&etcd.endpoints(), &[]);
+    assert_eq!(renew(&mut next.connect(), "held", &held), "ok 60");
+}
+
 /// Compacts, defragments and disarms the alarm.
 fn make_room(etcd: &Etcd) {
     let listed = etcd.ctl(&["get", "filler", "-w", "fields"]);
