@@ -55,6 +55,7 @@ _latch() {
         'renew') words='--lease --limit --server --auth-token-file --connect-timeout --tls --tls-ca --tls-name --help --version' ;;
         'release') words='--limit --server --auth-token-file --connect-timeout --tls --tls-ca --tls-name --help --version' ;;
         'stats') words='--format --json --watch --server --auth-token-file --connect-timeout --tls --tls-ca --tls-name --help --version' ;;
+        'status') words='--json --server --auth-token-file --connect-timeout --tls --tls-ca --tls-name --help --version' ;;
         'break') words='--fence --admin-token-file --server --auth-token-file --connect-timeout --tls --tls-ca --tls-name --help --version' ;;
         'ping') words='--server --auth-token-file --connect-timeout --tls --tls-ca --tls-name --help --version' ;;
         'fence-check') words='--help --version' ;;
@@ -71,10 +72,11 @@ _latch() {
             'release 0') return ;;
             'release 1') return ;;
             'stats 0') return ;;
+            'status 0') return ;;
             'break 0') return ;;
             'fence-check 0') _latch_files; return ;;
             'fence-check 1') return ;;
-            ' 0') words='run hold wait acquire reserve renew release stats break ping fence-check' ;;
+            ' 0') words='run hold wait acquire reserve renew release stats status break ping fence-check' ;;
         esac
     fi
     COMPREPLY=($(compgen -W "$words" -- "$cur"))

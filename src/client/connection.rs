@@ -261,7 +261,7 @@ impl Connection {
         self.json(&Request::Counters)
     }
 
-    fn json(&mut self, request: &Request<'_>) -> Result<String, Error> {
+    pub(super) fn json(&mut self, request: &Request<'_>) -> Result<String, Error> {
         match self.exchange(request, self.reply_due())? {
             Reply::Stats(json) => Ok(json),
             other => Err(self.refusal(&other)),
@@ -514,7 +514,7 @@ impl Connection {
     }
 
     /// What the last request was about.
-    fn asked(&self) -> Asked {
+    pub(super) fn asked(&self) -> Asked {
         Asked {
             key: self.key.clone(),
             server: self.server.clone(),

@@ -28,6 +28,8 @@
 //! - [`CancelHandle`] ends a blocking acquire from another thread.
 //! - [`Connection`] is the protocol itself, one request at a time, for what guards do not cover. It
 //!   also tells an operator who holds a key, and ends the grant of another client.
+//! - With the feature `statistics`, `Client::queue` and `Connection::queues` tell who holds and who
+//!   waits in types.
 //! - With the feature `tls`, the settings of a client may ask for TLS.
 //!
 //! # Async programs
@@ -78,6 +80,8 @@ mod guard;
 mod outage;
 mod settings;
 mod slot;
+#[cfg(feature = "statistics")]
+pub(crate) mod statistics;
 #[cfg_attr(not(feature = "tls"), path = "tls/absent.rs")]
 mod tls;
 
@@ -87,6 +91,7 @@ use crate::protocol::abilities::Abilities;
 #[cfg(feature = "programs")]
 pub(crate) use crate::protocol::limits;
 pub use crate::protocol::reply::Grant;
+pub use crate::protocol::request::Kind;
 use crate::sys::moment::Moment;
 pub use crate::token::{InvalidToken, Token};
 pub use address::{Address, Alternatives, InvalidAddress};
@@ -99,6 +104,8 @@ pub use guard::{Guard, Loss};
 pub use settings::Settings;
 use slot::checked_tag;
 pub use slot::{Slot, Wait};
+#[cfg(feature = "statistics")]
+pub use statistics::{Holder, Party, Queue, Waiter};
 pub use tls::Tls;
 
 /// One server, or several among which the keys are divided.

@@ -6,13 +6,13 @@
 use std::path::Path;
 
 use crate::cli::failure::{CommandResult, Failure};
-use crate::client::{Address, Connection, Error};
+use crate::client::{Address, Connection, Error, Holder};
 use crate::sys::operator_socket;
 use crate::sys::secret;
 use crate::text::{reason, unusable_file};
 
 use super::servers::Target;
-use super::table::{Holder, Statistics};
+use super::table::party;
 use super::{options, print, FILE_ERROR, LOST, NO_PERMISSION, PROTOCOL};
 
 pub(super) fn run(options: &options::Break) -> CommandResult {
@@ -52,17 +52,14 @@ pub(super) fn run(options: &options::Break) -> CommandResult {
 /// Asks for the holders first: a server that does not know that request does not know `break`, and
 /// would answer as if there were no such grant.
 fn holders_at(server: &mut Connection, target: &Target) -> Result<Vec<Holder>, Failure> {
-    let statistics = match server.holders(Some(&target.key)) {
-        Ok(json) => Statistics::parse(&json),
-        Err(Error::Refused(_)) => None,
-        Err(error) => return Err(target.failure(&error)),
-    };
-    statistics
-        .and_then(|statistics| statistics.holders(&target.key))
-        .ok_or_else(|| {
+    match server.queues(Some(&target.key)) {
+        Ok(queues) => Ok(queues.into_iter().flat_map(|queue| queue.holders).collect()),
+        Err(Error::Unsupported(_)) => {
             let why = "the server does not know how to break a grant";
-            target.fails(PROTOCOL, why)
-        })
+            Err(target.fails(PROTOCOL, why))
+        }
+        Err(error) => Err(target.failure(&error)),
+    }
 }
 
 /// Ends the grants of these holders, and returns a line about each that was ended. Others have
@@ -76,12 +73,21 @@ fn break_at(
     let mut ended = Vec::new();
     for holder in holders {
         match server.break_grants(key, Some(holder.fence), admin_token) {
-            Ok(()) => ended.push(format!("broken: {}\n", holder.description)),
+            Ok(()) => ended.push(broken(holder)),
             Err(Error::Refused(_)) => {}
             Err(error) => return Err(error),
         }
     }
     Ok(ended)
+}
+
+/// A line about a grant that was ended.
+fn broken(holder: &Holder) -> String {
+    let [peer, tag, age] = party(&holder.party);
+    format!(
+        "broken: {tag}, {peer}, held for {age}, fence {}\n",
+        holder.fence
+    )
 }
 
 /// Ends grants without a token: over the connection to the server if that is a Unix socket, else

@@ -6,11 +6,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use serde_json::Value;
 
 use crate::cli::failure::Failure;
 use crate::cli::waiting::{age, wait_on_thread, Ending, Verbosity, WaitingLine};
-use crate::client::{Error, Granted, Guard};
+use crate::client::{Error, Granted, Guard, Queue};
 use crate::supervise::{Event, SignalWatch};
 use crate::sys::random;
 use crate::text::Plain;
@@ -102,14 +101,19 @@ impl Asking {
         let target = &self.target;
         let about = format!("waiting for {}", shown(&target.key));
         let asked = target.connect().and_then(|mut connection| {
-            let queue = connection.holders(Some(&target.key));
-            queue.map_err(|error| target.failure(&error))
+            match connection.queues(Some(&target.key)) {
+                // An older server.
+                Err(Error::Unsupported(_)) => Ok(Vec::new()),
+                queues => queues.map_err(|error| target.failure(&error)),
+            }
         });
         let name = self.name.lock();
         let details = match asked {
-            Ok(json) => describe_queue(&json, name.as_deref()),
+            Ok(queues) => queues
+                .first()
+                .map(|queue| describe_queue(queue, name.as_deref())),
             Err(failure) if failure.status == UNAVAILABLE => failure.message,
-            // An older server, or one that is short of connections.
+            // It is short of connections.
             Err(_) => None,
         };
         match details {
@@ -150,34 +154,33 @@ impl Outage {
     }
 }
 
-/// How many are ahead of the client with this name, and who holds the key, by the answer to `stats`
-/// for its queue. `None` if the answer is something else.
-fn describe_queue(json: &str, name: Option<&str>) -> Option<String> {
-    let answer: Value = serde_json::from_str(json).ok()?;
-    let queue = &answer["keys"][0];
-    let mut waiters = queue["waiters"].as_array()?.iter();
+/// How many are ahead of the client with this name, and who holds the key.
+fn describe_queue(queue: &Queue, name: Option<&str>) -> String {
     let is_ours = |peer: &str| name.is_some_and(|name| is_same_client(peer, name));
-    let ahead = waiters.position(|waiter| waiter["peer"].as_str().is_some_and(is_ours));
-    let mut text = match ahead {
+    let mut peers = queue
+        .waiters
+        .iter()
+        .map(|waiter| waiter.party.peer.as_deref());
+    let mut text = match peers.position(|peer| peer.is_some_and(is_ours)) {
         Some(ahead) => format!("{ahead} ahead"),
         // The way to the server changes addresses, or the queue is longer than the answer.
-        None => format!("{} waiting", queue["waiter_count"].as_u64()?),
+        None => format!("{} waiting", queue.waiter_count),
     };
-    if let Some(holder) = queue.get("holders")?.get(0) {
-        let who = ["tag", "peer"].into_iter().find_map(|member| {
-            let text = holder[member].as_str()?;
-            Some(Plain(text.as_bytes()).to_string()).filter(|text| !text.is_empty())
-        });
+    if let Some(holder) = queue.holders.first() {
+        let who = [&holder.party.tag, &holder.party.peer]
+            .into_iter()
+            .flatten();
+        let mut who = who.map(|text| Plain(text.as_bytes()).to_string());
+        let who = who.find(|text| !text.is_empty());
         let who = who.unwrap_or_else(|| "a client that has disconnected".to_owned());
-        // It is a number with a fraction, and not negative.
-        let held_for = age(holder["age_s"].as_f64()? as u64);
+        let held_for = age(holder.party.age.as_secs());
         text += &format!(", held by {who} for {held_for}");
-        match queue["holder_count"].as_u64()? {
+        match queue.holder_count {
             0 | 1 => {}
             count => text += &format!(" and by {} more", count - 1),
         }
     }
-    Some(text)
+    text
 }
 
 /// Whether the server calls this client `peer`. A server that listens for IPv6 shows an IPv4
@@ -197,42 +200,35 @@ fn is_same_client(peer: &str, name: &str) -> bool {
 mod tests {
     use super::*;
 
-    fn queue(holders: &str, waiters: &str) -> String {
-        format!(
+    fn described(holders: &str, waiters: &str, name: Option<&str>) -> String {
+        let json = format!(
             r#"{{"keys":[{{"key":"k","kind":"lock","limit":1,"holder_count":1,"waiter_count":3,
             "holders":[{holders}],"waiters":[{waiters}]}}]}}"#
-        )
+        );
+        let queues = crate::client::statistics::parse(&json).expect("queues");
+        describe_queue(&queues[0], name)
     }
 
     #[test]
     fn the_line_names_the_holder_and_those_ahead() {
-        let waiters = [1, 2, 3].map(|port| format!(r#"{{"peer":"127.0.0.1:{port}"}}"#));
+        let waiters = [1, 2, 3].map(|port| {
+            format!(r#"{{"conn_id":{port},"peer":"127.0.0.1:{port}","tag":null,"age_s":1}}"#)
+        });
         let waiters = waiters.join(",");
-        let tagged = r#"{"peer":"127.0.0.1:9","tag":"backup.sh@host pid 4711","age_s":185.2}"#;
-        let text = describe_queue(&queue(tagged, &waiters), Some("127.0.0.1:3"));
-        let expected = "2 ahead, held by backup.sh@host pid 4711 for 3 m";
-        assert_eq!(text.as_deref(), Some(expected));
-
-        let bare = r#"{"peer":"unix pid 7 uid 0 a\u001bb","tag":null,"age_s":59.9}"#;
-        let text = describe_queue(&queue(bare, &waiters), Some("127.0.0.1:4"));
-        let expected = "3 waiting, held by unix pid 7 uid 0 a\\x1bb for 59 s";
-        assert_eq!(text.as_deref(), Some(expected));
-        assert_eq!(
-            describe_queue(&queue("", ""), None).as_deref(),
-            Some("3 waiting")
+        let rest = r#""conn_id":9,"fence":"7","lease_expires_in_s":20"#;
+        let tagged = format!(
+            r#"{{"peer":"127.0.0.1:9","tag":"backup.sh@host pid 4711","age_s":185.2,{rest}}}"#
         );
-    }
+        let text = described(&tagged, &waiters, Some("127.0.0.1:3"));
+        let expected = "2 ahead, held by backup.sh@host pid 4711 for 3 m";
+        assert_eq!(text, expected);
 
-    #[test]
-    fn an_answer_without_queues_names_no_holder() {
-        for json in [
-            "",
-            "{}",
-            r#"{"connections":1,"locks":[]}"#,
-            r#"{"keys":[]}"#,
-        ] {
-            assert_eq!(describe_queue(json, None), None, "{json}");
-        }
+        let bare =
+            format!(r#"{{"peer":"unix pid 7 uid 0 a\u001bb","tag":null,"age_s":59.9,{rest}}}"#);
+        let text = described(&bare, &waiters, Some("127.0.0.1:4"));
+        let expected = "3 waiting, held by unix pid 7 uid 0 a\\x1bb for 59 s";
+        assert_eq!(text, expected);
+        assert_eq!(described("", "", None), "3 waiting");
     }
 
     #[test]

@@ -11,6 +11,9 @@ use crate::text::Plain;
 use super::servers::Target;
 use super::{options, unprintable, PROGRAM, UNAVAILABLE};
 
+const NOT_KEPT: &str =
+    "the server keeps no lock for so long; see --max-keep-time and --max-kept in latchd(8)";
+
 /// Takes the lock for its lease, and prints the token.
 pub(super) fn acquire(options: &options::Acquire) -> CommandResult {
     let timeout = options::timeout(options.timeout, options.nonblock);
@@ -40,17 +43,11 @@ fn keep(target: &Target, granted: Granted, time: Duration, text: &str) -> Comman
     let granted = granted.map_err(|error| target.failure(&error))?;
     let (mut connection, token) = (granted.connection, granted.grant.token);
     let slot = target.slot.with_lease(time);
-    connection
-        .keep(&target.key, slot, token)
-        .map_err(|error| {
-            match error {
-        Error::Refused(_) => target.fails(
-            UNAVAILABLE,
-            "the server keeps no lock for so long; see --max-keep-time and --max-kept in latchd(8)",
-        ),
+    let kept = connection.keep(&target.key, slot, token);
+    kept.map_err(|error| match error {
+        Error::Refused(_) => target.fails(UNAVAILABLE, NOT_KEPT),
         error => target.failure(&error),
-    }
-        })?;
+    })?;
     output::print(text).map_err(|error| {
         // No other process has the token to release the lock with.
         let _ = connection.release(&target.key, slot, token);

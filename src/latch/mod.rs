@@ -11,6 +11,7 @@ mod prometheus;
 mod run;
 mod servers;
 mod stats;
+mod status;
 mod table;
 
 use std::env;
@@ -49,6 +50,7 @@ const SELF: Program = Program {
 
 // The exit statuses of latch(1). The numbers are those of sysexits(3).
 const OUTDATED: u8 = 1;
+const HELD: u8 = 1;
 const USAGE: u8 = 64;
 const UNAVAILABLE: u8 = 69;
 const LOST: u8 = 70;
@@ -163,6 +165,7 @@ fn dispatch(command: &SubCommand, words: &[OsString]) -> CommandResult {
         SubCommand::Renew(options) => commands::renew(options),
         SubCommand::Release(options) => commands::release(options),
         SubCommand::Stats(options) => stats::show(options),
+        SubCommand::Status(options) => status::run(options),
         SubCommand::Break(options) => breaking::run(options),
         SubCommand::Ping(options) => commands::ping(options),
         SubCommand::FenceCheck(options) => fence_check::run(options),

@@ -19,7 +19,7 @@ use super::servers::{self, Target};
 use super::BUSY;
 
 /// The options of all sub-commands that ask a server.
-const ALL_ROWS: [&[Row]; 10] = [
+const ALL_ROWS: [&[Row]; 11] = [
     Run::ROWS,
     Hold::ROWS,
     Wait::ROWS,
@@ -28,6 +28,7 @@ const ALL_ROWS: [&[Row]; 10] = [
     Renew::ROWS,
     Release::ROWS,
     Stats::ROWS,
+    Status::ROWS,
     Break::ROWS,
     Ping::ROWS,
 ];
@@ -58,6 +59,7 @@ pub(super) enum SubCommand {
     Renew(Renew),
     Release(Release),
     Stats(Stats),
+    Status(Status),
     Break(Break),
     Ping(Ping),
     FenceCheck(FenceCheck),
@@ -329,6 +331,19 @@ command! {
         /// print again every two seconds
         #[argh(option, arg_name = "bool", default = "false", from_str_fn(yes_or_no))]
         watch: bool,
+    }
+}
+
+command! {
+    /// Tell whether a key is free (0) or held (1), and who holds it, without taking it
+    #[argh(subcommand, name = "status")]
+    Status {
+        /// the key to look at
+        #[argh(positional)]
+        key: String,
+        /// print a json object in one line
+        #[argh(option, arg_name = "bool", default = "false", from_str_fn(yes_or_no))]
+        json: bool,
     }
 }
 

@@ -8,7 +8,7 @@ use rustix::system::uname;
 
 use crate::cli::failure::Failure;
 use crate::client::environment::{self, Overrides};
-use crate::client::{Address, Client, Connection, Error, Granted, Lock, Slot, Wait};
+use crate::client::{Address, Client, Connection, Error, Granted, Lock, Queue, Slot, Wait};
 use crate::text::Plain;
 
 use super::{busy, failure, shown, usage, FILE_ERROR};
@@ -117,6 +117,11 @@ impl Target {
             Ok(None) => Err(busy(&self.place(), None)),
             Err(error) => Err(self.failure(&error)),
         }
+    }
+
+    /// Who holds the key and who waits for it; `None` if it is not in use.
+    pub(super) fn queue(&self) -> Result<Option<Queue>, Error> {
+        self.client.queue(&self.key)
     }
 
     /// Connects to another socket of the server.

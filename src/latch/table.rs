@@ -2,6 +2,7 @@
 
 use serde_json::Value;
 
+use crate::client::{self, statistics, Kind, Party};
 use crate::text::Escaped;
 
 /// The statistics of one server.
@@ -31,13 +32,6 @@ struct Queue {
 /// everything of each.
 type Place = [String; 5];
 
-/// A holder, as an operator sees it.
-pub(super) struct Holder {
-    pub(super) fence: u64,
-    /// Its tag, its address and the age of its grant, in a line.
-    pub(super) description: String,
-}
-
 /// Lines for the terminal, of which the rows can be cut.
 #[derive(Debug, Default)]
 pub(super) struct Table {
@@ -49,30 +43,19 @@ pub(super) struct Table {
 impl Statistics {
     /// Reads the answer to `stats`, in either form. `None` if it is something else.
     pub(super) fn parse(json: &str) -> Option<Statistics> {
-        let stats: Value = serde_json::from_str(json).ok()?;
-        if let Some(keys) = stats.get("keys") {
-            let queues = keys.as_array()?.iter().map(queue);
+        if let Some(queues) = statistics::parse(json) {
             return Some(Statistics {
-                queues: queues.collect::<Option<_>>()?,
+                queues: queues.into_iter().map(Queue::from).collect(),
                 connections: None,
             });
         }
+        let stats: Value = serde_json::from_str(json).ok()?;
         let locks = stats["locks"].as_array()?.iter().map(lock);
         let semaphores = stats["semaphores"].as_array()?.iter().map(semaphore);
         Some(Statistics {
             queues: locks.chain(semaphores).collect::<Option<_>>()?,
             connections: Some(stats["connections"].as_u64()?),
         })
-    }
-
-    /// The holders of a key; `None` if the server does not say who they are.
-    pub(super) fn holders(&self, key: &str) -> Option<Vec<Holder>> {
-        if self.connections.is_some() {
-            return None;
-        }
-        let queue = self.queues.iter().find(|queue| queue.key == key);
-        let holders = queue.map_or(&[][..], |queue| &queue.holders);
-        holders.iter().map(holder).collect()
     }
 
     /// All keys in use, those with the most waiters first, with a row for each holder.
@@ -224,41 +207,41 @@ fn header(names: &str) -> Vec<String> {
     names.split(',').map(str::to_owned).collect()
 }
 
-fn queue(entry: &Value) -> Option<Queue> {
-    let places = |name: &str| {
-        let list = entry[name].as_array()?;
-        list.iter().map(place).collect::<Option<Vec<_>>>()
-    };
-    let kind = entry["kind"].as_str()?;
-    Some(Queue {
-        key: entry["key"].as_str()?.to_owned(),
-        kind: ["lock", "semaphore"].into_iter().find(|it| *it == kind)?,
-        limit: entry["limit"].as_u64()?,
-        holder_count: entry["holder_count"].as_u64()?,
-        waiter_count: entry["waiter_count"].as_u64()?,
-        holders: places("holders")?,
-        waiters: places("waiters")?,
-    })
+impl From<client::Queue> for Queue {
+    fn from(queue: client::Queue) -> Queue {
+        let holders = queue.holders.iter().map(|holder| {
+            let [peer, tag, age] = party(&holder.party);
+            let left = time(holder.lease_left.as_secs_f64());
+            [peer, tag, age, left, holder.fence.to_string()]
+        });
+        let waiters = queue.waiters.iter().map(|waiter| {
+            let [peer, tag, age] = party(&waiter.party);
+            [peer, tag, age, or_dash(None), or_dash(None)]
+        });
+        Queue {
+            holders: holders.collect(),
+            waiters: waiters.collect(),
+            key: queue.key,
+            kind: match queue.kind {
+                Kind::Lock => "lock",
+                Kind::Semaphore => "semaphore",
+            },
+            limit: queue.limit,
+            holder_count: queue.holder_count,
+            waiter_count: queue.waiter_count,
+        }
+    }
 }
 
-fn place(entry: &Value) -> Option<Place> {
-    let peer = entry.get("peer")?.as_str().map(unquoted);
-    let connection = entry["conn_id"].as_u64()?;
-    let lease_left = entry["lease_expires_in_s"].as_f64();
-    Some([
-        peer.unwrap_or_else(|| format!("connection {connection}")),
-        or_dash(entry.get("tag")?.as_str().map(unquoted)),
-        time(entry["age_s"].as_f64()?),
-        or_dash(lease_left.map(time)),
-        or_dash(entry["fence"].as_str().map(escaped)),
-    ])
-}
-
-fn holder([peer, tag, age, _, fence]: &Place) -> Option<Holder> {
-    Some(Holder {
-        fence: fence.parse().ok()?,
-        description: format!("{tag}, {peer}, held for {age}, fence {fence}"),
-    })
+/// The address of a client, its tag, and since when it holds or waits.
+pub(super) fn party(party: &Party) -> [String; 3] {
+    let peer = party.peer.as_deref().map(unquoted);
+    let peer = peer.unwrap_or_else(|| match party.connection {
+        0 => "no connection".to_owned(),
+        connection => format!("connection {connection}"),
+    });
+    let tag = or_dash(party.tag.as_deref().map(unquoted));
+    [peer, tag, time(party.age.as_secs_f64())]
 }
 
 /// A place of which nothing is known but who it is.

@@ -77,6 +77,7 @@ fn the_help_is_understood_to_the_last_option() {
             "renew",
             "release",
             "stats",
+            "status",
             "break",
             "ping",
             "fence-check"

@@ -128,7 +128,7 @@ fn the_help_and_the_manual_name_the_same_options() {
 #[test]
 fn the_help_and_the_manual_of_latch_name_the_same_sub_commands() {
     let names = commands_in(&help(LATCH, &[]));
-    assert_eq!(names.len(), 11, "{names:?}");
+    assert_eq!(names.len(), 12, "{names:?}");
     let page = page("latch.1");
     let sections = section(&page, "DESCRIPTION");
     let described: Vec<&str> = sections

@@ -479,7 +479,7 @@ fn a_failure_names_what_is_missing_and_the_server() {
         (&["renew"][..], "missing key"),
         (
             &[],
-            "run, hold, wait, acquire, reserve, renew, release, stats, break, ping, fence-check",
+            "run, hold, wait, acquire, reserve, renew, release, stats, status, break, ping, fence-check",
         ),
         (
             &["run", "k", "--server", "/nowhere/at/all", "--", "true"],

@@ -1,4 +1,4 @@
-//! `latch stats --format prometheus`, which monitoring reads.
+//! What monitoring reads: `latch stats --format prometheus`, `latch status`.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{SocketAddr, TcpListener};
@@ -8,7 +8,7 @@ use std::thread;
 use crate::support::latch::{latch, run, text};
 use crate::support::needs::needs;
 use crate::support::silent::refusing_addr;
-use crate::support::Daemon;
+use crate::support::{fence, Daemon};
 
 /// What an older server answers to `stats`, whatever the key line.
 const OLD_STATS: &str =
@@ -205,4 +205,52 @@ fn the_format_json_is_what_json_prints() {
         printed(&["--json"])
     );
     assert_eq!(printed(&["--format", "table"]), printed(&[]));
+}
+
+#[test]
+fn status_tells_who_holds_a_key_and_takes_nothing() {
+    let daemon = Daemon::start(&[]);
+    let free = run(&daemon, &["status", "k"]);
+    assert_eq!(free.status.code(), Some(0));
+    assert_eq!(text(&free.stdout), "key: k\nheld: false\n");
+    let mut holder = daemon.connect();
+    holder.request("tag", "_", "a\u{1b}[2J job");
+    let grant = holder.acquire_for("k", 0, 60);
+    let held = run(&daemon, &["status", "k"]);
+    assert_eq!(held.status.code(), Some(1));
+    let said = text(&held.stdout);
+    let number = fence(&grant.token);
+    for line in [
+        "held: true",
+        "kind: lock",
+        "holders: 1",
+        "waiters: 0",
+        "tag: a\\x1b[2J job",
+        &format!("fence: {number}"),
+    ] {
+        assert!(said.lines().any(|said| said == line), "{line}: {said}");
+    }
+    let json = text(&run(&daemon, &["status", "k", "--json"]).stdout);
+    let json: serde_json::Value = serde_json::from_str(&json).expect("JSON");
+    assert_eq!((&json["key"], &json["held"]), (&"k".into(), &true.into()));
+    assert_eq!(json["holders"][0]["tag"], "a\u{1b}[2J job");
+    assert_eq!(json["holders"][0]["fence"], number.to_string());
+}
+
+#[test]
+fn a_semaphore_with_a_free_slot_is_free() {
+    let daemon = Daemon::start(&[]);
+    let mut holder = daemon.connect();
+    for expected in [0, 1] {
+        let granted = holder.request("sl", "pool", "0 2");
+        assert!(granted.starts_with("ok "), "{granted}");
+        assert_eq!(
+            run(&daemon, &["status", "pool"]).status.code(),
+            Some(expected)
+        );
+    }
+    let (_reserved, gone) = refusing_addr();
+    let gone = gone.to_string();
+    let failed = run(&daemon, &["status", "pool", "--server", &gone]);
+    assert_eq!(failed.status.code(), Some(69));
 }

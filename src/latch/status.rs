@@ -1,0 +1,104 @@
+//! `latch status`: whether a key is held, and by whom, without taking it.
+
+use serde_json::Value;
+
+use crate::cli::failure::CommandResult;
+use crate::client::{Holder, Kind, Queue};
+use crate::text::{without_hidden, Plain};
+
+use super::servers::Target;
+use super::{options, print, HELD};
+
+/// Prints what the server knows of the key. The exit status says whether it is free.
+pub(super) fn run(options: &options::Status) -> CommandResult {
+    let target = Target::new(options.client(None)?, &options.key, None, None);
+    let queue = target.queue().map_err(|error| target.failure(&error))?;
+    let (key, queue) = (options.key.as_str(), queue.as_ref());
+    print(&match options.json {
+        true => json(key, queue),
+        false => lines(key, queue),
+    })?;
+    Ok(if is_held(queue) { HELD } else { 0 })
+}
+
+/// Whether no claim would be granted at once. A lock that is waited for is held.
+fn is_held(queue: Option<&Queue>) -> bool {
+    queue.is_some_and(|queue| {
+        let taken: u64 = match queue.kind {
+            Kind::Lock => return queue.holder_count + queue.waiter_count > 0,
+            Kind::Semaphore => queue.holders.iter().map(|holder| holder.party.slots).sum(),
+        };
+        queue.waiter_count > 0 || taken.max(queue.holder_count) >= queue.limit
+    })
+}
+
+fn kind(queue: &Queue) -> &'static str {
+    match queue.kind {
+        Kind::Lock => "lock",
+        Kind::Semaphore => "semaphore",
+    }
+}
+
+/// Lines of `key: value`.
+fn lines(key: &str, queue: Option<&Queue>) -> String {
+    let shown = |text: &str| Plain(text.as_bytes()).to_string();
+    let mut text = format!("key: {}\nheld: {}\n", shown(key), is_held(queue));
+    let Some(queue) = queue else {
+        return text;
+    };
+    text += &format!(
+        "kind: {}\nlimit: {}\nholders: {}\nwaiters: {}\n",
+        kind(queue),
+        queue.limit,
+        queue.holder_count,
+        queue.waiter_count
+    );
+    for Holder {
+        party,
+        fence,
+        lease_left,
+        ..
+    } in &queue.holders
+    {
+        let peer = party.peer.as_deref().unwrap_or("none");
+        text += &format!("holder: {}\n", shown(peer));
+        if let Some(tag) = &party.tag {
+            text += &format!("tag: {}\n", shown(tag));
+        }
+        let (age, left) = (party.age.as_secs(), lease_left.as_secs());
+        text += &format!("age: {age}s\nlease: {left}s\nfence: {fence}\n");
+    }
+    text
+}
+
+/// The same as one JSON object, in one line.
+fn json(key: &str, queue: Option<&Queue>) -> String {
+    let quoted = |text: Option<&str>| without_hidden(&Value::from(text).to_string());
+    let key = quoted(Some(key));
+    let held = is_held(queue);
+    let Some(queue) = queue else {
+        return format!("{{\"key\":{key},\"held\":{held},\"holders\":[]}}\n");
+    };
+    let holders = queue.holders.iter().map(|holder| {
+        let party = &holder.party;
+        // A string, since a fence may be larger than a number of JSON is exact.
+        format!(
+            "{{\"peer\":{},\"tag\":{},\"age_s\":{},\"lease_s\":{},\"fence\":\"{}\"}}",
+            quoted(party.peer.as_deref()),
+            quoted(party.tag.as_deref()),
+            party.age.as_secs(),
+            holder.lease_left.as_secs(),
+            holder.fence
+        )
+    });
+    let holders: Vec<String> = holders.collect();
+    format!(
+        "{{\"key\":{key},\"held\":{held},\"kind\":\"{}\",\"limit\":{},\"holder_count\":{},\
+         \"waiter_count\":{},\"holders\":[{}]}}\n",
+        kind(queue),
+        queue.limit,
+        queue.holder_count,
+        queue.waiter_count,
+        holders.join(",")
+    )
+}
