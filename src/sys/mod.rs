@@ -1,5 +1,5 @@
-//! System services for the programs: directories, secrets, processes, random numbers, threads, time,
-//! and systemd's notifications.
+//! System services for the programs: directories, secrets, processes, random numbers, threads,
+//! time, and systemd's notifications.
 
 pub mod directory;
 pub mod event;
