@@ -26,6 +26,7 @@ fn arbiter(holdings: Holdings) -> Arc<Arbiter> {
             max_waiters_total: 65_536,
             max_kept: 65_536,
             max_keep_time: Duration::MAX,
+            max_hold: Duration::MAX,
         },
         holdings,
         gc_interval: Duration::from_secs(1),
@@ -53,12 +54,13 @@ fn arbiter_and_two(holdings: Holdings) -> (Arc<Arbiter>, Seat, Seat) {
 
 /// Asking for the lock `k`.
 fn lock(lease: Duration) -> Ask<'static> {
-    Ask {
-        key: "k",
-        kind: Kind::Lock,
-        limit: Limit::ONE,
-        lease,
-    }
+    Ask::plain("k", Kind::Lock, Limit::ONE, lease)
+}
+
+/// Asking for a slot of the semaphore `k`.
+fn slot_of(limit: u32) -> Ask<'static> {
+    let limit = Limit::new(limit).expect("above zero");
+    Ask::plain("k", Kind::Semaphore, limit, FOREVER)
 }
 
 fn granted(seat: &Seat, lease: Duration) -> Grant {
@@ -194,11 +196,7 @@ fn a_witness_gets_in_between() -> bool {
     const SLOTS: usize = 50_000;
     let arbiter = arbiter(Holdings::Release);
     let holder = arbiter.connect(ConnId(1), None);
-    let ask = Ask {
-        kind: Kind::Semaphore,
-        limit: Limit::new(1 << 20).expect("above zero"),
-        ..lock(FOREVER)
-    };
+    let ask = slot_of(1 << 20);
     for _ in 0..SLOTS {
         assert!(matches!(holder.try_acquire(&ask), Answer::Granted(_)));
     }

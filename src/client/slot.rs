@@ -68,6 +68,8 @@ impl Slot {
                 .unwrap_or(Some(Limit::ONE))
                 .ok_or(Error::InvalidArgument(why))?,
             lease: self.checked_lease()?,
+            weight: None,
+            max_waiters: None,
         })
     }
 

@@ -422,7 +422,7 @@ impl FenceSource for Arc<Journal> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::table::{HolderRecord, Key, Kind, Limit};
+    use crate::table::{HolderRecord, Key, Kind, Limit, Weight};
     use crate::token::{Salt, Token};
     use std::sync::atomic::{AtomicBool, Ordering};
     use std::thread;
@@ -434,6 +434,8 @@ mod tests {
             key: Key::from("k"),
             kind: Kind::Lock,
             limit: Limit::ONE,
+            weight: Weight::WHOLE,
+            number: None,
             token: Token {
                 fence: Fence(fence),
                 salt: Salt(0),

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::table::{HolderRecord, Key, Kind, Limit};
+use crate::table::{HolderRecord, Key, Kind, Limit, Weight};
 use crate::text::{digits, hex};
 use crate::token::{Fence, Salt, Token};
 
@@ -52,8 +52,7 @@ pub fn decode(fence: Fence, value: &[u8]) -> Option<HolderRecord> {
         _ => decode_plain(letter, fields)?,
     };
     record.token.fence = fence;
-    let is_possible = record.kind == Kind::Semaphore || record.limit == Limit::ONE;
-    (is_possible && !record.key.as_str().is_empty()).then_some(record)
+    (record.is_possible() && !record.key.as_str().is_empty()).then_some(record)
 }
 
 /// A holder as all versions write it: the letter of its kind, limit, lease, salt and key.
@@ -61,6 +60,7 @@ fn decode_plain(letter: &str, fields: &str) -> Option<HolderRecord> {
     let mut words = fields.splitn(4, ' ');
     let mut record = blank_record();
     record.kind = kind(letter)?;
+    record.weight = Weight::plain(record.kind);
     record.limit = Limit::new(digits(words.next()?)?)?;
     record.lease = lease(words.next()?)?;
     record.token.salt = Salt(hex(words.next()?)?);
@@ -71,12 +71,15 @@ fn decode_plain(letter: &str, fields: &str) -> Option<HolderRecord> {
 /// A holder in named fields. One of a newer version has others, and cannot be read.
 fn decode_named(fields: &str) -> Option<HolderRecord> {
     let mut record = blank_record();
+    let mut weight = None;
     for field in fields.split(' ') {
         let (name, value) = field.split_once('=')?;
         match name {
             "kind" => record.kind = kind(value)?,
             "limit" => record.limit = Limit::new(digits(value)?)?,
             "lease" => record.lease = lease(value)?,
+            "weight" => weight = Some(Weight::new(digits(value)?)?),
+            "number" => record.number = Some(digits(value)?),
             "salt" => record.token.salt = Salt(hex(value)?),
             "kept" => record.is_kept = value == "yes",
             "tag" => record.tag = Some(without_escapes(value).into()),
@@ -84,6 +87,7 @@ fn decode_named(fields: &str) -> Option<HolderRecord> {
             _ => return None,
         }
     }
+    record.weight = weight.unwrap_or(Weight::plain(record.kind));
     (!record.lease.is_zero()).then_some(record)
 }
 
@@ -93,6 +97,8 @@ fn blank_record() -> HolderRecord {
         key: Key::from(""),
         kind: Kind::Lock,
         limit: Limit::ONE,
+        weight: Weight::WHOLE,
+        number: None,
         token: Token {
             fence: Fence(0),
             salt: Salt(0),
@@ -129,10 +135,17 @@ pub fn encode(record: &HolderRecord) -> String {
         record.token.salt.0,
     );
     let key = record.key.as_str();
-    if !record.is_kept && record.tag.is_none() {
+    let is_plain = record.weight == Weight::plain(record.kind) && record.number.is_none();
+    if is_plain && !record.is_kept && record.tag.is_none() {
         return format!("{kind} {limit} {lease} {salt:016x} {key}");
     }
     let mut value = format!("{NAMED} kind={kind} limit={limit} lease={lease} salt={salt:016x}");
+    if record.weight != Weight::plain(record.kind) {
+        value += &format!(" weight={}", record.weight.get());
+    }
+    if let Some(number) = record.number {
+        value += &format!(" number={number}");
+    }
     if record.is_kept {
         value += " kept=yes";
     }
@@ -167,6 +180,8 @@ mod tests {
             key: Key::from(key),
             kind,
             limit: Limit::new(limit).expect("above zero"),
+            weight: Weight::plain(kind),
+            number: None,
             token: Token {
                 fence: Fence(0x1a),
                 salt: Salt(u64::MAX - 1),
@@ -190,6 +205,18 @@ mod tests {
                 tag: Some("".into()),
                 ..record("k", Kind::Lock, 1)
             },
+            HolderRecord {
+                weight: Weight::ONE,
+                ..record("shared", Kind::Lock, 1)
+            },
+            HolderRecord {
+                weight: Weight::new(3).expect("above zero"),
+                ..record("k", Kind::Semaphore, 3)
+            },
+            HolderRecord {
+                number: Some(2),
+                ..record("k", Kind::Semaphore, 3)
+            },
         ] {
             let name = names.holder(record.token.fence);
             assert_eq!(name, b"a/b/h/000000000000001a");
@@ -205,6 +232,12 @@ mod tests {
             ..record("k", Kind::Lock, 1)
         });
         let expected = "n kind=l limit=1 lease=33 salt=fffffffffffffffe kept=yes tag=a%20b key=k";
+        assert_eq!(value, expected);
+        let value = encode(&HolderRecord {
+            weight: Weight::ONE,
+            ..record("k", Kind::Lock, 1)
+        });
+        let expected = "n kind=l limit=1 lease=33 salt=fffffffffffffffe weight=1 key=k";
         assert_eq!(value, expected);
     }
 
@@ -229,7 +262,13 @@ mod tests {
             "l  1 33 00000000000000ff k",
             "n kind=l limit=1 lease=33 salt=00000000000000ff",
             "n kind=l limit=1 salt=00000000000000ff key=k",
-            "n kind=l limit=1 lease=33 salt=00000000000000ff key=k weight=2",
+            "n kind=l limit=1 lease=33 salt=00000000000000ff key=k colour=2",
+            "n kind=l limit=1 lease=33 salt=00000000000000ff key=k weight=0",
+            "n kind=l limit=1 lease=33 salt=00000000000000ff key=k weight=1048577",
+            "n kind=l limit=1 lease=33 salt=00000000000000ff key=k weight=1 number=0",
+            "n kind=s limit=3 lease=33 salt=00000000000000ff key=k weight=4",
+            "n kind=s limit=3 lease=33 salt=00000000000000ff key=k number=3",
+            "n kind=s limit=3 lease=33 salt=00000000000000ff key=k weight=2 number=0",
             "n kind=l limit=2 lease=33 salt=00000000000000ff key=k",
             "n kind=l limit=1 lease=33 salt=00000000000000ff key",
         ] {

@@ -164,7 +164,7 @@ fn offer(options: &Options) -> Offer {
         default_lease: options.default_lease_ttl,
         abilities: Abilities {
             adopt: true,
-            slots: false,
+            slots: true,
             keeps: options.etcd.is_some() || options.handover_file.is_some(),
         },
     }
@@ -233,6 +233,7 @@ fn start_arbiter(options: &Options, (fences, reserver): Fences) -> Result<Arc<Ar
             max_waiters_total: options.max_waiters_total,
             max_kept: options.max_kept.unwrap_or(options.max_locks / 4),
             max_keep_time: options.max_keep_time,
+            max_hold: Duration::MAX,
         },
         holdings: match options.auto_release() {
             true => Holdings::Release,

@@ -146,11 +146,12 @@ pub(super) fn certainty_of(request: &Request<'_>, reply: &Reply) -> (Certainty, 
 fn ask<'a>(seat: &Seat, wanted: Wanted<'a>, default_lease: Duration) -> Ask<'a> {
     let key = wanted.key;
     trace!("asked key={} conn={}", Escaped(key.as_bytes()), seat.id());
+    let lease = wanted.lease.unwrap_or(default_lease);
+    let plain = Ask::plain(key, wanted.kind, wanted.limit, lease);
     Ask {
-        key,
-        kind: wanted.kind,
-        limit: wanted.limit,
-        lease: wanted.lease.unwrap_or(default_lease),
+        weight: wanted.weight.unwrap_or(plain.weight),
+        max_waiters: wanted.max_waiters,
+        ..plain
     }
 }
 
@@ -246,6 +247,7 @@ mod tests {
                     max_waiters_total: 16,
                     max_kept: 16,
                     max_keep_time: DEFAULT_LEASE,
+                    max_hold: Duration::MAX,
                 },
                 holdings: Holdings::Release,
                 gc_interval: DEFAULT_LEASE,

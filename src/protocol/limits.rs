@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::table::Limit;
+use crate::table::{Limit, Weight};
 
 /// The longest command, key or argument, in bytes without the LF.
 pub const MAX_LINE_LEN: usize = 256;
@@ -49,8 +49,19 @@ pub fn lease(seconds: u64) -> Option<Duration> {
     (seconds > 0).then(|| wait_timeout(seconds)).flatten()
 }
 
-/// The limit of so many holders; `None` if it is zero or too high.
+/// The limit of so many slots; `None` if it is zero or too high.
 pub fn limit(count: u64) -> Option<Limit> {
     let count = u32::try_from(count).ok()?;
     Limit::new(count).filter(|limit| limit.get() <= MAX_LIMIT)
+}
+
+/// The weight of so many slots of a semaphore; `None` if it is zero or above the limit.
+pub fn weight(count: u64, limit: Limit) -> Option<Weight> {
+    let count = u32::try_from(count).ok()?;
+    Weight::new(count).filter(|weight| weight.get() <= limit.get())
+}
+
+/// The number of waiters that a claim tolerates; `None` if it is too high.
+pub fn max_waiters(count: u64) -> Option<u32> {
+    u32::try_from(count).ok().filter(|max| *max <= MAX_LIMIT)
 }

@@ -26,8 +26,11 @@ pub fn write_key<'a, E>(
     write_string(queue.key.as_str(), out);
     put!(
         out,
-        ",\"kind\":\"{kind}\",\"limit\":{},\"holder_count\":{},\"waiter_count\":{}",
+        ",\"kind\":\"{kind}\",\"limit\":{},\"slots\":{},\"taken\":{},\
+         \"holder_count\":{},\"waiter_count\":{}",
         queue.limit.get(),
+        queue.kind.slot_count(queue.limit),
+        queue.taken,
         queue.holder_count,
         queue.waiter_count
     );
@@ -56,7 +59,8 @@ fn write_place(place: &PlaceSnapshot, client: (Option<&str>, Option<&str>), out:
             None => out.extend(b"null"),
         }
     }
-    put!(out, ",\"age_s\":{}", Seconds(place.age));
+    let weight = place.weight.get();
+    put!(out, ",\"slots\":{weight},\"age_s\":{}", Seconds(place.age));
     if let Some((fence, left)) = place.held {
         // A string, since a fence may be larger than a number of JSON is exact.
         put!(
@@ -65,6 +69,9 @@ fn write_place(place: &PlaceSnapshot, client: (Option<&str>, Option<&str>), out:
             fence.0,
             Seconds(left)
         );
+    }
+    if let Some(number) = place.number {
+        put!(out, ",\"slot\":{number}");
     }
     out.push(b'}');
 }
@@ -75,13 +82,15 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::table::{ConnId, Key, Limit};
+    use crate::table::{ConnId, Key, Limit, Weight};
     use crate::token::Fence;
 
     #[test]
     fn holders_and_waiters_are_listed_with_their_clients() {
         let place = |conn, held| PlaceSnapshot {
             conn: ConnId(conn),
+            weight: Weight::WHOLE,
+            number: None,
             age: Duration::from_millis(1500),
             held,
         };
@@ -89,6 +98,7 @@ mod tests {
             key: Key::from("k\"y"),
             kind: Kind::Lock,
             limit: Limit::ONE,
+            taken: 1_048_576,
             holder_count: 1,
             waiter_count: 2,
             idle_for: Duration::ZERO,
@@ -103,10 +113,12 @@ mod tests {
         assert_eq!(
             String::from_utf8(out).expect("JSON is text"),
             concat!(
-                r#"{"key":"k\"y","kind":"lock","limit":1,"holder_count":1,"waiter_count":2,"#,
+                r#"{"key":"k\"y","kind":"lock","limit":1,"slots":1048576,"taken":1048576,"#,
+                r#""holder_count":1,"waiter_count":2,"#,
                 r#""holders":[{"conn_id":7,"peer":"127.0.0.1:4711","tag":"a\u0009b","#,
-                r#""age_s":1.500,"fence":"12","lease_expires_in_s":3.000}],"#,
-                r#""waiters":[{"conn_id":8,"peer":null,"tag":null,"age_s":1.500}]}"#
+                r#""slots":1048576,"age_s":1.500,"fence":"12","lease_expires_in_s":3.000}],"#,
+                r#""waiters":[{"conn_id":8,"peer":null,"tag":null,"slots":1048576,"#,
+                r#""age_s":1.500}]}"#
             )
         );
     }

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use super::abilities::Abilities;
 use super::limits::{self, MAX_AUTH_LINE_LEN, MAX_LINE_LEN};
-pub use crate::table::{Kind, Limit};
+pub use crate::table::{Kind, Limit, Weight};
 use crate::token::Token;
 
 /// The first line of a connection that another server of a cluster passes on.
@@ -111,7 +111,7 @@ pub enum Request<'a> {
     Auth(&'a str),
 }
 
-/// A slot that a client asks for.
+/// What a client asks for. Weight and the cap on waiters are sent only behind a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wanted<'a> {
     pub key: &'a str,
@@ -119,7 +119,16 @@ pub struct Wanted<'a> {
     pub limit: Limit,
     /// `None` is the server's default.
     pub lease: Option<Duration>,
+    /// `shared`, `slots=N`; `None` is a whole lock, or one slot.
+    pub weight: Option<Weight>,
+    /// `waiters=N`: how many may wait already if this claim must wait, too.
+    pub max_waiters: Option<u32>,
 }
+
+/// What a claim may name behind its lease.
+const SHARED: &[u8] = b"shared";
+const SLOTS: &[u8] = b"slots=";
+const WAITERS: &[u8] = b"waiters=";
 
 /// The line that answers [`FirstWord::Help`].
 pub const HELP: &str = "ok commands: l sl e se w sw r sr n sn adopt keep hello ping stats tag \
@@ -317,12 +326,18 @@ impl<'a> Words<'a> {
     }
 
     fn wanted(&mut self, key: &'a str, kind: Kind) -> Result<Wanted<'a>, ProtocolError> {
-        Ok(Wanted {
+        let mut wanted = Wanted {
             key,
             kind,
             limit: self.limit(kind)?,
             lease: self.lease()?,
-        })
+            weight: None,
+            max_waiters: None,
+        };
+        while let Some(word) = self.next() {
+            wanted.refine(word)?;
+        }
+        Ok(wanted)
     }
 
     fn wait_timeout(&mut self) -> Result<Duration, ProtocolError> {
@@ -374,6 +389,37 @@ impl<'a> Words<'a> {
     }
 }
 
+impl Wanted<'_> {
+    /// Reads a word behind the lease. Each may be there once.
+    fn refine(&mut self, word: &[u8]) -> Result<(), ProtocolError> {
+        let out_of_range = ProtocolError::BadLimit;
+        if word == SHARED && self.kind == Kind::Lock && self.weight.is_none() {
+            self.weight = Some(Weight::ONE);
+        } else if let (Some(count), Kind::Semaphore, None) =
+            (word.strip_prefix(SLOTS), self.kind, self.weight)
+        {
+            let weight = limits::weight(parse_integer(count)?, self.limit);
+            self.weight = Some(weight.ok_or(out_of_range)?);
+        } else if let (Some(count), None) = (word.strip_prefix(WAITERS), self.max_waiters) {
+            let max = limits::max_waiters(parse_integer(count)?);
+            self.max_waiters = Some(max.ok_or(out_of_range)?);
+        } else {
+            return Err(ProtocolError::ArgumentCount);
+        }
+        Ok(())
+    }
+
+    /// The words behind the lease.
+    fn refinements(&self) -> String {
+        let weight = self.weight.map(|weight| match self.kind {
+            Kind::Lock => " shared".to_owned(),
+            Kind::Semaphore => format!(" slots={}", weight.get()),
+        });
+        let max_waiters = self.max_waiters.map(|max| format!(" waiters={max}"));
+        weight.into_iter().chain(max_waiters).collect()
+    }
+}
+
 /// Reads an optional sign, then digits. A number below zero, or too large for the type, becomes
 /// the largest: it is out of every range.
 fn parse_integer(word: &[u8]) -> Result<u64, ProtocolError> {
@@ -404,16 +450,20 @@ impl Request<'_> {
             let count = wanted.limit.get();
             (wanted.kind == Kind::Semaphore).then(|| count.to_string())
         };
+        let lease = |wanted: Wanted<'_>| {
+            let lease = wanted.lease.map(seconds);
+            lease.map(|lease| lease + &wanted.refinements())
+        };
         let one = |word: String| [Some(word), None, None];
         let holder_line;
         let (kind, command, key, words) = match *self {
             Request::Acquire(wanted, wait_timeout) => {
                 let timeout = Some(seconds(wait_timeout));
-                let words = [timeout, limit(wanted), wanted.lease.map(seconds)];
+                let words = [timeout, limit(wanted), lease(wanted)];
                 (wanted.kind, "l", wanted.key, words)
             }
             Request::Enqueue(wanted) => {
-                let words = [limit(wanted), wanted.lease.map(seconds), None];
+                let words = [limit(wanted), lease(wanted), None];
                 (wanted.kind, "e", wanted.key, words)
             }
             Request::Wait {

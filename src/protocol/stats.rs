@@ -142,7 +142,7 @@ pub(super) fn append(out: &mut Vec<u8>, text: fmt::Arguments<'_>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::table::{ConnId, Limit, PlaceSnapshot};
+    use crate::table::{ConnId, Limit, PlaceSnapshot, Weight};
     use crate::token::Fence;
     use std::convert::Infallible;
 
@@ -176,11 +176,14 @@ mod tests {
             key: Key::from(key),
             kind,
             limit: Limit::new(limit).expect("above zero"),
+            taken: 1,
             holder_count: 1,
             waiter_count: 2,
             idle_for: Duration::ZERO,
             holders: vec![PlaceSnapshot {
                 conn: ConnId(42),
+                weight: Weight::ONE,
+                number: None,
                 age: Duration::ZERO,
                 held: Some((Fence(1), Duration::from_millis(18_500))),
             }],

@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::abilities::Abilities;
 use super::limits::{lease, limit, wait_timeout, MAX_LIMIT, MAX_SECONDS};
 use super::reply::{self, Grant, Refusal, Reply};
-use super::request::{self, Kind, Limit, Request, Wanted};
+use super::request::{self, Kind, Limit, Request, Wanted, Weight};
 use crate::token::{Fence, Salt, Token};
 
 const VALUES: usize = 5000;
@@ -106,16 +106,32 @@ impl Random {
         }
     }
 
-    fn request<'a>(&mut self, key: &'a str, secret: &'a str) -> Request<'a> {
+    fn wanted<'a>(&mut self, key: &'a str) -> Wanted<'a> {
         let (kind, limit) = self.kind_and_limit();
-        let (lease, wait_timeout) = (self.optional_lease(), self.wait_timeout());
-        let token = self.token();
-        let wanted = Wanted {
+        let lease = self.optional_lease();
+        let weight = Weight::new(match kind {
+            Kind::Lock => 1,
+            Kind::Semaphore => 1 + self.below(limit.get().into()) as u32,
+        });
+        // Without a lease, there is nothing behind it.
+        let mut has = || lease.is_some() && self.below(2) == 0;
+        let (has_weight, has_max) = (has(), has());
+        let max_waiters = has_max.then(|| self.below(1 << 20) as u32);
+        Wanted {
             key,
             kind,
             limit,
             lease,
-        };
+            weight: weight.filter(|_| has_weight),
+            max_waiters,
+        }
+    }
+
+    fn request<'a>(&mut self, key: &'a str, secret: &'a str) -> Request<'a> {
+        let (kind, _) = self.kind_and_limit();
+        let (lease, wait_timeout) = (self.optional_lease(), self.wait_timeout());
+        let token = self.token();
+        let wanted = self.wanted(key);
         match self.below(14) {
             0 => Request::Acquire(wanted, wait_timeout),
             1 => Request::Enqueue(wanted),

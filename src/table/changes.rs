@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::orphans::ORPHANS;
 use super::place::{PlaceId, PlaceState};
-use super::types::{Ask, Claimant, ConnId, Key, Kind, Limit};
+use super::types::{Ask, Claimant, ConnId, Key, Kind, Limit, Weight};
 use super::LockTable;
 use crate::token::{Fence, Token};
 
@@ -38,6 +38,10 @@ pub struct HolderRecord {
     pub kind: Kind,
     /// With this limit.
     pub limit: Limit,
+    /// How many slots it has.
+    pub weight: Weight,
+    /// The number of its one slot, if it has asked for it.
+    pub number: Option<u32>,
     /// Its credential.
     pub token: Token,
     /// The longest lease that it was ever granted.
@@ -46,6 +50,19 @@ pub struct HolderRecord {
     pub is_kept: bool,
     /// What the client of an orphan said of itself.
     pub tag: Option<Arc<str>>,
+}
+
+impl HolderRecord {
+    /// Whether a holder can be as it says, if there is no other one.
+    pub fn is_possible(&self) -> bool {
+        let has_limit = self.kind == Kind::Semaphore || self.limit == Limit::ONE;
+        let fits = self.weight.get() <= self.kind.slot_count(self.limit);
+        let has_number = self.number.is_none_or(|number| {
+            let is_one_slot = self.kind == Kind::Semaphore && self.weight == Weight::ONE;
+            is_one_slot && number < self.limit.get()
+        });
+        has_limit && fits && has_number
+    }
 }
 
 /// What has changed since the changes were last taken.
@@ -76,6 +93,8 @@ impl LockTable {
             kind: record.kind,
             limit: record.limit,
             lease: record.lease,
+            weight: record.weight,
+            max_waiters: None,
         };
         let key = match self.names.get(&record.key) {
             Some(key) => *key,
@@ -84,7 +103,11 @@ impl LockTable {
         let queue = &mut self.keys[key];
         let last = queue.holders.last();
         let is_next = last.is_none_or(|last| self.places[last].fence() < Some(fence));
-        if !is_next || queue.agree(ask.kind, ask.limit).is_err() || !queue.has_free_slot() {
+        if !is_next || queue.agree(ask.kind, ask.limit).is_err() || !queue.has_room(ask.weight) {
+            return false;
+        }
+        let is_taken = |number| self.numbers.contains(&(key, number));
+        if record.number.is_some_and(is_taken) {
             return false;
         }
         self.take_into_use(key);
@@ -104,6 +127,7 @@ impl LockTable {
         let noted = self.noted.take();
         self.hold(place, fence, now);
         self.noted = noted;
+        record.number.map(|number| self.set_number(place, number));
         self.places[place].is_kept = record.is_kept;
         self.kept_count += usize::from(record.is_kept);
         if let Some(tag) = &record.tag {
@@ -136,6 +160,8 @@ impl LockTable {
                 key: queue.key.clone(),
                 kind: queue.kind,
                 limit: queue.limit,
+                weight: place.weight,
+                number: place.number,
                 token: Token {
                     fence: *fence,
                     salt,
@@ -180,6 +206,8 @@ impl LockTable {
             key: queue.key.clone(),
             kind: queue.kind,
             limit: queue.limit,
+            weight: place.weight,
+            number: place.number,
             token: Token { fence, salt },
             lease,
             is_kept: place.is_kept,
@@ -196,6 +224,14 @@ impl LockTable {
         if lease > longest.unwrap_or(self.places[id].lease) {
             noted.longest.insert(fence, lease);
             self.note_held(id, fence, lease);
+        }
+    }
+
+    /// Notes that a holder has a number.
+    pub(super) fn note_numbered(&mut self, id: PlaceId, fence: Fence) {
+        if let Some(noted) = &self.noted {
+            let longest = noted.longest.get(&fence).copied();
+            self.note_held(id, fence, longest.unwrap_or(self.places[id].lease));
         }
     }
 

@@ -151,8 +151,8 @@ impl LockTable {
                 // A grant that is not collected: it comes again once no place waits any more.
                 entry.pending.remove(&mut self.places, id);
                 entry.pending.push(&mut self.places, id);
-            } else if let Some(key) = self.abandon_place(id, now) {
-                self.promote(key, now);
+            } else {
+                self.abandon_place(id, now);
             }
             return true;
         }
@@ -178,18 +178,20 @@ impl LockTable {
         }
     }
 
-    /// The waiter whose turn it is. A connection that has disconnected is granted nothing: its
-    /// place goes, and the next one is looked at.
+    /// The waiter whose turn it is. A connection that has disconnected is granted nothing, and
+    /// nobody waits behind it: its place goes, and the next one is looked at.
     pub(super) fn next_to_serve(&mut self, key: KeyId, now: Instant) -> Option<PlaceId> {
-        loop {
-            let id = self.keys[key].next_in_line()?;
-            let entry = || self.conns.get(&self.places[id].conn);
-            let is_leaving = || entry().is_some_and(|entry| entry.leaving.is_some());
-            if self.leaving_count == 0 || !is_leaving() {
-                return Some(id);
+        if self.leaving_count > 0 {
+            while let Some(first) = self.keys[key].waiters.first() {
+                let entry = self.conns.get(&self.places[first].conn);
+                if entry.is_none_or(|entry| entry.leaving.is_none()) {
+                    break;
+                }
+                self.withdraw(first);
+                self.remove_place(first, now);
             }
-            self.abandon_place(id, now);
         }
+        self.keys[key].next_in_line(&self.places)
     }
 
     /// Whether a connection holds nothing, waits for nothing and has no phase-one entry.

@@ -1,11 +1,15 @@
 //! Who holds, who waits and who has enqueued, for every key. Pure: the caller brings the time and
 //! the tokens.
 //!
-//! A lock is a semaphore of one; there is no second path. Every operation first ends the leases
+//! A claim takes a number of slots of a key, its weight. A lock is a claim of all slots, a shared
+//! lock one of a single slot; there is no second path. The first in line is granted as soon as its
+//! weight fits, and nobody overtakes it. Whatever its weight, a grant is one holder with one token
+//! and one lease, and counts once against the caps. Every operation first ends the leases
 //! that have run out by `now` and matter to it (its [`Scope`]), so an expired lease is dead whether
 //! or not the reaper has come by. Leases end in the order in which they run out, however few end at
 //! a time. Every operation that takes a holder or a waiter away ends in [`LockTable::promote`], so
-//! no slot is free while a client waits for it (except for want of a fence).
+//! no slot is free while it is a client's turn (except for want of a fence, or of room under the
+//! cap on slots).
 //!
 //! **Invariant:** nothing in `table/` reads a clock, takes a mutex, touches a socket or writes
 //! a log. Instants passed in never go back.
@@ -15,6 +19,7 @@ mod changes;
 mod connection;
 mod counters;
 mod expiry;
+mod numbers;
 mod orphans;
 mod phase_one;
 mod place;
@@ -26,7 +31,7 @@ mod snapshot;
 pub(crate) mod tests;
 mod types;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -41,7 +46,7 @@ use slab::Slab;
 pub use snapshot::{KeySnapshot, PlaceSnapshot};
 pub use types::{
     Answer, Ask, Cap, Caps, Claim, Claimant, ConnId, Grant, Holdings, Key, Kind, Limit, Refusal,
-    Scope, Ticket,
+    Scope, Ticket, Weight,
 };
 
 /// All keys, with their holders and waiters.
@@ -59,10 +64,13 @@ pub struct LockTable {
     leases: BTreeMap<(Instant, Fence), PlaceId>,
     /// The keys that are idle, the one that has been so for longest first.
     idle: KeyList,
-    /// For each key with a free slot and waiters, the first waiter: there was no fence for it.
+    /// Of each key, the waiter whose turn it is: there was no fence for it, or no room under the
+    /// cap.
     owed: BTreeMap<u64, PlaceId>,
     /// What the clients of orphans said of themselves.
     orphan_tags: BTreeMap<Fence, Arc<str>>,
+    /// The numbers that slots of semaphores have.
+    numbers: BTreeSet<(KeyId, u32)>,
     waiter_count: usize,
     /// How many orphans are kept.
     kept_count: usize,
@@ -99,6 +107,7 @@ impl LockTable {
             idle: KeyList::new(),
             owed: BTreeMap::new(),
             orphan_tags: BTreeMap::new(),
+            numbers: BTreeSet::new(),
             waiter_count: 0,
             kept_count: 0,
             semaphore_count: 0,
@@ -117,9 +126,9 @@ impl LockTable {
 
     /// Asks for a key: it is granted now, or the claim is queued behind those before it. Refusals,
     /// in this order: [`Refusal::Draining`], [`Refusal::LimitMismatch`], [`Refusal::MaxLocks`] for
-    /// what the connection has, [`Refusal::NoToken`] while waiters are owed slots,
-    /// [`Refusal::MaxLocks`] for the slots in all and then for a key not known yet,
-    /// [`Refusal::NoToken`], [`Refusal::MaxWaiters`] for the key and in all.
+    /// what the connection has and for the slots in all, [`Refusal::NoToken`] while waiters are
+    /// owed slots, [`Refusal::MaxLocks`] for a key not known yet, [`Refusal::NoToken`],
+    /// [`Refusal::MaxWaiters`] for the key and in all.
     pub fn acquire(
         &mut self,
         claimant: Claimant,
@@ -161,11 +170,17 @@ impl LockTable {
             return Err(self.refuse_at(Cap::PerConnection));
         }
         let queue = known.map(|key| &self.keys[key]);
-        let Some(queue) = queue.filter(|queue| !queue.has_free_slot()) else {
+        let Some(queue) = queue.filter(|queue| queue.must_wait(ask.weight, &self.places)) else {
             return self.grant(claimant, known, ask, now).map(Some);
         };
-        let max = self.caps.max_waiters;
-        if max.is_some_and(|max| queue.waiters.len() >= max) {
+        let waiter_count = queue.waiters.len();
+        if ask
+            .max_waiters
+            .is_some_and(|max| waiter_count >= max as usize)
+        {
+            return Err(Refusal::MaxWaiters);
+        }
+        if self.caps.max_waiters.is_some_and(|max| waiter_count >= max) {
             return Err(self.refuse_at(Cap::Waiters));
         }
         if self.waiter_count >= self.caps.max_waiters_total {
@@ -188,12 +203,12 @@ impl LockTable {
         self.cap_reached.take()
     }
 
-    /// Grants a slot that is free to a newcomer, if no waiter is owed one.
+    /// Grants slots that are free to a newcomer, if no waiter is owed any.
     ///
-    /// A slot that comes free passes to the next waiter of its key in the same step, so handing it
-    /// on never needs room under the cap. Only for want of a fence does it stay free; while one
-    /// does, no newcomer gets a slot of any key. So the slots that are held and those that are owed
-    /// never exceed the cap together, and no waiter finds that a newcomer took its slot.
+    /// What comes free passes to the next waiters of its key in the same step, and the first of
+    /// them needs no room under the cap: it takes the place of the holder before. What is free for
+    /// want of a fence or of room is owed; meanwhile no newcomer is granted a slot of any key. So
+    /// no waiter finds that a newcomer took its slots, or its room.
     fn grant(
         &mut self,
         claimant: Claimant,
@@ -201,11 +216,11 @@ impl LockTable {
         ask: &Ask<'_>,
         now: Instant,
     ) -> Result<Grant, Refusal> {
-        if !self.owed.is_empty() {
-            return Err(Refusal::NoToken);
-        }
         if self.leases.len() >= self.caps.max_slots {
             return Err(self.refuse_at(Cap::Slots));
+        }
+        if !self.owed.is_empty() {
+            return Err(Refusal::NoToken);
         }
         let key = match known {
             Some(key) => key,
@@ -268,9 +283,7 @@ impl LockTable {
         self.settle(Scope::Ticket(ticket), now);
         let dismissed = PlaceState::Ended(Refusal::Draining);
         let was_dismissed = self.places[ticket.place].state == dismissed;
-        if let Some(key) = self.abandon_place(ticket.place, now) {
-            self.promote(key, now);
-        }
+        self.abandon_place(ticket.place, now);
         was_dismissed.then_some(Refusal::Draining)
     }
 
@@ -308,7 +321,7 @@ impl LockTable {
 
     /// Starts a lease anew, with the length `lease`. If it is `conn` that has adopted the grant,
     /// that is no longer provisional. [`Refusal::NotHeld`] unless `token` is that of a live holder
-    /// of `key`, used as `kind`.
+    /// of `key`, used as `kind`, or if the lease would end later than a grant may be held.
     pub fn renew(
         &mut self,
         conn: ConnId,
@@ -319,8 +332,18 @@ impl LockTable {
         now: Instant,
     ) -> Result<(), Refusal> {
         let holder = self.find_holder(key, kind, token, now)?;
+        self.check_hold(holder, lease, now)?;
         self.renew_holder(holder, conn, lease, now);
         Ok(())
+    }
+
+    /// Makes sure that a grant may be held until the end of a lease that begins now.
+    fn check_hold(&self, id: PlaceId, lease: Duration, now: Instant) -> Result<(), Refusal> {
+        let held_for = now.saturating_duration_since(self.places[id].since);
+        match held_for.saturating_add(lease) <= self.caps.max_hold {
+            true => Ok(()),
+            false => Err(Refusal::NotHeld),
+        }
     }
 
     /// Starts a holder's lease anew, at the request of `conn`. That of a kept grant gets no
@@ -370,23 +393,30 @@ impl LockTable {
         self.settle(Scope::Everything, now);
         self.draining = true;
         let keys: Vec<KeyId> = self.names.values().copied().collect();
-        for key in keys {
-            while let Some(id) = self.keys[key].waiters.first() {
+        for key in &keys {
+            while let Some(id) = self.keys[*key].waiters.first() {
                 self.resolved.push_back(self.places[id].conn);
                 self.withdraw(id);
                 self.record_refusal(id, Refusal::Draining, now);
             }
-            self.promote(key, now);
+        }
+        for key in keys {
+            self.note_if_idle(key, now);
         }
     }
 
-    /// Grants the slots that waiters are owed for want of fences, over all keys in order of
-    /// arrival.
+    /// Grants the slots that waiters are owed, over all keys in order of arrival.
     pub fn grant_owed_slots(&mut self, now: Instant) {
         while let Some((&arrival, &place)) = self.owed.first_key_value() {
-            self.promote(self.places[place].key, now);
+            let key = self.places[place].key;
+            match self.next_to_serve(key, now) {
+                Some(next) if next == place => self.serve_waiters(key, self.caps.max_slots, now),
+                // The first one's connection has disconnected. The next one has its own arrival.
+                Some(next) => self.owe(next),
+                None => self.note_if_idle(key, now),
+            }
             if self.owed.contains_key(&arrival) {
-                return; // there is still no fence
+                return; // there is still no fence, or no room
             }
         }
     }
@@ -472,16 +502,24 @@ impl LockTable {
         holder.filter(|id| self.places[*id].salt.matches(token.salt))
     }
 
-    /// Gives the waiters of `key` the slots that are free, in order of arrival; a key without
-    /// holders and waiters becomes idle. Every operation that takes a holder or a waiter away ends
-    /// here.
-    fn promote(&mut self, key: KeyId, now: Instant) {
+    /// Gives the waiters of `key` the slots that are free, and then those of other keys what they
+    /// are owed; a key without holders and waiters becomes idle. Every operation that takes a
+    /// holder or a waiter away ends here. `held_count` is how many slots were held before it: in
+    /// the place of a holder, a waiter of the same key needs no room under the cap.
+    fn promote(&mut self, key: KeyId, held_count: usize, now: Instant) {
+        self.serve_waiters(key, held_count.max(self.caps.max_slots), now);
+        if !self.owed.is_empty() {
+            self.grant_owed_slots(now);
+        }
+    }
+
+    /// Gives the waiters of `key` the slots that are free, in order of arrival, while fewer than
+    /// `max_held` are held in all.
+    fn serve_waiters(&mut self, key: KeyId, max_held: usize, now: Instant) {
         while let Some(id) = self.next_to_serve(key, now) {
-            let Some(fence) = self.fences.next_fence() else {
-                if let PlaceState::Waiting { arrival } = self.places[id].state {
-                    self.owed.insert(arrival, id);
-                }
-                return;
+            let has_room = self.leases.len() < max_held;
+            let Some(fence) = has_room.then(|| self.fences.next_fence()).flatten() else {
+                return self.owe(id);
             };
             let wait = now.saturating_duration_since(self.places[id].since);
             self.counters.waits.add(wait);
@@ -489,6 +527,17 @@ impl LockTable {
             self.hold(id, Fence(fence), now);
             self.resolved.push_back(self.places[id].conn);
         }
+        self.note_if_idle(key, now);
+    }
+
+    /// Takes note that it is a waiter's turn.
+    fn owe(&mut self, id: PlaceId) {
+        if let PlaceState::Waiting { arrival } = self.places[id].state {
+            self.owed.insert(arrival, id);
+        }
+    }
+
+    fn note_if_idle(&mut self, key: KeyId, now: Instant) {
         if self.keys[key].is_idle() && !self.idle.contains(&self.keys, key) {
             let queue = &mut self.keys[key];
             queue.last_used = now;

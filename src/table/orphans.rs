@@ -19,7 +19,8 @@ impl LockTable {
     /// before, the grant becomes an orphan, and a kept one is kept as before.
     ///
     /// [`Refusal::MaxLocks`] if `conn` has as much as it may, unless it has the grant already;
-    /// [`Refusal::NotHeld`] unless `token` is that of a live holder of `key`.
+    /// [`Refusal::NotHeld`] unless `token` is that of a live holder of `key`, or if the lease would
+    /// end later than a grant may be held.
     pub fn adopt(
         &mut self,
         conn: ConnId,
@@ -36,6 +37,7 @@ impl LockTable {
             return Err(self.refuse_at(Cap::PerConnection));
         }
         let holder = holder?;
+        self.check_hold(holder, lease, now)?;
         self.renew_holder(holder, conn, lease, now);
         if !is_own {
             self.move_slot(holder, conn, now);
@@ -48,8 +50,9 @@ impl LockTable {
     /// other orphans because the number of kept grants has a cap. `tag_of` gives what the client of
     /// a connection says of itself.
     ///
-    /// [`Refusal::NotHeld`] if the lease is longer than grants may be kept, or unless `token` is
-    /// that of a live holder of `key`; [`Refusal::MaxLocks`] if as many grants are kept as may be.
+    /// [`Refusal::NotHeld`] if the lease is longer than grants may be kept or held, or unless
+    /// `token` is that of a live holder of `key`; [`Refusal::MaxLocks`] if as many grants are kept
+    /// as may be.
     pub fn keep(
         &mut self,
         key: &str,
@@ -60,6 +63,7 @@ impl LockTable {
     ) -> Result<(), Refusal> {
         self.settle(Scope::Everything, now);
         let holder = self.find_told(key, token)?;
+        self.check_hold(holder, lease, now)?;
         if self.caps.max_kept == 0 || lease > self.caps.max_keep_time {
             return Err(Refusal::NotHeld);
         }

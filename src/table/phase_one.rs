@@ -64,7 +64,7 @@ impl LockTable {
                     self.end_phase(place);
                     Some(answer)
                 }
-                None if self.is_owed(place) => Some(Answer::Refused(Refusal::NoToken)),
+                None if self.lacks_fence(place) => Some(Answer::Refused(Refusal::NoToken)),
                 None => None,
             },
         }
@@ -84,8 +84,9 @@ impl LockTable {
     }
 
     /// Whether it is a waiter's turn, and only a fence is wanting.
-    pub(super) fn is_owed(&self, place: PlaceId) -> bool {
-        self.keys[self.places[place].key].next_in_line() == Some(place)
+    pub(super) fn lacks_fence(&self, place: PlaceId) -> bool {
+        let queue = &self.keys[self.places[place].key];
+        queue.next_in_line(&self.places) == Some(place) && self.leases.len() < self.caps.max_slots
     }
 
     /// Makes a place an ordinary one, if it is a phase-one entry.

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use super::connection::ConnectionEntry;
 use super::queue::{KeyId, KeyQueue};
 use super::slab::{Id, List, Slab};
-use super::types::{Ask, Claimant, ConnId, Refusal};
+use super::types::{Ask, Claimant, ConnId, Refusal, Weight};
 use super::LockTable;
 use crate::token::{Fence, Salt};
 
@@ -23,6 +23,9 @@ pub(super) struct Place {
     /// Valid unless the place has ended.
     pub(super) key: Id<KeyQueue>,
     pub(super) lease: Duration,
+    pub(super) weight: Weight,
+    /// Of one slot of a semaphore, once its holder has asked for it.
+    pub(super) number: Option<u32>,
     pub(super) salt: Salt,
     pub(super) state: PlaceState,
     /// When it was queued, or granted.
@@ -84,6 +87,8 @@ impl LockTable {
             conn: claimant.conn,
             key,
             lease: ask.lease,
+            weight: ask.weight,
+            number: None,
             salt: claimant.salt,
             state,
             since: now,
@@ -124,33 +129,38 @@ impl LockTable {
     pub(super) fn hold(&mut self, id: PlaceId, fence: Fence, now: Instant) {
         let place = &mut self.places[id];
         place.since = now;
-        let (key, lease) = (place.key, place.lease);
+        let (key, lease, weight) = (place.key, place.lease, place.weight);
         let expires_at = now + lease;
         place.state = PlaceState::Held { fence, expires_at };
         self.leases.insert((expires_at, fence), id);
         self.holders.insert(fence, id);
         self.counters.grants += 1;
-        debug_assert!(self.keys[key].has_free_slot());
-        self.keys[key].holders.push(&mut self.places, id);
+        let queue = &mut self.keys[key];
+        debug_assert!(queue.has_room(weight));
+        queue.free -= weight.get();
+        queue.holders.push(&mut self.places, id);
         self.note_held(id, fence, lease);
     }
 
     /// Takes a holder's slot away and passes it on.
     pub(super) fn revoke(&mut self, id: PlaceId, now: Instant) {
-        let key = self.places[id].key;
+        let (key, held_count) = (self.places[id].key, self.leases.len());
         self.end_hold(id, now);
         self.record_refusal(id, Refusal::LeaseExpired, now);
-        self.promote(key, now);
+        self.promote(key, held_count, now);
     }
 
     /// Takes a holder out of its key. Its place stays.
     pub(super) fn end_hold(&mut self, id: PlaceId, now: Instant) {
         self.forget_orphan(id);
+        self.free_number(id);
         let place = &self.places[id];
         let (expires_at, fence) = place.lease_end().expect("a holder has a lease");
         self.leases.remove(&(expires_at, fence));
         self.holders.remove(&fence);
-        self.keys[place.key].holders.remove(&mut self.places, id);
+        let queue = &mut self.keys[place.key];
+        queue.free += place.weight.get();
+        queue.holders.remove(&mut self.places, id);
         self.last_held = Some(now);
         self.note_ended(fence);
     }
@@ -178,20 +188,19 @@ impl LockTable {
         self.waiter_count -= 1;
     }
 
-    /// Gives up a place, whatever has become of it. Returns its key if a slot may now be free.
-    pub(super) fn abandon_place(&mut self, id: PlaceId, now: Instant) -> Option<KeyId> {
-        let place = &self.places[id];
-        let (key, state) = (place.key, place.state);
-        match state {
+    /// Gives up a place, whatever has become of it, and passes on what is free now.
+    pub(super) fn abandon_place(&mut self, id: PlaceId, now: Instant) {
+        let (key, held_count) = (self.places[id].key, self.leases.len());
+        match self.places[id].state {
             PlaceState::Waiting { .. } => self.withdraw(id),
             PlaceState::Held { .. } => {
                 self.end_hold(id, now);
                 self.counters.abandonments += 1;
             }
-            PlaceState::Ended(_) => {}
+            PlaceState::Ended(_) => return self.remove_place(id, now),
         }
         self.remove_place(id, now);
-        (!matches!(state, PlaceState::Ended(_))).then_some(key)
+        self.promote(key, held_count, now);
     }
 
     /// Ends a place that is in no list of its key. If its client has yet to be told, the refusal is

@@ -2,9 +2,9 @@
 
 use std::time::Instant;
 
-use super::place::{KeyPlaces, PlaceId};
+use super::place::{KeyPlaces, PlaceId, Places};
 use super::slab::{Id, List, Slab};
-use super::types::{Key, Kind, Limit, Refusal};
+use super::types::{Key, Kind, Limit, Refusal, Weight};
 
 pub(super) type Queues = Slab<KeyQueue, 1>;
 pub(super) type KeyId = Id<KeyQueue>;
@@ -13,12 +13,14 @@ pub(super) type KeyList = List<KeyQueue, 0>;
 
 /// The holders and the waiters of one key.
 ///
-/// **Invariants:** never more holders than the limit; waiters are in order of arrival; holders are
-/// in order of grants, which is the order of their fences.
+/// **Invariants:** the holders never have more slots than there are; waiters are in order of
+/// arrival; holders are in order of grants, which is the order of their fences.
 pub(super) struct KeyQueue {
     pub(super) key: Key,
     pub(super) kind: Kind,
     pub(super) limit: Limit,
+    /// The slots that no holder has.
+    pub(super) free: u32,
     pub(super) holders: KeyPlaces,
     pub(super) waiters: KeyPlaces,
     /// When the key was last held or waited for; it is idle since, unless it is in use.
@@ -31,6 +33,7 @@ impl KeyQueue {
             key,
             kind,
             limit,
+            free: kind.slot_count(limit),
             holders: List::new(),
             waiters: List::new(),
             last_used: now,
@@ -46,6 +49,7 @@ impl KeyQueue {
         if self.is_idle() {
             self.kind = kind;
             self.limit = limit;
+            self.free = kind.slot_count(limit);
         }
         if (self.kind, self.limit) == (kind, limit) {
             Ok(())
@@ -54,12 +58,20 @@ impl KeyQueue {
         }
     }
 
-    /// The waiter whose turn it is: the first in line, if a slot is free.
-    pub(super) fn next_in_line(&self) -> Option<PlaceId> {
-        self.waiters.first().filter(|_| self.has_free_slot())
+    /// The waiter whose turn it is: the first in line, if as many slots are free as it wants.
+    pub(super) fn next_in_line(&self, places: &Places) -> Option<PlaceId> {
+        let first = self.waiters.first();
+        first.filter(|first| self.has_room(places[*first].weight))
     }
 
-    pub(super) fn has_free_slot(&self) -> bool {
-        self.holders.len() < self.limit.get() as usize
+    /// Whether a newcomer must queue. Behind a waiter whose turn it is it need not: nothing is
+    /// granted to it before that waiter, and it is refused rather than queued.
+    pub(super) fn must_wait(&self, weight: Weight, places: &Places) -> bool {
+        let is_behind_waiter = || !self.waiters.is_empty() && self.next_in_line(places).is_none();
+        !self.has_room(weight) || is_behind_waiter()
+    }
+
+    pub(super) fn has_room(&self, weight: Weight) -> bool {
+        weight.get() <= self.free
     }
 }

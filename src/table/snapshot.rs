@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::place::{KeyPlaces, PlaceId};
 use super::queue::KeyId;
-use super::types::{ConnId, Key, Kind, Limit, Scope};
+use super::types::{ConnId, Key, Kind, Limit, Scope, Weight};
 use super::LockTable;
 use crate::token::Fence;
 
@@ -24,6 +24,8 @@ pub struct KeySnapshot {
     pub kind: Kind,
     /// Used with this limit, now or last.
     pub limit: Limit,
+    /// How many of its slots are held.
+    pub taken: u32,
     /// How many hold it.
     pub holder_count: usize,
     /// How many wait for it.
@@ -43,6 +45,10 @@ pub struct PlaceSnapshot {
     pub conn: ConnId,
     /// Since when it holds or waits.
     pub age: Duration,
+    /// How many slots it has or wants.
+    pub weight: Weight,
+    /// The number of its one slot, if the holder has asked for it.
+    pub number: Option<u32>,
     /// A holder's fence, and what is left of its lease.
     pub held: Option<(Fence, Duration)>,
 }
@@ -134,6 +140,7 @@ impl LockTable {
             key: queue.key.clone(),
             kind: queue.kind,
             limit: queue.limit,
+            taken: queue.kind.slot_count(queue.limit) - queue.free,
             holder_count: queue.holders.len(),
             waiter_count: queue.waiters.len(),
             idle_for: match queue.is_idle() {
@@ -148,6 +155,8 @@ impl LockTable {
     fn describe_place(&self, id: PlaceId, now: Instant) -> PlaceSnapshot {
         PlaceSnapshot {
             conn: self.places[id].conn,
+            weight: self.places[id].weight,
+            number: self.places[id].number,
             age: now.saturating_duration_since(self.places[id].since),
             held: self.places[id]
                 .lease_end()

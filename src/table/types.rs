@@ -44,13 +44,23 @@ impl fmt::Debug for Key {
 /// What a key is used as while it is held or waited for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
-    /// One holder at a time.
+    /// One holder at a time, or shared ones.
     Lock,
-    /// As many holders as the limit says.
+    /// As many slots as the limit says.
     Semaphore,
 }
 
-/// How many may hold a key at once.
+impl Kind {
+    /// How many slots a key of this kind has.
+    pub fn slot_count(self, limit: Limit) -> u32 {
+        match self {
+            Kind::Lock => Weight::WHOLE.get(),
+            Kind::Semaphore => limit.get(),
+        }
+    }
+}
+
+/// How many slots of a semaphore there are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limit(NonZeroU32);
 
@@ -58,14 +68,44 @@ impl Limit {
     /// The limit of every lock.
     pub const ONE: Limit = Limit(NonZeroU32::MIN);
 
-    /// A limit of `count` holders, or `None` for zero.
+    /// A limit of `count` slots, or `None` for zero.
     pub fn new(count: u32) -> Option<Limit> {
         NonZeroU32::new(count).map(Limit)
     }
 
-    /// The number of holders.
+    /// The number of slots.
     pub fn get(self) -> u32 {
         self.0.get()
+    }
+}
+
+/// How many slots of a key a claim takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Weight(NonZeroU32);
+
+impl Weight {
+    /// One slot of a semaphore, or a shared lock.
+    pub const ONE: Weight = Weight(NonZeroU32::MIN);
+
+    /// A whole lock, which has as many slots as shared claims can divide it into.
+    pub const WHOLE: Weight = Weight(NonZeroU32::new(1_048_576).unwrap());
+
+    /// A weight of `count` slots, or `None` for zero.
+    pub fn new(count: u32) -> Option<Weight> {
+        NonZeroU32::new(count).map(Weight)
+    }
+
+    /// The number of slots.
+    pub fn get(self) -> u32 {
+        self.0.get()
+    }
+
+    /// What a claim takes that names no weight.
+    pub fn plain(kind: Kind) -> Weight {
+        match kind {
+            Kind::Lock => Weight::WHOLE,
+            Kind::Semaphore => Weight::ONE,
+        }
     }
 }
 
@@ -98,6 +138,24 @@ pub struct Ask<'a> {
     pub limit: Limit,
     /// The length of the lease to come.
     pub lease: Duration,
+    /// How many of the key's slots it takes at once.
+    pub weight: Weight,
+    /// The most claims that may already wait for the key if this one must wait, too.
+    pub max_waiters: Option<u32>,
+}
+
+impl<'a> Ask<'a> {
+    /// A claim of a whole lock, or of one slot, that joins any queue.
+    pub fn plain(key: &'a str, kind: Kind, limit: Limit, lease: Duration) -> Ask<'a> {
+        Ask {
+            key,
+            kind,
+            limit,
+            lease,
+            weight: Weight::plain(kind),
+            max_waiters: None,
+        }
+    }
 }
 
 /// The connection that asks.
@@ -193,7 +251,8 @@ pub enum Refusal {
     /// As many keys as allowed are in use, as many slots as allowed are held, or the connection
     /// has as many slots and places as it may.
     MaxLocks,
-    /// As many waiters as allowed are queued, for the key or in all.
+    /// As many waiters as allowed are queued, for the key or in all, or as many as the claim
+    /// tolerates.
     MaxWaiters,
     /// The lease of the grant was over before the grant was collected.
     LeaseExpired,
@@ -231,4 +290,6 @@ pub struct Caps {
     pub max_kept: usize,
     /// The longest lease of a grant that is kept.
     pub max_keep_time: Duration,
+    /// How long a grant may be held, renewals included.
+    pub max_hold: Duration,
 }

@@ -86,7 +86,10 @@ fn an_orphan_is_adopted_and_a_renewal_leaves_it_one() {
     drop(other);
     assert_eq!(second.connect().request("l", "k", "1"), "timeout");
     let adopt = format!("{} 120", grant.token);
-    assert_eq!(adopter.request("hello", "_", "adopt"), "ok adopt keeps");
+    assert_eq!(
+        adopter.request("hello", "_", "adopt"),
+        "ok adopt slots keeps"
+    );
     assert_eq!(adopter.request("adopt", "k", &adopt), "ok 120");
     assert_eq!(renew(&mut adopter, "k", &grant), "ok 120");
     drop(adopter);

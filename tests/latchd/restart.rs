@@ -81,7 +81,10 @@ fn stop(daemon: &Daemon) {
 /// A client that holds a lock and can come back for it.
 fn held(service: &Service, key: &str, lease: u64) -> (Client, Grant) {
     let mut client = service.connect();
-    assert_eq!(client.request("hello", "_", "adopt"), "ok adopt keeps");
+    assert_eq!(
+        client.request("hello", "_", "adopt"),
+        "ok adopt slots keeps"
+    );
     let grant = client.acquire_for(key, 0, lease);
     (client, grant)
 }
@@ -90,7 +93,10 @@ fn held(service: &Service, key: &str, lease: u64) -> (Client, Grant) {
 fn a_lone_server_without_a_file_keeps_nothing() {
     let daemon = Daemon::start_directly(crate::SCHEME, &[]);
     let reply = daemon.connect().request("hello", "_", "adopt");
-    assert!(matches!(&*reply, "ok adopt" | "ok adopt keeps"), "{reply}");
+    assert!(
+        matches!(&*reply, "ok adopt slots" | "ok adopt slots keeps"),
+        "{reply}"
+    );
 }
 
 #[test]

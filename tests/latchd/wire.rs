@@ -97,6 +97,7 @@ transcripts! {
     stats
     telnet
     two_phases
+    weights
 }
 
 #[test]

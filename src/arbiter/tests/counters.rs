@@ -44,10 +44,7 @@ fn a_wait_in_vain_is_one_timeout_in_either_form() {
 fn each_refusal_is_counted_under_its_reason() {
     let (arbiter, holder, other) = arbiter_and_two(Holdings::Release);
     let grant = granted(&holder, FOREVER);
-    let semaphore = Ask {
-        kind: Kind::Semaphore,
-        ..lock(FOREVER)
-    };
+    let semaphore = slot_of(1);
     other.try_acquire(&semaphore);
     other.enqueue(&semaphore);
     assert_eq!(wait(&other, FOREVER), Answer::NotEnqueued);

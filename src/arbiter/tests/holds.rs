@@ -74,6 +74,7 @@ fn table() -> LockTable {
         max_waiters_total: usize::MAX,
         max_kept: usize::MAX,
         max_keep_time: Duration::MAX,
+        max_hold: Duration::MAX,
     };
     LockTable::new(caps, Box::new(ClockFences::starting_at(1)))
 }

@@ -160,15 +160,10 @@ fn the_drain_sends_nothing_to_those_it_dismisses() {
 #[test]
 fn one_visit_sends_few_grants_and_all_waiters_get_theirs() {
     let arbiter = arbiter(Holdings::Release);
-    let ask = |limit| Ask {
-        kind: Kind::Semaphore,
-        limit: Limit::new(limit).expect("above zero"),
-        ..lock(FOREVER)
-    };
     const COUNT: u32 = 3 * SENT_AT_ONCE as u32;
     let holder = arbiter.connect(ConnId(1), None);
     for _ in 0..COUNT {
-        let answer = holder.try_acquire(&ask(COUNT));
+        let answer = holder.try_acquire(&slot_of(COUNT));
         assert!(matches!(answer, Answer::Granted(_)));
     }
     let (sending, sent) = bounded(COUNT as usize);
@@ -182,7 +177,7 @@ fn one_visit_sends_few_grants_and_all_waiters_get_theirs() {
         .map(|conn| {
             let waiter = arbiter.connect(ConnId(conn), Some(Arc::clone(&outlet)));
             Blocked::start(&arbiter, waiter, move |seat| {
-                seat.acquire(&ask(COUNT), FOREVER, &mut |_| {})
+                seat.acquire(&slot_of(COUNT), FOREVER, &mut |_| {})
             })
         })
         .collect();

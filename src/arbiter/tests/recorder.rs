@@ -1,7 +1,7 @@
 //! What a journal is told, and when.
 
 use super::*;
-use crate::table::{Change, HolderRecord, Key};
+use crate::table::{Change, HolderRecord, Key, Weight};
 use crate::token::{Fence, Salt, Token};
 
 /// Keeps the changes, in short: `+fence` and `-fence`.
@@ -108,6 +108,8 @@ fn a_restored_holder_is_adopted_and_then_ends_with_its_seat() {
         key: Key::from("k"),
         kind: Kind::Lock,
         limit: Limit::ONE,
+        weight: Weight::WHOLE,
+        number: None,
         token,
         lease: FOREVER,
     };

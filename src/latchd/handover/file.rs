@@ -11,10 +11,11 @@ use serde_json::{json, Value};
 
 use crate::fence::file::checksum;
 use crate::protocol::limits;
-use crate::table::{HolderRecord, Key, Kind, Limit};
+use crate::table::{HolderRecord, Key, Kind, Weight};
 
 const MAGIC: &str = "latchd-handover";
-const VERSION: u64 = 1;
+/// The version that is written. The first one, which is read, too, has neither weights nor numbers.
+const VERSION: u64 = 2;
 
 /// What a server hands over.
 #[derive(Debug, PartialEq, Eq)]
@@ -46,6 +47,8 @@ pub fn encode(handover: &Handover) -> String {
                 Kind::Semaphore => "semaphore",
             },
             "limit": record.limit.get(),
+            "weight": record.weight.get(),
+            "number": record.number,
             "token": record.token.to_string(),
             "tag": record.tag.as_deref(),
             "kept": record.is_kept,
@@ -68,7 +71,7 @@ pub fn decode(content: &[u8]) -> Result<Handover, Unreadable> {
         return Err(Unreadable::Broken);
     };
     match version.parse() {
-        Ok(VERSION) => {}
+        Ok(1..=VERSION) => {}
         Ok(newer) if newer > VERSION => return Err(Unreadable::Newer(newer)),
         _ => return Err(Unreadable::Broken),
     }
@@ -97,23 +100,33 @@ fn decode_holder(line: &Value) -> Option<HolderRecord> {
         "semaphore" => Kind::Semaphore,
         _ => return None,
     };
-    let limit = limits::limit(number("limit")?)?;
+    let weight = match line.get("weight") {
+        Some(weight) => Weight::new(u32::try_from(weight.as_u64()?).ok()?)?,
+        None => Weight::plain(kind),
+    };
+    let slot_number = match line.get("number") {
+        Some(Value::Null) | None => None,
+        Some(number) => Some(u32::try_from(number.as_u64()?).ok()?),
+    };
     let key = text("key").filter(|key| limits::is_key(key))?;
-    let is_possible = kind == Kind::Semaphore || limit == Limit::ONE;
-    is_possible.then_some(HolderRecord {
+    let record = HolderRecord {
         key: Key::from(key),
         kind,
-        limit,
+        limit: limits::limit(number("limit")?)?,
+        weight,
+        number: slot_number,
         token: text("token")?.parse().ok()?,
         lease: Duration::from_secs(number("left_s")?.min(limits::MAX_SECONDS)),
         is_kept: line.get("kept")?.as_bool()?,
         tag: text("tag").map(Arc::from),
-    })
+    };
+    record.is_possible().then_some(record)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::table::Limit;
     use crate::token::{Fence, Salt, Token};
 
     fn handover() -> Handover {
@@ -121,6 +134,8 @@ mod tests {
             key: Key::from("a\u{a0}\"key\""),
             kind,
             limit: Limit::new(limit).expect("above zero"),
+            weight: Weight::plain(kind),
+            number: None,
             token: Token {
                 fence: Fence(fence),
                 salt: Salt(u64::MAX - fence),
@@ -134,6 +149,18 @@ mod tests {
             holders: vec![
                 holder(7, Kind::Lock, 1, Some("night\nly \u{1f511}")),
                 holder(8, Kind::Semaphore, 1_048_576, None),
+                HolderRecord {
+                    weight: Weight::ONE,
+                    ..holder(9, Kind::Lock, 1, None)
+                },
+                HolderRecord {
+                    weight: Weight::new(3).expect("above zero"),
+                    ..holder(10, Kind::Semaphore, 8, None)
+                },
+                HolderRecord {
+                    number: Some(7),
+                    ..holder(11, Kind::Semaphore, 8, None)
+                },
             ],
         }
     }
@@ -176,8 +203,8 @@ mod tests {
     fn files_of_others_and_of_newer_servers_are_told_apart() {
         assert_eq!(decode(b""), Err(Unreadable::Foreign));
         assert_eq!(decode(b"dflfnc1\n"), Err(Unreadable::Foreign));
-        let newer = b"latchd-handover 2 0000000000000000\n{}\n";
-        assert_eq!(decode(newer), Err(Unreadable::Newer(2)));
+        let newer = b"latchd-handover 3 0000000000000000\n{}\n";
+        assert_eq!(decode(newer), Err(Unreadable::Newer(3)));
         assert_eq!(decode(b"latchd-handover x 0\n"), Err(Unreadable::Broken));
     }
 }

@@ -79,7 +79,7 @@ impl Session<'_> {
     pub(super) fn show_holder(&mut self, key: &str, fence: Fence) -> Result<(), Ending> {
         let out = &mut self.outbox.out;
         out.extend(b"ok {\"keys\":[");
-        if let Some(roll) = self.seat.arbiter().holder(key, fence) {
+        if let Some(roll) = self.seat.arbiter().holder(key, fence, self.seat.id()) {
             let go_on = |_: &mut Vec<u8>| Ok::<(), Ending>(());
             queues::write_key(&roll.queue, roll.clients(), out, go_on)?;
         }

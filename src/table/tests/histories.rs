@@ -149,6 +149,7 @@ impl History {
             max_waiters_total: cap(5).unwrap_or(usize::MAX),
             max_kept: cap(3).map_or(0, |cap| cap - 1),
             max_keep_time: secs(cap(8).unwrap_or(60) as u64),
+            max_hold: cap(9).map_or(Duration::MAX, |cap| secs(cap as u64 + 6)),
             max_locks: 1 + random.below(4) as usize,
         };
         let world = World::with_caps(caps);
@@ -208,25 +209,28 @@ impl History {
             Kind::Lock => 1,
             Kind::Semaphore => 1 + self.random.below(3) as u32,
         };
+        let weight = match kind {
+            _ if self.random.one_in(2) => Weight::plain(kind),
+            Kind::Lock => Weight::ONE,
+            Kind::Semaphore => {
+                Weight::new(1 + self.random.below(limit.into()) as u32).expect("above zero")
+            }
+        };
+        let max_waiters = self.random.one_in(4).then(|| self.random.below(3) as u32);
         Ask {
             key,
             kind,
             limit: Limit::new(limit).expect("above zero"),
             lease: secs(1 + self.random.below(6)),
+            weight,
+            max_waiters,
         }
     }
 
     fn acquire(&mut self) {
         let (conn, ask, now) = (self.conn(), self.ask(), self.world.now);
         let is_a_try = self.random.one_in(4);
-        let ideal = self.model.acquire(
-            conn,
-            ask.key,
-            ask.kind,
-            ask.limit.get(),
-            ask.lease,
-            is_a_try,
-        );
+        let ideal = self.model.acquire(conn, &ask, is_a_try);
         let table = &mut self.world.table;
         let real = match is_a_try {
             true => table
@@ -245,11 +249,7 @@ impl History {
     fn enqueue(&mut self) {
         let (conn, ask, now) = (self.conn(), self.ask(), self.world.now);
         let real = self.world.table.enqueue(claimant(conn), &ask, now);
-        let limit = ask.limit.get();
-        let ideal = self
-            .model
-            .enqueue(conn, ask.key, ask.kind, limit, ask.lease);
-        assert_eq!(real, ideal);
+        assert_eq!(real, self.model.enqueue(conn, &ask));
         if let Answer::Granted(grant) = real {
             self.learn(ask.key, ask.kind, grant);
         }
@@ -371,6 +371,11 @@ impl History {
     fn ask_about(&mut self) {
         let conn = self.conn();
         let now = self.world.now;
+        if let Some((key, _, token)) = self.any_token() {
+            let table = &mut self.world.table;
+            table.number_slot(ConnId(conn), &key, token.fence);
+            self.model.number_slot(conn, &key, token.fence.0);
+        }
         // Later than any place has ended.
         let later = now + secs(1);
         let idle_since = self.world.table.connection_idle_since(ConnId(conn), later);
@@ -506,6 +511,9 @@ fn describe(table: &LockTable, id: KeyId) -> ModelKey {
     let holders = queue.holders.iter(&table.places).map(|id| ModelHolder {
         conn: table.places[id].conn.0,
         fence: table.places[id].fence().expect("a holder").0,
+        weight: table.places[id].weight.get(),
+        number: table.places[id].number,
+        since: table.places[id].since,
         expires_at: table.places[id].lease_end().expect("a holder").0,
         is_kept: table.places[id].is_kept,
         is_provisional: table.places[id].is_provisional,

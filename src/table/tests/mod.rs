@@ -8,6 +8,7 @@ pub(crate) mod histories;
 mod model;
 mod orphans;
 mod scenarios;
+mod weights;
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -58,6 +59,7 @@ const NO_CAPS: Caps = Caps {
     max_waiters_total: usize::MAX,
     max_kept: usize::MAX,
     max_keep_time: Duration::MAX,
+    max_hold: Duration::MAX,
 };
 
 /// A connection that has enqueued for nothing.
@@ -121,13 +123,11 @@ impl World {
         lease: u64,
     ) -> Result<Claim, Refusal> {
         let limit = Limit::new(limit).expect("a limit above zero");
-        let ask = Ask {
-            key,
-            kind,
-            limit,
-            lease: secs(lease),
-        };
-        let claim = self.table.acquire(claimant(conn), &ask, self.now);
+        self.claim(conn, &Ask::plain(key, kind, limit, secs(lease)))
+    }
+
+    fn claim(&mut self, conn: u64, ask: &Ask<'_>) -> Result<Claim, Refusal> {
+        let claim = self.table.acquire(claimant(conn), ask, self.now);
         self.check();
         claim
     }
@@ -233,12 +233,7 @@ impl World {
 
 /// Asking for a lock with a lease of ten seconds.
 fn lock_of(key: &str) -> Ask<'_> {
-    Ask {
-        key,
-        kind: Kind::Lock,
-        limit: Limit::ONE,
-        lease: secs(10),
-    }
+    Ask::plain(key, Kind::Lock, Limit::ONE, secs(10))
 }
 
 fn claimant(conn: u64) -> Claimant {
@@ -272,12 +267,13 @@ fn ticket(claim: Result<Claim, Refusal>) -> Ticket {
 /// What holds after every operation.
 fn check_invariants(table: &LockTable, has_lacked_tokens: bool) {
     let mut seen = Seen::default();
+    let is_full = table.leases.len() >= table.caps.max_slots;
     for (name, id) in &table.names {
         let queue = &table.keys[*id];
         assert_eq!(name, &queue.key);
         assert!(
-            has_lacked_tokens || queue.next_in_line().is_none(),
-            "{name:?}: a slot is free while a client waits"
+            has_lacked_tokens || is_full || queue.next_in_line(&table.places).is_none(),
+            "{name:?}: it is a client's turn, and it waits"
         );
         seen.key(table, *id);
     }
@@ -295,10 +291,10 @@ struct Seen {
     waiter_count: usize,
     idle_count: usize,
     semaphore_count: usize,
-    /// How many free slots are owed to waiters, and which waiters are the next.
-    owed_count: usize,
+    /// The waiters whose turn it is.
     owed: BTreeSet<u64>,
     enqueued_count: usize,
+    number_count: usize,
     kept_count: usize,
 }
 
@@ -322,9 +318,10 @@ impl Seen {
         for place in holders.iter().chain(&waiters) {
             self.place(table, id, *place);
         }
-        let limit = usize::try_from(queue.limit.get()).expect("a small limit");
-        self.owed_count += (limit - holders.len()).min(waiters.len());
-        let next = queue.next_in_line();
+        let weights = holders.iter().map(|id| table.places[*id].weight.get());
+        let slot_count = queue.kind.slot_count(queue.limit);
+        assert_eq!(queue.free + weights.sum::<u32>(), slot_count, "miscounted");
+        let next = queue.next_in_line(&table.places);
         self.owed.extend(next.map(|id| arrival(table, id)));
         if queue.is_idle() {
             self.idle_count += 1;
@@ -358,6 +355,11 @@ impl Seen {
             panic!("a place without a connection");
         }
         self.kept_count += usize::from(place.is_kept);
+        if let Some(number) = place.number {
+            self.number_count += 1;
+            assert!(number < table.keys[key].limit.get() && place.weight == Weight::ONE);
+            assert!(table.numbers.contains(&(key, number)));
+        }
         if place.is_provisional {
             assert!(place.is_told && place.conn != ORPHANS);
         } else {
@@ -376,6 +378,7 @@ impl Seen {
         assert_eq!(self.holder_count, table.holders.len());
         assert_eq!(self.waiter_count, table.waiter_count);
         assert_eq!(self.enqueued_count, table.enqueued.len());
+        assert_eq!(self.number_count, table.numbers.len());
         let Counters {
             grants,
             releases,
@@ -402,9 +405,8 @@ impl Seen {
         let has_ended = |place: &Place| matches!(place.state, PlaceState::Ended(_));
         let places = table.places.iter().filter(|(_, place)| !has_ended(place));
         assert_eq!(self.holder_count + self.waiter_count, places.count());
-        // A slot that is owed to a waiter is taken, so that no newcomer can leave it without one.
         assert!(
-            self.holder_count + self.owed_count <= table.caps.max_slots,
+            self.holder_count <= table.caps.max_slots,
             "more slots than the cap"
         );
         assert!(

@@ -19,6 +19,12 @@ pub(super) struct ModelKey {
 pub(super) struct ModelHolder {
     pub(super) conn: u64,
     pub(super) fence: u64,
+    /// How many slots it has.
+    pub(super) weight: u32,
+    /// Of its one slot, once it has asked for it.
+    pub(super) number: Option<u32>,
+    /// When it was granted.
+    pub(super) since: Instant,
     pub(super) expires_at: Instant,
     pub(super) is_kept: bool,
     pub(super) is_provisional: bool,
@@ -33,6 +39,7 @@ struct ModelTicket {
     conn: u64,
     key: String,
     lease: Duration,
+    weight: u32,
     fence: Option<u64>,
     dismissed: bool,
 }
@@ -100,12 +107,11 @@ impl Model {
     pub(super) fn acquire(
         &mut self,
         conn: u64,
-        name: &str,
-        kind: Kind,
-        limit: u32,
-        lease: Duration,
+        ask: &Ask<'_>,
         is_a_try: bool,
     ) -> Result<Option<Began>, Refusal> {
+        let (name, kind, limit, lease) = (ask.key, ask.kind, ask.limit.get(), ask.lease);
+        let weight = ask.weight.get();
         if self.draining {
             return Err(Refusal::Draining);
         }
@@ -117,16 +123,16 @@ impl Model {
         if self.connection_count(conn) >= self.caps.max_per_connection {
             return Err(Refusal::MaxLocks);
         }
-        let is_free = match self.find(name) {
-            Some(at) => self.keys[at].holders.len() < limit as usize,
-            None => true,
-        };
-        if is_free && self.keys.iter().any(ModelKey::is_owed) {
-            return Err(Refusal::NoToken);
-        }
-        let slot_count: usize = self.keys.iter().map(|key| key.holders.len()).sum();
-        if is_free && slot_count >= self.caps.max_slots {
+        // Behind a waiter whose turn it is, nobody queues.
+        let is_free = self.find(name).is_none_or(|at| {
+            let key = &self.keys[at];
+            weight <= key.free() && (key.waiters.is_empty() || self.is_owed(key))
+        });
+        if is_free && self.is_full() {
             return Err(Refusal::MaxLocks);
+        }
+        if is_free && self.keys.iter().any(|key| self.is_owed(key)) {
+            return Err(Refusal::NoToken);
         }
         if self.find(name).is_none() {
             if self.keys.len() >= self.caps.max_locks {
@@ -157,6 +163,9 @@ impl Model {
             key.holders.push(ModelHolder {
                 conn,
                 fence: self.last_fence,
+                weight,
+                number: None,
+                since: now,
                 expires_at: now + lease,
                 is_kept: false,
                 is_provisional: false,
@@ -165,10 +174,9 @@ impl Model {
             self.told.push((conn, name.to_owned(), self.last_fence));
             return Ok(Some(Began::Acquired(grant(self.last_fence, lease))));
         }
-        if self
-            .caps
-            .max_waiters
-            .is_some_and(|max| key.waiters.len() >= max)
+        let is_too_many = |max: usize| key.waiters.len() >= max;
+        if ask.max_waiters.is_some_and(|max| is_too_many(max as usize))
+            || self.caps.max_waiters.is_some_and(is_too_many)
             || waiter_count >= self.caps.max_waiters_total
         {
             return Err(Refusal::MaxWaiters);
@@ -184,20 +192,15 @@ impl Model {
             conn,
             key: name.to_owned(),
             lease,
+            weight,
             fence: None,
             dismissed: false,
         });
         Ok(Some(Began::Queued(number)))
     }
 
-    pub(super) fn enqueue(
-        &mut self,
-        conn: u64,
-        name: &str,
-        kind: Kind,
-        limit: u32,
-        lease: Duration,
-    ) -> Answer {
+    pub(super) fn enqueue(&mut self, conn: u64, ask: &Ask<'_>) -> Answer {
+        let (name, kind) = (ask.key, ask.kind);
         while (self.has_due(name) || self.is_at_a_cap(conn, name)) && self.end_first() {}
         if let Some(at) = self.find_entry(conn, kind, name) {
             if !self.is_dead(&self.entries[at]) {
@@ -210,7 +213,7 @@ impl Model {
                 self.tickets.retain(|known| known.number != number);
             }
         }
-        let claim = match self.acquire(conn, name, kind, limit, lease, false) {
+        let claim = match self.acquire(conn, ask, false) {
             Ok(claim) => claim.expect("not a try"),
             Err(refusal) => return Answer::Refused(refusal),
         };
@@ -244,9 +247,9 @@ impl Model {
                 Some(answer) => answer,
                 None => {
                     let key = &self.keys[self.find(name).expect("waited for")];
-                    let is_first = key.waiters[0] == number;
-                    let no_token = Answer::Refused(Refusal::NoToken);
-                    return (key.is_owed() && is_first).then_some(no_token);
+                    let lacks_token =
+                        self.is_owed(key) && key.waiters[0] == number && !self.is_full();
+                    return lacks_token.then_some(Answer::Refused(Refusal::NoToken));
                 }
             },
         };
@@ -352,8 +355,30 @@ impl Model {
         lease: Duration,
     ) -> Result<(), Refusal> {
         self.find_held(name, kind, token)?;
+        let held = self.holder(name, token.fence.0).expect("it was found");
+        let since = held.since;
+        self.check_hold(since, lease)?;
         self.renew_holder(conn, name, token, lease);
         Ok(())
+    }
+
+    /// A lease that begins now must not end later than a grant may be held.
+    fn check_hold(&self, since: Instant, lease: Duration) -> Result<(), Refusal> {
+        let is_too_long = (self.now - since) + lease > self.caps.max_hold;
+        (!is_too_long).then_some(()).ok_or(Refusal::NotHeld)
+    }
+
+    pub(super) fn number_slot(&mut self, conn: u64, name: &str, fence: u64) {
+        let Some(at) = self.find(name) else { return };
+        let key = &mut self.keys[at];
+        let numbers: Vec<u32> = key.holders.iter().filter_map(|it| it.number).collect();
+        let lowest = (0..key.limit).find(|number| !numbers.contains(number));
+        let is_meant =
+            |it: &&mut ModelHolder| it.fence == fence && it.conn == conn && it.weight == 1;
+        let found = key.holders.iter_mut().find(is_meant);
+        if let Some(holder) = found.filter(|_| key.kind == Kind::Semaphore) {
+            holder.number = holder.number.or(lowest);
+        }
     }
 
     fn renew_holder(&mut self, conn: u64, name: &str, token: Token, lease: Duration) {
@@ -383,7 +408,7 @@ impl Model {
         if !is_own && self.connection_count(conn) >= self.caps.max_per_connection {
             return Err(Refusal::MaxLocks);
         }
-        held?;
+        self.check_hold(held?.since, lease)?;
         self.renew_holder(conn, name, token, lease);
         if !is_own {
             self.move_slot(name, token, conn);
@@ -402,6 +427,7 @@ impl Model {
     ) -> Result<(), Refusal> {
         self.expire();
         let held = self.find_told(name, token)?;
+        self.check_hold(held.since, lease)?;
         if self.caps.max_kept == 0 || lease > self.caps.max_keep_time {
             return Err(Refusal::NotHeld);
         }
@@ -531,10 +557,9 @@ impl Model {
     }
 
     fn is_at_a_cap(&self, conn: u64, name: &str) -> bool {
-        let slot_count: usize = self.keys.iter().map(|key| key.holders.len()).sum();
         let waiter_count: usize = self.keys.iter().map(|key| key.waiters.len()).sum();
         self.keys.len() >= self.caps.max_locks && self.find(name).is_none()
-            || slot_count >= self.caps.max_slots
+            || self.is_full()
             || self.connection_count(conn) >= self.caps.max_per_connection
             || waiter_count >= self.caps.max_waiters_total
     }
@@ -557,25 +582,36 @@ impl Model {
         }
         let mut names: Vec<String> = self.keys.iter().map(|key| key.name.clone()).collect();
         names.sort();
+        names.retain(|name| {
+            let at = self.find(name).expect("just listed");
+            !std::mem::take(&mut self.keys[at].waiters).is_empty()
+        });
         for name in names {
-            let at = self.find(&name).expect("just listed");
-            if !std::mem::take(&mut self.keys[at].waiters).is_empty() {
-                self.promote(&name);
-            }
+            self.promote(&name);
         }
     }
 
+    /// Serves one key after the other, the one whose first waiter came first.
     pub(super) fn grant_owed_slots(&mut self) {
-        let mut owed: Vec<(u64, String)> = Vec::new();
-        for key in &self.keys {
-            if key.is_owed() {
-                owed.push((key.waiters[0], key.name.clone()));
-            }
-        }
+        let owed = self.keys.iter().filter(|key| self.is_owed(key));
+        let mut owed: Vec<(u64, String)> =
+            owed.map(|key| (key.waiters[0], key.name.clone())).collect();
         owed.sort();
         for (_, name) in owed {
-            self.promote(&name);
+            self.serve(&name);
         }
+    }
+
+    /// Whether it is the turn of the first waiter of a key.
+    fn is_owed(&self, key: &ModelKey) -> bool {
+        let first = key.waiters.first();
+        first.is_some_and(|first| self.tickets[self.find_ticket(*first)].weight <= key.free())
+    }
+
+    /// Whether as many slots are held as may be.
+    fn is_full(&self) -> bool {
+        let held_count: usize = self.keys.iter().map(|key| key.holders.len()).sum();
+        held_count >= self.caps.max_slots
     }
 
     /// Whether a connection holds or waits for anything. An entry that has ended does not count.
@@ -618,12 +654,14 @@ impl Model {
     }
 
     fn promote(&mut self, name: &str) {
+        self.serve(name);
+        self.grant_owed_slots();
+    }
+
+    fn serve(&mut self, name: &str) {
         let at = self.find(name).expect("in use until now");
-        let key = &mut self.keys[at];
-        while !key.waiters.is_empty()
-            && key.holders.len() < key.limit as usize
-            && !self.out_of_tokens
-        {
+        while self.is_owed(&self.keys[at]) && !self.is_full() && !self.out_of_tokens {
+            let key = &mut self.keys[at];
             let number = key.waiters.remove(0);
             self.last_fence += 1;
             let ticket = self
@@ -635,12 +673,16 @@ impl Model {
             key.holders.push(ModelHolder {
                 conn: ticket.conn,
                 fence: self.last_fence,
+                weight: ticket.weight,
+                number: None,
+                since: self.now,
                 expires_at: self.now + ticket.lease,
                 is_kept: false,
                 is_provisional: false,
                 tag: None,
             });
         }
+        let key = &mut self.keys[at];
         if key.is_idle() {
             key.last_used = self.now;
             self.is_idle_now(name);
@@ -722,9 +764,13 @@ impl ModelTicket {
 }
 
 impl ModelKey {
-    /// Whether a slot is free while a client waits.
-    fn is_owed(&self) -> bool {
-        !self.waiters.is_empty() && self.holders.len() < self.limit as usize
+    /// A lock has as many slots as shared claims can divide it into.
+    fn free(&self) -> u32 {
+        let slot_count = match self.kind {
+            Kind::Lock => 1_048_576,
+            Kind::Semaphore => self.limit,
+        };
+        slot_count - self.holders.iter().map(|holder| holder.weight).sum::<u32>()
     }
 
     fn is_idle(&self) -> bool {

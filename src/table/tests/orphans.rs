@@ -243,6 +243,8 @@ fn a_renewal_leaves_a_restored_holder_an_orphan() {
         key: Key::from("k"),
         kind: Kind::Lock,
         limit: Limit::ONE,
+        weight: Weight::WHOLE,
+        number: None,
         token: token(7),
         lease: secs(10),
         is_kept: true,

@@ -67,7 +67,7 @@ fn newcomers_get_no_token_while_waiters_are_owed_one() {
     assert_eq!(world.release("k", token), Ok(()));
     assert_eq!(world.lock(3, "k"), Err(Refusal::NoToken));
     assert_eq!(world.try_lock(3, "k"), Err(Refusal::NoToken));
-    assert!(world.table.is_owed(first.place));
+    assert!(world.table.lacks_fence(first.place));
     world.mint_is_out(false);
     world.table.grant_owed_slots(world.now);
     assert_eq!(world.resolved(), [2]);

@@ -70,6 +70,7 @@ impl World {
                 max_waiters_total: 65_536,
                 max_kept: 65_536,
                 max_keep_time: Duration::MAX,
+                max_hold: Duration::MAX,
             },
             holdings: Holdings::Release,
             gc_interval: Duration::from_secs(1),
@@ -298,12 +299,7 @@ impl Outlet for DeadOutlet {
 }
 
 fn ask(key: &str, lease: Duration) -> Ask<'_> {
-    Ask {
-        key,
-        kind: Kind::Lock,
-        limit: Limit::ONE,
-        lease,
-    }
+    Ask::plain(key, Kind::Lock, Limit::ONE, lease)
 }
 
 fn granted(answer: Answer) -> Grant {
@@ -672,11 +668,8 @@ fn fence_of(answer: Answer) -> Fence {
 }
 
 fn permit() -> Ask<'static> {
-    Ask {
-        kind: Kind::Semaphore,
-        limit: Limit::new(2).expect("above zero"),
-        ..ask("s", FOREVER)
-    }
+    let limit = Limit::new(2).expect("above zero");
+    Ask::plain("s", Kind::Semaphore, limit, FOREVER)
 }
 
 /// Each client asks, works and releases, one of them in two phases: they exclude each other.

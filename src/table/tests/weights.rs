@@ -1,0 +1,248 @@
+//! Claims of several slots, shared locks and the numbers of slots, on a virtual clock.
+
+use super::*;
+
+fn shared(key: &str) -> Ask<'_> {
+    Ask {
+        weight: Weight::ONE,
+        ..lock_of(key)
+    }
+}
+
+/// A claim of so many slots of the semaphore `k`, with a lease of ten seconds.
+fn heavy(count: u32, limit: u32) -> Ask<'static> {
+    let limit = Limit::new(limit).expect("above zero");
+    Ask {
+        weight: Weight::new(count).expect("above zero"),
+        ..Ask::plain("k", Kind::Semaphore, limit, secs(10))
+    }
+}
+
+impl World {
+    fn release_slots(&mut self, token: Token) {
+        let kind = Kind::Semaphore;
+        let released = self.table.release(ELSEWHERE, "k", kind, token, self.now);
+        assert_eq!(released, Ok(()));
+        self.check();
+    }
+
+    /// The number that the slot of `conn` has once it has asked for it.
+    fn number(&mut self, conn: u64, token: Token) -> Option<u32> {
+        self.table.number_slot(ConnId(conn), "k", token.fence);
+        self.check();
+        let queue = self.table.holder("k", token.fence, self.now);
+        queue.expect("it is held").holders[0].number
+    }
+}
+
+#[test]
+fn shared_locks_hold_together_and_exclude_whole_ones() {
+    let mut world = World::new();
+    let readers = [1, 2, 3].map(|conn| granted(world.claim(conn, &shared("k"))));
+    let writer = world.queued(4, "k");
+    for reader in readers {
+        assert_eq!(world.collect(writer), None);
+        assert_eq!(world.release("k", reader), Ok(()));
+    }
+    let writer = world.collected(writer);
+    let reader = ticket(world.claim(5, &shared("k")));
+    assert_eq!(world.release("k", writer), Ok(()));
+    world.collected(reader);
+}
+
+#[test]
+fn nobody_overtakes_a_heavy_claim_that_does_not_fit_yet() {
+    let mut world = World::new();
+    let first = granted(world.claim(1, &heavy(6, 8)));
+    let second = granted(world.claim(2, &heavy(1, 8)));
+    let big = ticket(world.claim(3, &heavy(8, 8)));
+    let small = ticket(world.claim(4, &heavy(1, 8)));
+    let tried = world
+        .table
+        .try_acquire(claimant(5), &heavy(1, 8), world.now);
+    assert_eq!(tried, Ok(None));
+    world.release_slots(first);
+    assert_eq!((world.collect(big), world.collect(small)), (None, None));
+    world.release_slots(second);
+    let big = world.collected(big);
+    assert_eq!(world.collect(small), None);
+    world.release_slots(big);
+    world.collected(small);
+}
+
+#[test]
+fn a_heavy_claim_that_leaves_makes_way_for_all_that_fit() {
+    for leave in [World::cancel, |world: &mut World, _| {
+        world.disconnect(3, Holdings::Release);
+    }] {
+        let mut world = World::new();
+        granted(world.claim(1, &heavy(5, 8)));
+        let big = ticket(world.claim(3, &heavy(4, 8)));
+        let others = [4, 5, 6, 7].map(|conn| ticket(world.claim(conn, &heavy(1, 8))));
+        leave(&mut world, big);
+        assert_eq!(world.resolved(), [4, 5, 6]);
+        assert_eq!(world.collect(others[3]), None);
+    }
+}
+
+#[test]
+fn grants_count_once_against_the_caps_whatever_their_weight() {
+    let mut world = World::with_caps(Caps {
+        max_slots: 2,
+        max_per_connection: 2,
+        ..NO_CAPS
+    });
+    granted(world.claim(1, &heavy(500, 1000)));
+    granted(world.claim(1, &heavy(500, 1000)));
+    assert_eq!(world.table.connection_count(ConnId(1)), 2);
+    assert_eq!(world.table.entry_count(), 2);
+    assert_eq!(world.lock(1, "other"), Err(Refusal::MaxLocks));
+}
+
+#[test]
+fn at_the_cap_on_slots_the_waiters_that_fit_take_turns() {
+    let mut world = World::with_caps(Caps {
+        max_slots: 2,
+        ..NO_CAPS
+    });
+    let elsewhere = world.held(8, "elsewhere");
+    let writer = world.held(1, "k");
+    let readers = [2, 3, 4].map(|conn| ticket(world.claim(conn, &shared("k"))));
+    assert_eq!(world.release("k", writer), Ok(()));
+    // One reader takes the writer's room. The others fit, and there is no room for them.
+    let first = world.collected(readers[0]);
+    assert_eq!(world.collect(readers[1]), None);
+    assert!(!world.table.lacks_fence(readers[1].place));
+    assert_eq!(world.lock(9, "free"), Err(Refusal::MaxLocks));
+    assert_eq!(world.release("elsewhere", elsewhere), Ok(()));
+    world.collected(readers[1]);
+    assert_eq!(world.collect(readers[2]), None);
+    assert_eq!(world.release("k", first), Ok(()));
+    world.collected(readers[2]);
+}
+
+#[test]
+fn a_waiter_takes_its_holders_room_above_a_lowered_cap() {
+    let mut world = World::with_caps(Caps {
+        max_slots: 1,
+        ..NO_CAPS
+    });
+    let record = |key: &str, fence| HolderRecord {
+        key: Key::from(key),
+        kind: Kind::Lock,
+        limit: Limit::ONE,
+        weight: Weight::WHOLE,
+        number: None,
+        token: token(fence),
+        lease: secs(10),
+        is_kept: false,
+        tag: None,
+    };
+    assert!(world.table.restore(&record("a", 1), world.now));
+    assert!(world.table.restore(&record("b", 2), world.now));
+    let claim = world.table.acquire(claimant(1), &lock_of("a"), world.now);
+    let waiter = ticket(claim);
+    let released = world
+        .table
+        .release(ELSEWHERE, "a", Kind::Lock, token(1), world.now);
+    assert_eq!(released, Ok(()));
+    let answer = world.table.collect(waiter, world.now);
+    assert!(matches!(answer, Some(Answer::Granted(_))), "{answer:?}");
+}
+
+#[test]
+fn a_claim_joins_only_a_queue_that_is_short_enough() {
+    let mut world = World::new();
+    world.held(1, "k");
+    let ask = |max| Ask {
+        max_waiters: Some(max),
+        ..lock_of("k")
+    };
+    assert_eq!(world.claim(2, &ask(0)), Err(Refusal::MaxWaiters));
+    ticket(world.claim(2, &ask(1)));
+    assert_eq!(world.claim(3, &ask(1)), Err(Refusal::MaxWaiters));
+    ticket(world.claim(3, &ask(2)));
+    // It is the claim's own wish: no option of the server is to be named for it.
+    assert_eq!(world.table.take_cap_reached(), None);
+}
+
+#[test]
+fn a_slot_has_the_lowest_number_that_is_free() {
+    let mut world = World::new();
+    let slots = [1, 2, 3].map(|conn| granted(world.claim(conn, &heavy(1, 3))));
+    let numbers = [1, 2, 3].map(|conn| world.number(conn, slots[conn as usize - 1]));
+    assert_eq!(numbers, [Some(0), Some(1), Some(2)]);
+    assert_eq!(world.number(2, slots[1]), Some(1));
+    world.release_slots(slots[1]);
+    let next = granted(world.claim(4, &heavy(1, 3)));
+    assert_eq!(world.number(4, next), Some(1));
+}
+
+#[test]
+fn only_the_holder_of_one_slot_of_a_semaphore_gets_a_number() {
+    let mut world = World::new();
+    let slot = granted(world.claim(1, &heavy(1, 3)));
+    let heavy = granted(world.claim(2, &heavy(2, 3)));
+    assert_eq!(world.number(9, slot), None);
+    assert_eq!(world.number(2, heavy), None);
+    let lock = world.held(1, "lock");
+    world.table.number_slot(ConnId(1), "lock", lock.fence);
+    world.check();
+    let queue = world.table.holder("lock", lock.fence, world.now);
+    assert_eq!(queue.expect("it is held").holders[0].number, None);
+}
+
+#[test]
+fn weight_and_number_are_handed_over() {
+    let mut world = World::new();
+    let one = granted(world.claim(1, &heavy(1, 8)));
+    granted(world.claim(2, &heavy(3, 8)));
+    granted(world.claim(3, &shared("lock")));
+    assert_eq!(world.number(1, one), Some(0));
+    let (_, records) = world.table.hand_over(|_| None, world.now);
+    let mut next = World::new();
+    for record in &records {
+        assert!(record.is_possible() && next.table.restore(record, next.now));
+        next.check();
+    }
+    assert_eq!(next.table.hand_over(|_| None, next.now).1, records);
+    let mut taken = |key| next.table.queue(key, 0, next.now).map(|queue| queue.taken);
+    assert_eq!((taken("k"), taken("lock")), (Some(4), Some(1)));
+}
+
+#[test]
+fn two_records_with_one_number_contradict_each_other() {
+    let mut world = World::new();
+    let record = |fence, number| HolderRecord {
+        key: Key::from("k"),
+        kind: Kind::Semaphore,
+        limit: Limit::new(3).expect("above zero"),
+        weight: Weight::ONE,
+        number: Some(number),
+        token: token(fence),
+        lease: secs(10),
+        is_kept: false,
+        tag: None,
+    };
+    assert!(world.table.restore(&record(1, 2), world.now));
+    assert!(!world.table.restore(&record(2, 2), world.now));
+    assert!(world.table.restore(&record(3, 0), world.now));
+    world.check();
+}
+
+#[test]
+fn no_lease_ends_later_than_a_grant_may_be_held() {
+    let mut world = World::with_caps(Caps {
+        max_hold: secs(15),
+        ..NO_CAPS
+    });
+    let token = world.held(1, "k");
+    world.advance(secs(5));
+    assert_eq!(world.renew("k", token, 10), Ok(()));
+    assert_eq!(world.renew("k", token, 11), Err(Refusal::NotHeld));
+    world.advance(secs(9));
+    assert_eq!(world.renew("k", token, 2), Err(Refusal::NotHeld));
+    assert_eq!(world.renew("k", token, 1), Ok(()));
+    world.advance(secs(1));
+    assert!(!world.is_held("k", token));
+}
