@@ -160,8 +160,10 @@ fn run(
 }
 
 fn offer(options: &Options) -> Offer {
+    let max_lease = options.max_hold.unwrap_or(Duration::MAX);
     Offer {
-        default_lease: options.default_lease_ttl,
+        default_lease: options.default_lease_ttl.min(max_lease),
+        max_lease,
         abilities: Abilities {
             adopt: true,
             slots: true,
@@ -233,7 +235,7 @@ fn start_arbiter(options: &Options, (fences, reserver): Fences) -> Result<Arc<Ar
             max_waiters_total: options.max_waiters_total,
             max_kept: options.max_kept.unwrap_or(options.max_locks / 4),
             max_keep_time: options.max_keep_time,
-            max_hold: Duration::MAX,
+            max_hold: options.max_hold.unwrap_or(Duration::MAX),
         },
         holdings: match options.auto_release() {
             true => Holdings::Release,

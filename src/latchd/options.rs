@@ -166,6 +166,9 @@ arguments::options! {
         /// for how long at once a client may have a grant kept (30 days)
         #[argh(option, arg_name = "time", default = "seconds(30 * 86_400)", from_str_fn(some_time))]
         max_keep_time: Duration = ["MAX_KEEP_TIME_S"],
+        /// for how long a grant may be held, renewals included; 0: for ever (0)
+        #[argh(option, arg_name = "time", default = "None", from_str_fn(unless_0))]
+        max_hold: Unless<Duration> = ["MAX_HOLD_S"],
         /// how long a line may take to arrive, and an unused connection idle (23)
         #[argh(option, arg_name = "time", default = "seconds(23)", from_str_fn(some_time))]
         read_timeout: Duration = ["READ_TIMEOUT_S"],

@@ -8,7 +8,7 @@ use super::connection::Ending;
 use crate::arbiter::{Certainty, Seat, WaitStage};
 use crate::protocol::abilities::Abilities;
 use crate::protocol::reply::Reply;
-use crate::protocol::request::{Request, Wanted};
+use crate::protocol::request::{ProtocolError, Request, Wanted};
 use crate::table::{Answer, Ask, Refusal};
 use crate::text::Escaped;
 use crate::token::Fence;
@@ -37,8 +37,24 @@ pub(super) trait Peer {
 pub struct Offer {
     /// The lease of a claim or a renewal that names none.
     pub default_lease: Duration,
+    /// The longest lease of a claim: no grant may be held for longer.
+    pub max_lease: Duration,
     /// What the server can do, for the answer to `hello`.
     pub abilities: Abilities,
+}
+
+impl Offer {
+    /// Refuses a claim whose lease is longer than a grant may be held.
+    pub(super) fn check<'a>(&self, request: Request<'a>) -> Result<Request<'a>, ProtocolError> {
+        let lease = match request {
+            Request::Acquire(wanted, _) | Request::Enqueue(wanted) => wanted.lease,
+            _ => None,
+        };
+        match lease.is_some_and(|lease| lease > self.max_lease) {
+            true => Err(ProtocolError::BadLease),
+            false => Ok(request),
+        }
+    }
 }
 
 /// Carries out a request: the only place in which a session waits for another client.
@@ -222,6 +238,7 @@ mod tests {
 
     const OFFER: Offer = Offer {
         default_lease: DEFAULT_LEASE,
+        max_lease: Duration::MAX,
         abilities: Abilities {
             adopt: true,
             slots: false,

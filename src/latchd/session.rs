@@ -142,7 +142,8 @@ impl<'a> Session<'a> {
             self.finish_frame();
             return self.outbox.add(&Reply::Ok, 0);
         }
-        let request = match parse(self.reader.frame()) {
+        let parsed = parse(self.reader.frame());
+        let request = match parsed.and_then(|request| self.rules.offer.check(request)) {
             Ok(request) => request,
             Err(error) => return self.refuse_malformed(error),
         };

@@ -31,6 +31,7 @@ const OPTIONS: &[(&str, Option<&str>)] = &[
     ("--max-waiters-total", Some("MAX_WAITERS_TOTAL")),
     ("--max-kept", Some("MAX_KEPT")),
     ("--max-keep-time", Some("MAX_KEEP_TIME_S")),
+    ("--max-hold", Some("MAX_HOLD_S")),
     ("--read-timeout", Some("READ_TIMEOUT_S")),
     ("--write-timeout", Some("WRITE_TIMEOUT_S")),
     ("--shutdown-timeout", Some("SHUTDOWN_TIMEOUT_S")),

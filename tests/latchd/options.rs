@@ -34,6 +34,7 @@ const NUMBERS: &[(&str, &str, i64)] = &[
     ("--max-waiters-total", "MAX_WAITERS_TOTAL", 1),
     ("--max-kept", "MAX_KEPT", 0),
     ("--max-keep-time", "MAX_KEEP_TIME_S", 1),
+    ("--max-hold", "MAX_HOLD_S", 0),
     ("--read-timeout", "READ_TIMEOUT_S", 1),
     ("--write-timeout", "WRITE_TIMEOUT_S", 0),
     ("--shutdown-timeout", "SHUTDOWN_TIMEOUT_S", 0),
