@@ -728,7 +728,7 @@ fn the_busybox_script_runs_a_server_from_start_to_stop() {
     // On such a host all of these are busybox.
     let applets = host.directory.path().join("bin");
     fs::create_dir(&applets).expect("there is room");
-    for applet in "chmod chown mkdir rm setsid sh sleep start-stop-daemon".split(' ') {
+    for applet in "chmod chown grep mkdir rm setsid sh sleep start-stop-daemon tail".split(' ') {
         std::os::unix::fs::symlink(busybox.path(), applets.join(applet)).expect("there is room");
     }
     let mut script = Command::new(applets.join("sh"));
