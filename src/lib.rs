@@ -47,7 +47,7 @@
 //! out, and compiles a handful of crates:
 //!
 //! ```toml
-//! latchd = { version = "1", default-features = false }
+//! latchd = { path = "../latchd", default-features = false }
 //! ```
 //!
 //! `tls` lets `latchd` speak TLS on its TCP port, and `latch` and [`client`] connect to such a
