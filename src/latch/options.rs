@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use argh::FromArgs;
 use parking_lot::Mutex;
+use rustix::process::Signal;
 
 use crate::cli::arguments::{self, IfGiven, Row, Rows};
 use crate::cli::failure::Failure;
@@ -191,6 +192,13 @@ keeping_command! {
             from_str_fn(time)
         )]
         kill_after: Duration,
+        /// what the command gets when the lock is lost: hup, int, quit, term, usr1 or usr2, or
+        /// nothing with ignore (term)
+        #[argh(option, arg_name = "signal", default = "OnLost::Send(Signal::TERM)", from_str_fn(on_lost))]
+        on_lost: OnLost,
+        /// if this runs under the lock already, run the command without a second one
+        #[argh(option, arg_name = "bool", default = "false", from_str_fn(yes_or_no))]
+        nested: bool,
         /// keep the lock for at least this long after the grant, also if the command ends sooner
         #[argh(option, arg_name = "time", from_str_fn(lease))]
         at_least: Option<Duration>,
@@ -367,6 +375,26 @@ command! {
     /// Check that every server answers
     #[argh(subcommand, name = "ping")]
     Ping {}
+}
+
+/// What the command of `run` gets when the lock is lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum OnLost {
+    Send(Signal),
+    Ignore,
+}
+
+fn on_lost(text: &str) -> Result<OnLost, String> {
+    let all = [
+        ("term", OnLost::Send(Signal::TERM)),
+        ("ignore", OnLost::Ignore),
+        ("hup", OnLost::Send(Signal::HUP)),
+        ("int", OnLost::Send(Signal::INT)),
+        ("quit", OnLost::Send(Signal::QUIT)),
+        ("usr1", OnLost::Send(Signal::USR1)),
+        ("usr2", OnLost::Send(Signal::USR2)),
+    ];
+    choice(&text.to_ascii_lowercase(), all)
 }
 
 /// The form in which statistics are printed.

@@ -1,18 +1,23 @@
 //! `latch run`: a command under a lock of a server.
 
+use std::env;
 use std::ffi::OsString;
 use std::sync::mpsc::channel;
 use std::thread;
 use std::time::Duration;
 
+use rustix::process::Signal;
+
 use crate::cli::failure::{CommandResult, Failure};
-use crate::client::{Error, Guard, Loss};
+use crate::client::{Error, Guard, Loss, Token};
 use crate::supervise::{self, Event, Job, Outcome, SignalWatch};
 use crate::sys::moment::Moment;
 use crate::text::reason;
 
 use super::claim::wait;
-use super::{busy, complain, options, shown, usage, LOST};
+use super::options::OnLost;
+use super::servers::Target;
+use super::{busy, complain, explain, options, shown, usage, BUSY, LOST, PROGRAM};
 
 /// What the command finds in its environment: the key, the token and the fence.
 pub(super) const VARIABLES: [&str; 3] = ["LATCH_KEY", "LATCH_TOKEN", "LATCH_FENCE"];
@@ -32,6 +37,9 @@ pub(super) fn run(options: &options::Run, command: &[OsString]) -> CommandResult
     if options.at_least.is_some() {
         asking.target = asking.target.keepable();
     }
+    if let Some(status) = already_held(&asking.target, options, command) {
+        return Ok(status);
+    }
     supervise::check_proc().map_err(Failure::cannot_start_process)?;
     let mut signals = SignalWatch::new().map_err(Failure::cannot_catch_signals)?;
     let place = asking.target.place();
@@ -42,6 +50,32 @@ pub(super) fn run(options: &options::Run, command: &[OsString]) -> CommandResult
     }
 }
 
+/// Looks whether this process runs under the lock that it is to wait for, and so would wait for
+/// itself. Runs the command under that lock if `--nested` says so, and does not return then.
+fn already_held(target: &Target, options: &options::Run, command: &[OsString]) -> Option<u8> {
+    let [key, token, _] = VARIABLES.map(|name| env::var(name).unwrap_or_default());
+    let token: Token = token.parse().ok()?;
+    let never_waits = options::timeout(options.timeout, options.nonblock) == Some(Duration::ZERO);
+    let is_meant = options.nested || (!never_waits && options.limit.unwrap_or(1) == 1);
+    if key != options.key || !is_meant {
+        return None;
+    }
+    // Without an answer, the claim says what is wrong.
+    let holder = target.ask(|connection| connection.holder(&options.key, token.fence()));
+    holder.ok().flatten()?;
+    if options.nested {
+        supervise::become_command(PROGRAM, &command[0], &command[1..]);
+    }
+    complain(format_args!(
+        "{}: this runs under the lock already, and would wait for itself; see --nested",
+        target.place()
+    ));
+    Some(match options.busy_ok {
+        true => 0,
+        false => options.busy_status.unwrap_or(BUSY),
+    })
+}
+
 fn run_under(
     guard: Guard,
     place: &str,
@@ -50,22 +84,11 @@ fn run_under(
     signals: &mut SignalWatch,
 ) -> CommandResult {
     let kept_until = options.at_least.map(|time| Moment::now() + time);
+    let never = Event::new().map_err(Failure::cannot_catch_signals)?;
     let lost = Event::new().map_err(Failure::cannot_catch_signals)?;
     let confirmed = Event::new().map_err(Failure::cannot_catch_signals)?;
-    let lost_setter = lost.clone();
-    guard.on_lost(move |_| lost_setter.set());
     let kill_after = options.kill_after;
-    let lost_setter = lost.clone();
-    // A command that ignores SIGTERM is killed before the server can grant the lock to another
-    // holder.
-    if !guard.on_silence(kill_after, move || lost_setter.set()) {
-        complain(format_args!(
-            "{}: the lease of {} s is less than twice --kill-after: a command that ignores \
-             SIGTERM may outlast it",
-            shown(&options.key),
-            guard.lease().as_secs()
-        ));
-    }
+    set_when_lost(&guard, options, &lost);
     let look = || {
         let confirmed = confirmed.clone();
         guard.renew_and(move |is_held| {
@@ -82,6 +105,11 @@ fn run_under(
             return Ok(killed.follow());
         }
     }
+    let ignores_loss = options.on_lost == OnLost::Ignore;
+    let look_again = || match ignores_loss {
+        true => confirmed.set(),
+        false => look(),
+    };
     let [key, token, fence] = VARIABLES;
     let job = Job {
         command,
@@ -90,11 +118,19 @@ fn run_under(
             (token, guard.token().to_string().into()),
             (fence, guard.fence().to_string().into()),
         ],
+        loss_signal: match options.on_lost {
+            OnLost::Send(signal) => signal,
+            OnLost::Ignore => Signal::TERM,
+        },
         kill_after,
         inherited: None,
-        lost: &lost,
+        lost: if ignores_loss && !lost.is_set() {
+            &never
+        } else {
+            &lost
+        },
         confirmed: &confirmed,
-        look: &look,
+        look: &look_again,
     };
     let finish = supervise::run(&job, signals)
         .map_err(|error| Failure::cannot_start_process(reason(&error)))?;
@@ -104,8 +140,31 @@ fn run_under(
         let _ = release(guard, None);
         return Err(lost_lock(place, &why));
     };
-    finish_release(guard, place, kept_until)?;
+    match finish_release(guard, place, kept_until) {
+        // The command has finished: its exit status counts.
+        Err(failure) if ignores_loss => {
+            explain(failure);
+        }
+        released => released?,
+    }
     Ok(finish.follow())
+}
+
+/// Has `lost` set when the lock is lost, or the server silent for too long.
+fn set_when_lost(guard: &Guard, options: &options::Run, lost: &Event) {
+    let lost_setter = lost.clone();
+    guard.on_lost(move |_| lost_setter.set());
+    let lost_setter = lost.clone();
+    // A command that ignores SIGTERM is killed before the server can grant the lock to another
+    // holder.
+    if !guard.on_silence(options.kill_after, move || lost_setter.set()) {
+        complain(format_args!(
+            "{}: the lease of {} s is less than twice --kill-after: a command that ignores \
+             SIGTERM may outlast it",
+            shown(&options.key),
+            guard.lease().as_secs()
+        ));
+    }
 }
 
 /// What became of a lock when its work was done.

@@ -3,6 +3,8 @@
 use std::os::fd::AsFd;
 use std::time::Duration;
 
+use rustix::process::Signal;
+
 use crate::cli::failure::{CommandResult, Failure};
 use crate::cli::waiting::{wait_on_thread, Ending};
 use crate::lockfile::{
@@ -67,6 +69,7 @@ fn run_under(
     let job = Job {
         command: &request.words,
         environment: &[("SEMA_PATH", path.into())],
+        loss_signal: Signal::TERM,
         kill_after: options.kill_after.unwrap_or(KILL_AFTER),
         inherited: Some(guard.as_fd()),
         lost,

@@ -216,13 +216,13 @@ impl<'a> Group<'a> {
 
     pub(super) fn lose(&mut self) {
         self.is_lost = true;
-        self.terminate();
+        self.terminate(self.job.loss_signal);
     }
 
-    /// Sends SIGTERM to the group, and sets the time for SIGKILL.
-    fn terminate(&mut self) {
+    /// Sends a signal that ends the group, and sets the time for SIGKILL.
+    fn terminate(&mut self, signal: Signal) {
         if matches!(self.ending, Ending::NotAsked | Ending::TermAt(_)) {
-            self.signal(Signal::TERM);
+            self.signal(signal);
             self.signal(Signal::CONT);
             self.ending = Ending::KillAt(Moment::now() + self.job.kill_after);
         }
@@ -230,7 +230,7 @@ impl<'a> Group<'a> {
 
     pub(super) fn kill_if_due(&mut self) {
         match self.ending {
-            Ending::TermAt(time) if time <= Moment::now() => self.terminate(),
+            Ending::TermAt(time) if time <= Moment::now() => self.terminate(Signal::TERM),
             Ending::KillAt(time) if time <= Moment::now() => {
                 self.signal(Signal::KILL);
                 self.ending = Ending::Killed;
@@ -251,7 +251,7 @@ impl<'a> Group<'a> {
     pub(super) fn end(&mut self) -> Option<Finish> {
         let status = self.status?;
         if self.is_alive() {
-            self.terminate();
+            self.terminate(Signal::TERM);
             return None;
         }
         let is_killed = self.is_lost || status.signal().is_some();

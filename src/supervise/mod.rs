@@ -17,13 +17,13 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
-use rustix::process::{getpid, set_child_subreaper, Pid};
+use rustix::process::{getpid, set_child_subreaper, Pid, Signal};
 
 pub use crate::sys::event::Event;
 use crate::sys::process;
 
 use group::Group;
-pub use shim::{check_proc, exec_shim};
+pub use shim::{become_command, check_proc, exec_shim};
 pub use signals::{Killed, SignalWatch};
 pub use stdin::StdinWatch;
 use terminal::Terminal;
@@ -34,7 +34,9 @@ pub struct Job<'a> {
     pub command: &'a [OsString],
     /// Variables that the command gets besides those of this program.
     pub environment: &'a [(&'a str, OsString)],
-    /// How long the command may run on after SIGTERM.
+    /// What the command gets when the lock is lost.
+    pub loss_signal: Signal,
+    /// How long the command may run on after that.
     pub kill_after: Duration,
     /// A lock that the command holds together with this program: a descriptor that it inherits
     /// besides the standard streams. If this program is killed, the command goes on. Without one it

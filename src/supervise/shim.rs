@@ -1,7 +1,7 @@
 //! The exec shim: a second instance of this program that makes itself the command.
 
 use std::env;
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt;
@@ -102,9 +102,16 @@ pub fn exec_shim(program: &str) {
             let _ = tcsetpgrp(&terminal, getpgrp());
         }
     }
+    let arguments: Vec<OsString> = arguments.collect();
+    become_command(program, &command, &arguments)
+}
+
+/// Replaces this process by a command, with all signals unblocked. If that fails, says so and exits
+/// as a shell would.
+pub fn become_command(program: &str, command: &OsStr, arguments: &[OsString]) -> ! {
     let _ = SigSet::empty().thread_set_mask();
-    let mut error = Command::new(&command).args(arguments).exec();
-    if error.kind() == io::ErrorKind::PermissionDenied && is_not_in_path(&command) {
+    let mut error = Command::new(command).args(arguments).exec();
+    if error.kind() == io::ErrorKind::PermissionDenied && is_not_in_path(command) {
         error = Errno::NOENT.into();
     }
     let name = match command.is_empty() {

@@ -1443,3 +1443,72 @@ fn as_process_1_it_handles_signals_and_does_not_stop() {
         assert_eq!(output(&mut command).status.code(), Some(6), "{stop}");
     }
 }
+
+/// What becomes of a command whose lock is released by its token, and what it says.
+fn after_a_loss(on_lost: &str) -> (Option<i32>, String) {
+    let daemon = Daemon::start_alone(&[]);
+    let directory = tempfile::tempdir().expect("a directory");
+    let said = directory.path().join("said");
+    let script = format!(
+        "trap 'echo usr1 >{0}; exit 7' USR1; eval \"$READY\"; \
+         for i in 1 2 3 4 5 6 7 8 9 10; do sleep 0.2; done; echo end >{0}",
+        said.display()
+    );
+    let options = ["--lease", "4", "--kill-after", "1", "--on-lost", on_lost];
+    let (mut child, command) = started(&daemon, "k", &directory, &options, &script);
+    let token = token_of(command);
+    let mut client = daemon.connect();
+    assert_eq!(client.request("r", "k", &token), "ok");
+    let status = wait_as_shell(&mut child);
+    (status, fs::read_to_string(&said).unwrap_or_default())
+}
+
+/// The token of the lock, from the environment of the command under it.
+fn token_of(command: Pid) -> String {
+    let command = command.as_raw_nonzero();
+    let environment = fs::read(format!("/proc/{command}/environ")).expect("it runs");
+    let environment = String::from_utf8_lossy(&environment).into_owned();
+    let mut variables = environment.split('\0');
+    let token = variables.find_map(|variable| variable.strip_prefix("LATCH_TOKEN="));
+    token.expect("it is set").to_owned()
+}
+
+#[test]
+fn the_command_gets_the_signal_of_its_choice_at_a_loss() {
+    assert_eq!(after_a_loss("usr1"), (Some(70), "usr1\n".into()));
+}
+
+#[test]
+fn a_command_may_go_on_after_a_loss() {
+    assert_eq!(after_a_loss("ignore"), (Some(0), "end\n".into()));
+}
+
+#[test]
+fn a_command_under_its_own_lock_is_told_so_or_runs_nested() {
+    let daemon = Daemon::start(&[]);
+    let nested = |options: &str| {
+        let script = format!("{} run k {options} -- echo inside", PROGRAM);
+        run(&daemon, &["run", "k", "--", "sh", "-c", &script])
+    };
+    let waiting = nested("");
+    assert_eq!(waiting.status.code(), Some(75));
+    assert!(text(&waiting.stderr).contains("would wait for itself; see --nested"));
+    let inside = nested("--nested");
+    assert_eq!(inside.status.code(), Some(0));
+    assert_eq!(text(&inside.stdout), "inside\n");
+    // A token that holds no more does not count.
+    let mut command = latch(
+        &daemon,
+        &["run", "k", "--nested", "--", "printenv", "LATCH_FENCE"],
+    );
+    command
+        .env("LATCH_KEY", "k")
+        .env("LATCH_TOKEN", "0".repeat(32));
+    let alone = output(&mut command);
+    assert_eq!(alone.status.code(), Some(0));
+    assert_ne!(text(&alone.stdout).trim(), "0");
+    // Nor does the lock of another key.
+    let script = format!("{PROGRAM} run other -- echo inside");
+    let other = run(&daemon, &["run", "k", "--", "sh", "-c", &script]);
+    assert_eq!(text(&other.stdout), "inside\n");
+}
