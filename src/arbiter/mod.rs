@@ -404,7 +404,8 @@ impl Arbiter {
             // Read under the mutex, so that the table never sees time go back.
             let now = self.clock.now();
             state.now = now;
-            if state.table.next_deadline().is_none_or(|at| at > now) {
+            let has_due = state.table.next_deadline().is_some_and(|at| at <= now);
+            if !has_due && !state.table.has_turns_left() {
                 return now;
             }
             state.table.expire_some(RELEASED_AT_ONCE, now);
@@ -512,8 +513,12 @@ impl Arbiter {
         }
     }
 
-    /// When the reaper should look: at the end of the next lease, or when an idle key is due.
+    /// When the reaper should look: now, if waiters are left whose turn it is, or else at the end
+    /// of the next lease, or when an idle key is due.
     fn next_look(&self, state: &State) -> Option<Instant> {
+        if state.table.has_turns_left() {
+            return Some(state.now);
+        }
         let idle_since = state.table.idle_since();
         let gc = idle_since.and_then(|since| since.checked_add(self.rules.gc_max_idle));
         let gc = gc.map(|due| due.max(state.next_gc));

@@ -127,7 +127,13 @@ impl LockTable {
     /// Takes up to `at_most` places and slots of a connection that has disconnected; `true` when
     /// none is left. In steps, because a million would delay every other client for too long.
     pub fn release_some(&mut self, conn: ConnId, at_most: usize, now: Instant) -> bool {
+        if self.has_turns_left {
+            self.grant_owed_slots(now);
+        }
         for _ in 0..at_most {
+            if self.has_turns_left {
+                return false;
+            }
             if !self.release_next(conn, now) {
                 let was_known = self.conns.remove(&conn).is_some();
                 self.leaving_count -= usize::from(was_known);

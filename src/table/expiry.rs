@@ -10,9 +10,16 @@ use crate::token::Fence;
 
 impl LockTable {
     /// Ends up to `at_most` of the leases that have run out by `now`, in the order in which they
-    /// ran out, and passes the slots on. Calling it early, late or twice is harmless.
+    /// ran out, and passes the slots on; fewer if those are many. Calling it early, late or twice
+    /// is harmless.
     pub fn expire_some(&mut self, at_most: usize, now: Instant) {
+        if self.has_turns_left {
+            return self.grant_owed_slots(now);
+        }
         for _ in 0..at_most {
+            if self.has_turns_left {
+                return;
+            }
             match self.leases.first_key_value() {
                 Some((&(expires_at, _), &holder)) if expires_at <= now => {
                     self.revoke(holder, now);
@@ -27,6 +34,9 @@ impl LockTable {
     /// operation then ends all leases that ran out before it, too, and the time that takes grows
     /// with their number: [`LockTable::expire_some`] does it in steps.
     pub fn is_behind(&self, scope: Scope<'_>, now: Instant) -> bool {
+        if self.has_turns_left {
+            return true;
+        }
         if self.next_deadline().is_none_or(|over_at| over_at > now) {
             return false;
         }
@@ -56,7 +66,7 @@ impl LockTable {
             Scope::Key(key) => self.last_due_of(key, now),
             Scope::Ask(_, ask) => self.last_due_of(ask.key, now),
             Scope::Ticket(ticket) => self.due(self.places[ticket.place].key, now).max(),
-            Scope::Everything => return self.expire_some(usize::MAX, now),
+            Scope::Everything => self.leases.keys().next_back().copied(),
         };
         while last.is_some_and(|last| self.first_due(now).is_some_and(|first| first <= last)) {
             self.expire_some(1, now);
@@ -65,6 +75,9 @@ impl LockTable {
             while self.is_at_a_cap(conn, ask) && self.first_due(now).is_some() {
                 self.expire_some(1, now);
             }
+        }
+        while self.has_turns_left {
+            self.grant_owed_slots(now);
         }
     }
 

@@ -49,6 +49,10 @@ pub use types::{
     Scope, Ticket, Weight,
 };
 
+/// Waiters that are granted slots in one step. The end of one lock can be the turn of as many
+/// shared ones as wait for it, which would delay every other client for too long.
+const GRANTED_AT_ONCE: usize = 200;
+
 /// All keys, with their holders and waiters.
 pub struct LockTable {
     /// Sorted, so that a snapshot can be taken in steps.
@@ -67,6 +71,8 @@ pub struct LockTable {
     /// Of each key, the waiter whose turn it is: there was no fence for it, or no room under the
     /// cap.
     owed: BTreeMap<u64, PlaceId>,
+    /// Whether nothing but another step is wanting for some of these.
+    has_turns_left: bool,
     /// What the clients of orphans said of themselves.
     orphan_tags: BTreeMap<Fence, Arc<str>>,
     /// The numbers that slots of semaphores have.
@@ -106,6 +112,7 @@ impl LockTable {
             leases: BTreeMap::new(),
             idle: KeyList::new(),
             owed: BTreeMap::new(),
+            has_turns_left: false,
             orphan_tags: BTreeMap::new(),
             numbers: BTreeSet::new(),
             waiter_count: 0,
@@ -405,20 +412,34 @@ impl LockTable {
         }
     }
 
-    /// Grants the slots that waiters are owed, over all keys in order of arrival.
+    /// Grants the slots that waiters are owed, over all keys in order of arrival, or a part of
+    /// them.
     pub fn grant_owed_slots(&mut self, now: Instant) {
+        self.grant_some(GRANTED_AT_ONCE, now);
+    }
+
+    /// Grants up to `at_most` of the slots that waiters are owed.
+    fn grant_some(&mut self, mut at_most: usize, now: Instant) {
         while let Some((&arrival, &place)) = self.owed.first_key_value() {
             let key = self.places[place].key;
             match self.next_to_serve(key, now) {
-                Some(next) if next == place => self.serve_waiters(key, self.caps.max_slots, now),
+                Some(next) if next == place => {
+                    self.serve_waiters(key, self.caps.max_slots, &mut at_most, now);
+                }
                 // The first one's connection has disconnected. The next one has its own arrival.
                 Some(next) => self.owe(next),
                 None => self.note_if_idle(key, now),
             }
-            if self.owed.contains_key(&arrival) {
-                return; // there is still no fence, or no room
+            if at_most == 0 || self.owed.contains_key(&arrival) {
+                break; // there is still no fence, or no room
             }
         }
+        self.has_turns_left = at_most == 0 && !self.owed.is_empty();
+    }
+
+    /// Whether waiters are to be granted slots in another step, which any operation begins with.
+    pub fn has_turns_left(&self) -> bool {
+        self.has_turns_left
     }
 
     /// When a key was last held: now, if one is; `None` if none ever was.
@@ -507,22 +528,25 @@ impl LockTable {
     /// holder or a waiter away ends here. `held_count` is how many slots were held before it: in
     /// the place of a holder, a waiter of the same key needs no room under the cap.
     fn promote(&mut self, key: KeyId, held_count: usize, now: Instant) {
-        self.serve_waiters(key, held_count.max(self.caps.max_slots), now);
+        let mut at_most = GRANTED_AT_ONCE;
+        let max_held = held_count.max(self.caps.max_slots);
+        self.serve_waiters(key, max_held, &mut at_most, now);
         if !self.owed.is_empty() {
-            self.grant_owed_slots(now);
+            self.grant_some(at_most, now);
         }
     }
 
     /// Gives the waiters of `key` the slots that are free, in order of arrival, while fewer than
-    /// `max_held` are held in all.
-    fn serve_waiters(&mut self, key: KeyId, max_held: usize, now: Instant) {
+    /// `max_held` are held in all, and counts `at_most` down for each.
+    fn serve_waiters(&mut self, key: KeyId, max_held: usize, at_most: &mut usize, now: Instant) {
         while let Some(id) = self.next_to_serve(key, now) {
-            let has_room = self.leases.len() < max_held;
+            let has_room = *at_most > 0 && self.leases.len() < max_held;
             let Some(fence) = has_room.then(|| self.fences.next_fence()).flatten() else {
                 return self.owe(id);
             };
             let wait = now.saturating_duration_since(self.places[id].since);
             self.counters.waits.add(wait);
+            *at_most -= 1;
             self.withdraw(id);
             self.hold(id, Fence(fence), now);
             self.resolved.push_back(self.places[id].conn);

@@ -267,12 +267,12 @@ fn ticket(claim: Result<Claim, Refusal>) -> Ticket {
 /// What holds after every operation.
 fn check_invariants(table: &LockTable, has_lacked_tokens: bool) {
     let mut seen = Seen::default();
-    let is_full = table.leases.len() >= table.caps.max_slots;
+    let may_wait = table.has_turns_left || table.leases.len() >= table.caps.max_slots;
     for (name, id) in &table.names {
         let queue = &table.keys[*id];
         assert_eq!(name, &queue.key);
         assert!(
-            has_lacked_tokens || is_full || queue.next_in_line(&table.places).is_none(),
+            has_lacked_tokens || may_wait || queue.next_in_line(&table.places).is_none(),
             "{name:?}: it is a client's turn, and it waits"
         );
         seen.key(table, *id);

@@ -150,6 +150,49 @@ fn a_waiter_takes_its_holders_room_above_a_lowered_cap() {
     assert!(matches!(answer, Some(Answer::Granted(_))), "{answer:?}");
 }
 
+/// A whole lock with twice as many shared ones behind it as are granted in a step, and one more.
+fn crowded() -> (World, usize) {
+    let mut world = World::new();
+    let writer = world.held(1, "k");
+    let count = 2 * GRANTED_AT_ONCE + 1;
+    for conn in 2..2 + count as u64 {
+        let claim = world.table.acquire(claimant(conn), &shared("k"), world.now);
+        ticket(claim);
+    }
+    let released = world
+        .table
+        .release(ELSEWHERE, "k", Kind::Lock, writer, world.now);
+    assert_eq!(released, Ok(()));
+    (world, count)
+}
+
+#[test]
+fn the_turn_of_many_waiters_comes_in_steps() {
+    let (mut world, count) = crowded();
+    assert_eq!(world.resolved().len(), GRANTED_AT_ONCE);
+    assert!(world.table.is_behind(Scope::Nothing, world.now));
+    world.table.expire_some(1, world.now);
+    assert_eq!(world.resolved().len(), GRANTED_AT_ONCE);
+    world.table.expire_some(1, world.now);
+    assert_eq!(world.resolved(), [1 + count as u64]);
+    assert!(!world.table.has_turns_left());
+    world.check();
+}
+
+#[test]
+fn no_operation_comes_before_the_waiters_whose_turn_it_is() {
+    let (mut world, count) = crowded();
+    let free = world
+        .table
+        .try_acquire(claimant(9999), &lock_of("free"), world.now);
+    assert!(matches!(free, Ok(Some(_))), "{free:?}");
+    assert_eq!(world.resolved().len(), count);
+    let (mut world, count) = crowded();
+    world.disconnect(9999, Holdings::Release);
+    world.disconnect(2, Holdings::Release);
+    assert_eq!(world.resolved().len(), count);
+}
+
 #[test]
 fn a_claim_joins_only_a_queue_that_is_short_enough() {
     let mut world = World::new();
