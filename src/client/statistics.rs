@@ -17,8 +17,12 @@ pub struct Queue {
     pub key: String,
     /// Whether it is a lock or a semaphore.
     pub kind: Kind,
-    /// How many clients may hold it at a time; 1 for a lock.
+    /// How many slots a semaphore has; 1 for a lock.
     pub limit: u64,
+    /// How many slots of a semaphore are held.
+    pub taken: u64,
+    /// Whether a lock is held by clients that share it.
+    pub is_shared: bool,
     /// How many grants there are.
     pub holder_count: u64,
     /// How many claims wait.
@@ -151,11 +155,17 @@ fn queue(entry: &Value) -> Option<Queue> {
         "semaphore" => Kind::Semaphore,
         _ => return None,
     };
+    let holder_count = entry["holder_count"].as_u64()?;
+    // An older server does not say, and each holder has one slot.
+    let taken = entry["taken"].as_u64().unwrap_or(holder_count);
+    let is_part = entry["slots"].as_u64().is_some_and(|slots| taken < slots);
     Some(Queue {
         key: entry["key"].as_str()?.to_owned(),
         kind,
         limit: entry["limit"].as_u64()?,
-        holder_count: entry["holder_count"].as_u64()?,
+        taken,
+        is_shared: kind == Kind::Lock && holder_count > 0 && is_part,
+        holder_count,
         waiter_count: entry["waiter_count"].as_u64()?,
         holders: list(entry, "holders", holder)?,
         waiters: list(entry, "waiters", |entry| {
@@ -200,7 +210,7 @@ mod tests {
     #[test]
     fn the_answer_of_a_server_becomes_types() {
         let json = concat!(
-            r#"{"keys":[{"key":"pool","kind":"semaphore","limit":9,"holder_count":1,"#,
+            r#"{"keys":[{"key":"pool","kind":"semaphore","limit":9,"taken":2,"holder_count":1,"#,
             r#""waiter_count":1,"holders":[{"conn_id":0,"peer":null,"tag":"a\u001b","age_s":1.5,"#,
             r#""fence":"18446744073709551615","lease_expires_in_s":3600.250,"slot":4}],"#,
             r#""waiters":[{"conn_id":8,"peer":"10.0.0.5:4711","tag":null,"slots":3,"age_s":0}]}]}"#
@@ -216,6 +226,8 @@ mod tests {
             key: "pool".into(),
             kind: Kind::Semaphore,
             limit: 9,
+            taken: 2,
+            is_shared: false,
             holder_count: 1,
             waiter_count: 1,
             holders: vec![Holder {
@@ -230,6 +242,23 @@ mod tests {
         };
         assert_eq!(parse(json), Some(vec![expected]));
         assert_eq!(parse(r#"{"keys":[]}"#), Some(Vec::new()));
+    }
+
+    #[test]
+    fn a_lock_is_shared_if_its_holders_have_a_part_of_it() {
+        for (figures, is_shared) in [
+            (r#""slots":1048576,"taken":2"#, true),
+            (r#""slots":1048576,"taken":1048576"#, false),
+            // An older server has no shared locks.
+            (r#""unknown":1"#, false),
+        ] {
+            let json = format!(
+                r#"{{"keys":[{{"key":"k","kind":"lock","limit":1,{figures},"holder_count":2,
+                "waiter_count":0,"holders":[],"waiters":[]}}]}}"#
+            );
+            let queues = parse(&json).expect("an answer");
+            assert_eq!(queues[0].is_shared, is_shared, "{figures}");
+        }
     }
 
     #[test]

@@ -20,6 +20,9 @@ struct Queue {
     key: String,
     kind: &'static str,
     limit: u64,
+    /// How many slots of a semaphore are held.
+    taken: u64,
+    is_shared: bool,
     holder_count: u64,
     waiter_count: u64,
     /// Those that the server lists: at most as many as it counts.
@@ -94,7 +97,11 @@ impl Statistics {
         let Some(queue) = self.queues.iter().find(|queue| queue.key == key) else {
             return Table::line(format!("{shown}: not in use"));
         };
-        let held = format!("{} of {} held", queue.holder_count, queue.limit);
+        let held = match (queue.is_shared, queue.kind) {
+            (true, _) => format!("shared by {}", queue.holder_count),
+            (_, "lock") => format!("{} of 1 held", queue.holder_count),
+            _ => format!("{} of {} held", queue.taken, queue.limit),
+        };
         let title = format!(
             "{shown}: {}, {held}, {} waiting",
             queue.kind, queue.waiter_count
@@ -122,8 +129,9 @@ impl Statistics {
 impl Queue {
     fn kind(&self) -> String {
         match self.kind {
+            "lock" if self.is_shared => "shared lock".to_owned(),
             "lock" => "lock".to_owned(),
-            kind => format!("{kind} {}/{}", self.holder_count, self.limit),
+            kind => format!("{kind} {}/{}", self.taken, self.limit),
         }
     }
 }
@@ -227,6 +235,8 @@ impl From<client::Queue> for Queue {
                 Kind::Semaphore => "semaphore",
             },
             limit: queue.limit,
+            taken: queue.taken,
+            is_shared: queue.is_shared,
             holder_count: queue.holder_count,
             waiter_count: queue.waiter_count,
         }
@@ -259,6 +269,8 @@ fn lock(entry: &Value) -> Option<Queue> {
         key: entry["key"].as_str()?.to_owned(),
         kind: "lock",
         limit: 1,
+        taken: 1,
+        is_shared: false,
         holder_count: 1,
         waiter_count: entry["waiters"].as_u64()?,
         holders: vec![holder],
@@ -272,6 +284,8 @@ fn semaphore(entry: &Value) -> Option<Queue> {
         key: entry["key"].as_str()?.to_owned(),
         kind: "semaphore",
         limit: entry["limit"].as_u64()?,
+        taken: entry["holders"].as_u64()?,
+        is_shared: false,
         holder_count: entry["holders"].as_u64()?,
         waiter_count: entry["waiters"].as_u64()?,
         holders: Vec::new(),
