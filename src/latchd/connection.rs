@@ -1,4 +1,4 @@
-//! One connection, from its first byte to its close.
+//! One connection, from its first byte to its close: its opening, its session, the close.
 //!
 //! One thread at a time writes to the socket: the connection's own, or while it waits for a grant,
 //! the thread that frees the slot. The connection's thread may block in four places: in a read, in
@@ -8,6 +8,7 @@
 //!
 //! [`carry_out`]: super::requests::carry_out
 
+pub(super) mod input;
 pub(super) mod outbox;
 mod rules;
 
@@ -17,12 +18,15 @@ use std::time::{Duration, Instant};
 
 use log::debug;
 
+use super::opening::{open, Origin};
 use super::session::Session;
 use crate::arbiter::Seat;
 use crate::net::hangup::HangupWatch;
 use crate::net::stream::Stream;
 use crate::protocol::reply::Reply;
 use crate::text::reason;
+use input::Input;
+use outbox::Outbox;
 pub use rules::SessionRules;
 
 /// How long the close waits for a peer that has not given the right token.
@@ -57,13 +61,25 @@ pub(super) enum Ending {
 }
 
 /// Serves a connection until it ends.
-pub fn serve(stream: &Stream, seat: Seat, rules: &SessionRules, watch: &HangupWatch) {
+pub fn serve(stream: &Stream, mut seat: Seat, rules: &SessionRules, watch: &HangupWatch) {
     let conn = seat.id();
     debug!("opened conn={conn} peer={stream}");
-    let mut session = Session::new(stream, seat, rules, watch);
-    let ending = session.converse();
+    let mut input = Input::new(stream, rules);
+    let mut outbox = Outbox::new(stream, rules, watch, conn);
+    let (ending, malformed_count) = match open(&mut input, &mut outbox, rules) {
+        Err(ending) => (ending, 0),
+        Ok(origin) => {
+            let session = Session::new(&seat, &mut input, &mut outbox, rules);
+            let ended = session.converse();
+            if origin == Origin::Standby && stream.was_reset() {
+                // The standby has stopped.
+                seat.keep_if_client_can_adopt();
+            }
+            ended
+        }
+    };
     // The slots pass on before the close, which may take a while.
-    let (mut outbox, malformed_count) = session.leave();
+    drop(seat);
     rules.wait_for_journal(&mut outbox.promised);
     lingering_close(stream, &ending, outbox.out, rules);
     debug!(

@@ -4,6 +4,7 @@ mod capacity;
 mod cluster_options;
 mod connection;
 mod handover;
+mod opening;
 mod options;
 mod requests;
 mod serve;

@@ -457,10 +457,8 @@ fn cost_of_guess(valgrind: &Program, secret: &str, frame: &str) -> f64 {
     let mut command = valgrind.command();
     command
         .args(["--tool=callgrind", "--callgrind-out-file=/dev/null"])
-        .args(["::serve_first_word", "::serve_frame"].map(|name| {
-            // Counting starts where these begin, and stops where they end.
-            format!("--toggle-collect=*{name}")
-        }))
+        // Counting starts where this function begins, and stops where it ends.
+        .arg("--toggle-collect=*Opening*::authenticate")
         .arg(plain.get_program())
         .args(plain.get_args());
     for (name, value) in plain.get_envs() {

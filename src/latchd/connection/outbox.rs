@@ -78,6 +78,12 @@ impl<'a> Outbox<'a> {
         self.flush_if_full()
     }
 
+    /// Adds a line that is the whole reply.
+    pub(in crate::latchd) fn add_line(&mut self, line: &str) -> Result<(), Ending> {
+        self.out.extend(line.bytes().chain([b'\n']));
+        self.flush_if_full()
+    }
+
     /// Notes what the next reply promises, about this holder or about all.
     pub(in crate::latchd) fn promise(&mut self, certainty: Certainty, holder: Option<Fence>) {
         self.rules.promise(&mut self.promised, certainty, holder);

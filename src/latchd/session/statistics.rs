@@ -14,14 +14,14 @@ const STATS_PAGE_LEN: usize = 64 * 1024;
 /// Pages of statistics before other threads get the processor: half a millisecond.
 const PAGES_AT_ONCE: usize = 8;
 
-impl Session<'_> {
+impl Session<'_, '_> {
     /// Answers a request for statistics: `show` makes them in pages, for one of which there must be
     /// memory.
     pub(super) fn show(
         &mut self,
         show: impl FnOnce(&mut Self) -> Result<(), Ending>,
     ) -> Result<(), Ending> {
-        self.finish_frame();
+        self.input.end_frame();
         match memory::reserve(STATS_PAGE_LEN, Purpose::Service) {
             Some(_reservation) => show(self),
             None => self.outbox.add(&Reply::Error, 0),
@@ -43,6 +43,19 @@ impl Session<'_> {
         self.append_figures();
         self.outbox.out.push(b'\n');
         Ok(())
+    }
+
+    /// Appends what `stats` says of this server as one of several.
+    fn append_figures(&mut self) {
+        let figures = self
+            .rules
+            .office
+            .as_ref()
+            .and_then(|office| office.figures());
+        if let Some((epoch, journal_time)) = figures {
+            let orphans = self.seat.arbiter().orphan_count();
+            stats::append_cluster(epoch, orphans, journal_time, &mut self.outbox.out);
+        }
     }
 
     /// Who holds and waits for a key, or for all keys in use: sent in pieces, too.

@@ -1,0 +1,168 @@
+//! What a client sends, in frames of lines, each line within its time.
+
+use std::time::{Duration, Instant};
+
+use super::{Ending, SessionRules};
+use crate::net::lines::{Buffered, LineReader, ReadEnd};
+use crate::net::stream::Stream;
+use crate::protocol::request::{line_limit, Frame};
+
+/// The lines on their way from a client.
+pub(in crate::latchd) struct Input<'a> {
+    stream: &'a Stream,
+    lines: LineReader<3>,
+    read_timeout: Duration,
+    /// The read timeout that the socket is set to.
+    socket_timeout: Duration,
+    /// `None` at the beginning of a frame: the read timeout then begins with the next read.
+    deadline: Option<Deadline>,
+}
+
+#[derive(Clone, Copy)]
+struct Deadline {
+    at: Instant,
+    awaited: Awaited,
+}
+
+/// What a deadline applies to. Telnet commands belong to neither, and so move no deadline.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Awaited {
+    /// The first byte of the next frame.
+    NextFrame,
+    /// The end of the line with this number.
+    Line(u32),
+}
+
+impl<'a> Input<'a> {
+    pub(super) fn new(stream: &'a Stream, rules: &SessionRules) -> Self {
+        let secret_len = rules.auth_token.as_deref().map_or(0, <[u8]>::len);
+        Input {
+            stream,
+            lines: LineReader::new(move |index, command| line_limit(secret_len, index, command)),
+            read_timeout: rules.read_timeout,
+            socket_timeout: Duration::ZERO,
+            deadline: None,
+        }
+    }
+
+    /// Whether a whole frame has arrived: see [`Input::frame`].
+    pub(in crate::latchd) fn has_frame(&mut self) -> Result<bool, Ending> {
+        is_complete(self.lines.look())
+    }
+
+    /// Whether the first line of a frame has arrived, whatever follows it.
+    pub(in crate::latchd) fn has_first_line(&mut self) -> Result<bool, Ending> {
+        is_complete(self.lines.look_for_first_line())
+    }
+
+    /// The frame that [`Input::has_frame`] found.
+    pub(in crate::latchd) fn frame(&self) -> Frame<'_> {
+        self.lines.frame()
+    }
+
+    /// The line that [`Input::has_first_line`] found.
+    pub(in crate::latchd) fn first_line(&self) -> &[u8] {
+        self.lines.first_line().unwrap_or_default()
+    }
+
+    /// Whether the current frame, none of whose lines has been looked for, begins with the byte.
+    pub(in crate::latchd) fn begins_with(&self, byte: u8) -> bool {
+        self.lines.begins_with(byte)
+    }
+
+    /// Drops the frame that [`Input::has_frame`] found.
+    pub(in crate::latchd) fn end_frame(&mut self) {
+        self.lines.advance();
+        self.deadline = None;
+    }
+
+    /// Drops the line that [`Input::has_first_line`] found. The next line begins a frame.
+    pub(in crate::latchd) fn end_first_line(&mut self) {
+        self.lines.skip_first_line();
+        self.deadline = None;
+    }
+
+    /// Whether the client has begun a frame that is not complete.
+    pub(in crate::latchd) fn is_within_frame(&self) -> bool {
+        self.awaited() != Awaited::NextFrame
+    }
+
+    /// Lets the client begin its next frame until `at`.
+    pub(in crate::latchd) fn stay_idle_until(&mut self, at: Instant) {
+        let awaited = Awaited::NextFrame;
+        self.deadline = Some(Deadline { at, awaited });
+    }
+
+    /// Blocks until the client has sent more, or until it is time to look at the clock again; puts
+    /// the replies to telnet commands into `out`. Fails with [`Ending::ReadTimeout`] if what is
+    /// awaited, or `limit`, is overdue.
+    #[inline(always)] // as `Stream::write_within`
+    pub(in crate::latchd) fn read(
+        &mut self,
+        limit: Option<Instant>,
+        out: &mut Vec<u8>,
+    ) -> Result<(), Ending> {
+        let begins = !self.is_within_frame() && self.deadline.is_none() && limit.is_none();
+        // Then the timeout of the socket is the whole deadline, and the clock need not be read.
+        let is_usual = begins && self.socket_timeout == self.read_timeout;
+        if !is_usual {
+            self.set_timeout(limit)?;
+        }
+        let read = self.lines.read(self.stream);
+        self.lines.take_answers(out);
+        match read {
+            Ok(()) => {
+                // A telnet command is no part of a request, and must not move the deadline again.
+                if is_usual && !self.is_within_frame() {
+                    self.stay_idle_until(Instant::now() + self.read_timeout);
+                }
+                Ok(())
+            }
+            Err(ReadEnd::Timeout) if is_usual => Err(Ending::ReadTimeout),
+            Err(ReadEnd::Timeout) => Ok(()), // the next call finds the deadline over
+            Err(ReadEnd::Eof) => Err(Ending::PeerClosed),
+            Err(ReadEnd::Telnet) => Err(Ending::LineTooLong),
+            Err(ReadEnd::Broken(error)) => Err(Ending::Broken(error)),
+        }
+    }
+
+    /// Reads what has arrived without blocking, as far as there is room; puts the replies to telnet
+    /// commands into `out`.
+    pub(in crate::latchd) fn read_ready(&mut self, out: &mut Vec<u8>) {
+        self.lines.read_ready(self.stream);
+        self.lines.take_answers(out);
+    }
+
+    /// Has the next read end at the deadline of what is awaited, or at `limit`. Fails if one of
+    /// them is over.
+    fn set_timeout(&mut self, limit: Option<Instant>) -> Result<(), Ending> {
+        let (now, awaited) = (Instant::now(), self.awaited());
+        let deadline = self.deadline.filter(|it| it.awaited == awaited);
+        let at = deadline.map_or(now + self.read_timeout, |it| it.at);
+        self.deadline = Some(Deadline { at, awaited });
+        let left = limit
+            .map_or(at, |limit| limit.min(at))
+            .saturating_duration_since(now);
+        if left.is_zero() {
+            return Err(Ending::ReadTimeout);
+        }
+        if left != self.socket_timeout {
+            self.stream.set_read_timeout(left).map_err(Ending::Broken)?;
+            self.socket_timeout = left;
+        }
+        Ok(())
+    }
+
+    fn awaited(&self) -> Awaited {
+        let line = self.lines.line_in_progress();
+        line.map_or(Awaited::NextFrame, Awaited::Line)
+    }
+}
+
+fn is_complete(found: Buffered) -> Result<bool, Ending> {
+    match found {
+        Buffered::Frame => Ok(true),
+        Buffered::Incomplete => Ok(false),
+        Buffered::TooLong => Err(Ending::LineTooLong),
+    }
+}

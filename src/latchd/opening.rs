@@ -1,0 +1,169 @@
+//! The opening of a connection: what may come before its first request.
+//!
+//! Another protocol, the frame of a standby that passes a client on, what a person may type first,
+//! and `auth`. Each is judged as soon as its own line is complete, or its frame if it has one, and
+//! before anything behind it is looked at: a web page can have a browser send a telnet interrupt in
+//! a later line, which would drop the first one unseen.
+
+use std::time::Instant;
+
+use super::connection::input::Input;
+use super::connection::outbox::Outbox;
+use super::connection::{Ending, SessionRules};
+use crate::protocol::reply::Reply;
+use crate::protocol::request::{FirstWord, CLUSTER, HELP, RELAY};
+
+/// The first byte of a TLS client's first message.
+const TLS_HANDSHAKE: u8 = 0x16;
+
+/// How many lines after `help` may still belong to it.
+const HELP_LINES: u8 = 2;
+
+/// Who sends the requests of a connection.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Origin {
+    /// The client.
+    Client,
+    /// A standby, which passes them on.
+    Standby,
+}
+
+/// Serves a connection until its first request has arrived, which may only come from a client that
+/// has authenticated. The request is left to the session.
+pub(super) fn open<'c>(
+    input: &mut Input<'c>,
+    outbox: &mut Outbox<'c>,
+    rules: &SessionRules,
+) -> Result<Origin, Ending> {
+    // Three lines, each with its own deadline, cannot take longer.
+    let auth_due = Instant::now() + 3 * rules.read_timeout;
+    let is_secret = rules.auth_token.is_some();
+    let mut opening = Opening {
+        input,
+        outbox,
+        rules,
+        auth_due: is_secret.then_some(auth_due),
+    };
+    match opening.run() {
+        // A peer that has not authenticated learns no other reason.
+        Err(Ending::ReadTimeout | Ending::LineTooLong | Ending::OtherProtocol(_)) if is_secret => {
+            Err(Ending::AuthFailed)
+        }
+        opened => opened,
+    }
+}
+
+struct Opening<'a, 'c> {
+    input: &'a mut Input<'c>,
+    outbox: &'a mut Outbox<'c>,
+    rules: &'a SessionRules,
+    /// The deadline of `auth`, if a client must authenticate.
+    auth_due: Option<Instant>,
+}
+
+impl Opening<'_, '_> {
+    fn run(&mut self) -> Result<Origin, Ending> {
+        let origin = self.origin()?;
+        self.answer_first_words()?;
+        if self.rules.auth_token.is_some() {
+            self.authenticate()?;
+        }
+        Ok(origin)
+    }
+
+    /// Takes the frame with which a standby begins, if one does.
+    fn origin(&mut self) -> Result<Origin, Ending> {
+        let Some(office) = &self.rules.office else {
+            return Ok(Origin::Client);
+        };
+        self.wait_for_first_line()?;
+        if self.input.first_line() != RELAY {
+            return Ok(Origin::Client);
+        }
+        self.wait_for_frame()?;
+        match self.input.frame() {
+            [RELAY, epoch, _] if office.is_meant_by(epoch) => {
+                self.input.end_frame();
+                Ok(Origin::Standby)
+            }
+            [RELAY, ..] => Err(Ending::NotMeant),
+            // A telnet interrupt has dropped the first line.
+            _ => Ok(Origin::Client),
+        }
+    }
+
+    /// Answers the lines that a person types, until the first frame is complete.
+    fn answer_first_words(&mut self) -> Result<(), Ending> {
+        let mut help_lines_left: u8 = 0;
+        loop {
+            self.wait_for_first_line()?;
+            match FirstWord::parse(self.input.first_line()) {
+                Some(FirstWord::Help) => {
+                    self.outbox.add_line(HELP)?;
+                    help_lines_left = HELP_LINES;
+                }
+                Some(FirstWord::Quit) => return Err(Ending::Quit),
+                Some(FirstWord::Placeholder) if help_lines_left > 0 => help_lines_left -= 1,
+                Some(FirstWord::Placeholder) | None => {
+                    if self.input.has_frame()? {
+                        return Ok(());
+                    }
+                    self.read()?;
+                    // A telnet interrupt may have dropped the line, and another be the first one.
+                    continue;
+                }
+            }
+            self.input.end_first_line();
+        }
+    }
+
+    /// Takes the `auth` of the client. Other servers ask for the role without one.
+    fn authenticate(&mut self) -> Result<(), Ending> {
+        while let (Some(office), [CLUSTER, ..]) = (&self.rules.office, self.input.frame()) {
+            self.outbox.add_line(&office.role_line())?;
+            self.input.end_frame();
+            self.wait_for_frame()?;
+        }
+        if !self.rules.accepts(self.input.frame()) {
+            return Err(Ending::AuthFailed);
+        }
+        self.input.end_frame();
+        self.outbox.add(&Reply::Ok, 0)
+    }
+
+    /// Blocks until the first line of a frame is there. Fails if it is one of another protocol.
+    fn wait_for_first_line(&mut self) -> Result<(), Ending> {
+        loop {
+            // A handshake has a line end only by chance.
+            if self.input.begins_with(TLS_HANDSHAKE) {
+                return Err(Ending::OtherProtocol("tls"));
+            }
+            if self.input.has_first_line()? {
+                break;
+            }
+            self.read()?;
+        }
+        match is_http(self.input.first_line()) {
+            true => Err(Ending::OtherProtocol("http")),
+            false => Ok(()),
+        }
+    }
+
+    fn wait_for_frame(&mut self) -> Result<(), Ending> {
+        while !self.input.has_frame()? {
+            self.read()?;
+        }
+        Ok(())
+    }
+
+    fn read(&mut self) -> Result<(), Ending> {
+        self.outbox.flush()?;
+        self.input.read(self.auth_due, &mut self.outbox.out)
+    }
+}
+
+/// Whether a line is the first of a request in HTTP.
+pub(super) fn is_http(line: &[u8]) -> bool {
+    let version = line.rsplit(|byte| *byte == b' ').next();
+    version.is_some_and(|version| version.starts_with(b"HTTP/"))
+}
