@@ -1,4 +1,4 @@
-//! Paths of listening Unix sockets: taken over from a dead server, never from a running one.
+//! The paths of listening Unix sockets: taken over from a dead server, never from a living one.
 
 use std::fs;
 use std::io;
@@ -8,37 +8,38 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use log::warn;
-use rustix::fs::{chownat, fstat, lstat, openat, AtFlags, FileType, Gid, Mode, OFlags, CWD};
+use rustix::fs::{chownat, fstat, lstat, openat, AtFlags, FileType, Gid, Mode, OFlags, Stat, CWD};
 use rustix::io::Errno;
 use rustix::net::{
-    connect, listen, socket_with, AddressFamily, SocketAddrUnix, SocketFlags, SocketType,
+    connect, getpeername, listen, socket_with, sockopt, AddressFamily, SocketAddrUnix, SocketFlags,
+    SocketType,
 };
-use rustix::process::geteuid;
+use rustix::process::getpid;
 
 use crate::sys::directory::{lock_within, Directory, FileId};
 use crate::text::Escaped;
 
 use super::listener::{Listener, BACKLOG};
 
-/// How long to wait for another process's lock on the directory before going on without it.
+/// How long another process may have the directory locked before we go on without the lock.
 const LOCK_PATIENCE: Duration = Duration::from_secs(2);
 
-/// The path of a socket that this process bound.
+/// The path of a socket that this process has bound.
 #[derive(Debug)]
 pub struct BoundPath {
     path: PathBuf,
-    /// Tells our socket from one that another server has put there later.
+    /// Another server may have put its own socket there since.
     identity: FileId,
 }
 
-/// Listens on `path`; `mode` and `group` say who may connect. Replaces the socket of a dead server;
-/// fails with [`io::ErrorKind::AddrInUse`] if a running server has it, and with
-/// [`io::ErrorKind::AlreadyExists`] for any other file. Changes the umask for a moment, so no other
-/// thread may create files.
+/// Listens on `path`; `mode` and `group` say who may connect. The socket of a dead server is
+/// replaced; a living server makes it fail with [`io::ErrorKind::AddrInUse`], any other file with
+/// [`io::ErrorKind::AlreadyExists`]. Changes the umask for a moment, so no other thread may be
+/// making files.
 pub fn bind(path: &Path, mode: u32, group: Option<u32>) -> io::Result<Listener> {
-    // Two servers that both find a dead server's socket must not remove each other's. The lock on
-    // the directory makes look, remove and listen one step. But any user who may read the directory
-    // can hold that lock, which must not keep the server from starting.
+    // Two servers that both find a dead server's socket must not remove each other's. The one that
+    // locks the directory looks, removes and listens before the other looks. But whoever may read
+    // the directory can keep it locked, and must not keep a server from its start.
     let directory = Directory::of(path)?;
     match lock_within(&directory, LOCK_PATIENCE) {
         Ok(true) => {}
@@ -54,56 +55,82 @@ pub fn bind(path: &Path, mode: u32, group: Option<u32>) -> io::Result<Listener> 
         None,
     )?;
     let address = SocketAddrUnix::new(path)?;
-    let umask = rustix::process::umask(Mode::from_raw_mode(!mode & 0o777));
+    // Until the group is set, only the owner may connect.
+    let first_mode = if group.is_some() { 0o600 } else { mode };
+    let umask = rustix::process::umask(Mode::from_raw_mode(!first_mode & 0o777));
     let bound = rustix::net::bind(&socket, &address);
     rustix::process::umask(umask);
     bound?;
-    let (name, identity) = open_bound(path)?;
+    let (name, found) = open_name(path)?;
     let made = BoundPath {
         path: path.to_owned(),
-        identity,
+        identity: FileId::from(&found),
     };
-    // No client can connect before the socket listens.
-    let listening = give_access(&name, mode, group).and_then(|()| Ok(listen(&socket, BACKLOG)?));
-    listening.inspect_err(|_| made.remove())?;
+    listen(&socket, BACKLOG).inspect_err(|_| made.remove())?;
+    // Other modes only come from a default access list of the directory.
+    if group.is_some() || found.st_mode & 0o777 != mode {
+        let by_descriptor = format!("/proc/self/fd/{}", name.as_raw_fd());
+        if !is_own_listener(&by_descriptor, &address)? {
+            return Err(replaced());
+        }
+        give_access(&name, &by_descriptor, mode, group).inspect_err(|_| made.remove())?;
+    }
     Listener::adopt_unix(socket.into(), Some(made))
 }
 
-/// Opens the socket that was just bound, so that access is granted to it and nothing else: any user
-/// who may write to the directory can replace the file.
-fn open_bound(path: &Path) -> io::Result<(OwnedFd, FileId)> {
+/// Opens the name of the socket that was just bound. Whoever may write to the directory may have
+/// put another file in its place.
+fn open_name(path: &Path) -> io::Result<(OwnedFd, Stat)> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let name = openat(CWD, path, flags, Mode::empty())?;
     let found = fstat(&name)?;
-    let is_socket = FileType::from_raw_mode(found.st_mode) == FileType::Socket;
-    // A second name would be a link to another socket of this user.
-    if !is_socket || found.st_uid != geteuid().as_raw() || found.st_nlink != 1 {
-        return Err(io::Error::other("another file was put in its place"));
+    match FileType::from_raw_mode(found.st_mode) {
+        FileType::Socket => Ok((name, found)),
+        _ => Err(replaced()),
     }
-    Ok((name, FileId::from(&found)))
 }
 
-/// Sets the group and, unless the umask already did, the mode.
-fn give_access(name: &OwnedFd, mode: u32, group: Option<u32>) -> io::Result<()> {
+/// Sets the group and the mode of a socket, which is open for its name alone.
+fn give_access(
+    name: &OwnedFd,
+    by_descriptor: &str,
+    mode: u32,
+    group: Option<u32>,
+) -> io::Result<()> {
     if let Some(group) = group {
-        chownat(
-            name,
-            "",
-            None,
-            Some(Gid::from_raw(group)),
-            AtFlags::EMPTY_PATH,
-        )?;
+        let group = Some(Gid::from_raw(group));
+        chownat(name, "", None, group, AtFlags::EMPTY_PATH)?;
     }
-    if fstat(name)?.st_mode & 0o777 == mode {
-        return Ok(());
-    }
-    // The directory has a default ACL, which overrides the umask.
-    let by_descriptor = format!("/proc/self/fd/{}", name.as_raw_fd());
     fs::set_permissions(by_descriptor, fs::Permissions::from_mode(mode))
 }
 
+/// Whether this process listens on the socket at `path`, and has bound it to `address`. The kernel
+/// tells that a client of the socket and nobody else, so this connects and hangs up.
+fn is_own_listener(path: &str, address: &SocketAddrUnix) -> io::Result<bool> {
+    let client = client_socket()?;
+    match connect(&client, &SocketAddrUnix::new(path)?) {
+        Ok(()) => {}
+        Err(Errno::CONNREFUSED | Errno::AGAIN) => return Ok(false),
+        Err(error) => return Err(error.into()),
+    }
+    let server = sockopt::socket_peercred(&client)?;
+    let bound_to = getpeername(&client)?.map(SocketAddrUnix::try_from);
+    Ok(server.pid == getpid() && bound_to == Some(Ok(address.clone())))
+}
+
+fn replaced() -> io::Error {
+    io::Error::other("another file was put in its place")
+}
+
+/// A socket whose connect does not block: the backlog of a living server may be full.
+fn client_socket() -> io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    Ok(socket)
+}
+
 impl BoundPath {
-    /// Removes the socket, unless another one has replaced it.
+    /// Removes the socket, unless another one has taken its place.
     pub(super) fn remove(&self) {
         if lstat(&self.path).is_ok_and(|found| FileId::from(&found) == self.identity) {
             let _ = fs::remove_file(&self.path);
@@ -123,12 +150,28 @@ fn remove_dead_socket(path: &Path) -> io::Result<()> {
             "something that is not a socket is in the way",
         ));
     }
-    // The probe does not block: the backlog of a running server may be full.
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let probe = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-    match connect(&probe, &SocketAddrUnix::new(path)?) {
+    match connect(client_socket()?, &SocketAddrUnix::new(path)?) {
         Err(Errno::CONNREFUSED) => fs::remove_file(path),
         // A server that accepts, a full backlog, or a socket that this process may not connect to.
         _ => Err(io::ErrorKind::AddrInUse.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::UnixListener;
+
+    #[test]
+    fn only_the_socket_that_was_bound_there_is_taken_for_it() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let [ours, other, dead] = ["ours", "other", "dead"].map(|name| directory.path().join(name));
+        let _listening = [&ours, &other].map(|path| UnixListener::bind(path).expect("a socket"));
+        drop(UnixListener::bind(&dead).expect("a socket"));
+        let address = SocketAddrUnix::new(&*ours).expect("an address");
+        for (path, is_own) in [(&ours, true), (&other, false), (&dead, false)] {
+            let path = path.to_str().expect("UTF-8");
+            assert_eq!(is_own_listener(path, &address).expect("an answer"), is_own);
+        }
     }
 }

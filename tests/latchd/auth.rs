@@ -5,6 +5,7 @@ use std::fs;
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixListener;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
@@ -316,30 +317,35 @@ fn the_mode_and_the_group_of_the_unix_socket_decide_who_gets_in() {
     }
 }
 
-/// Another user who may write to the directory can put a link there once the socket is bound.
+/// Another user who may write to the directory can put another file there once the socket is bound.
 #[test]
-fn a_link_in_place_of_the_bound_socket_is_not_followed() {
+fn a_file_in_place_of_the_bound_socket_is_left_alone() {
     let strace = needs!("strace");
-    let directory = tempfile::tempdir().expect("there is room");
-    let [path, secret] = ["socket", "secret"].map(|name| directory.path().join(name));
-    fs::write(&secret, "").expect("there is room");
-    fs::set_permissions(&secret, fs::Permissions::from_mode(0o600)).expect("it is ours");
-    let mut command = Daemon::command_of(&strace);
-    command.args(["-f", "-qq", "-e", "trace=bind"]);
-    command.args(["-e", "inject=bind:delay_exit=1500000"]);
-    command.arg(env!("CARGO_BIN_EXE_latchd"));
-    command.args(["--port", "off", "--unix-mode", "0666", "--unix"]);
-    let group = rustix::process::getegid().to_string();
-    command.arg(&path).args(["--unix-group", &group]);
-    let daemon = Daemon::from_command(command);
-    eventually(PATIENCE, "it is bound", || path.exists());
-    fs::rename(&path, directory.path().join("aside")).expect("it is ours");
-    std::os::unix::fs::symlink(&secret, &path).expect("there is room");
-    let ended = daemon.wait_exit(PATIENCE).expect("it does not start");
-    assert_eq!(ended.code(), Some(1), "{}", daemon.log());
-    let found = fs::metadata(&secret).expect("it is there");
-    assert_eq!(found.permissions().mode() & 0o777, 0o600);
-    assert!(daemon.log().contains("another file was put in its place"));
+    for puts_link in [true, false] {
+        let directory = tempfile::tempdir().expect("there is room");
+        let [path, secret] = ["socket", "secret"].map(|name| directory.path().join(name));
+        let _other_server = UnixListener::bind(&secret).expect("there is room");
+        fs::set_permissions(&secret, fs::Permissions::from_mode(0o600)).expect("it is ours");
+        let mut command = Daemon::command_of(&strace);
+        command.args(["-f", "-qq", "-e", "trace=bind"]);
+        command.args(["-e", "inject=bind:delay_exit=1500000"]);
+        command.arg(env!("CARGO_BIN_EXE_latchd"));
+        command.args(["--port", "off", "--unix-mode", "0666", "--unix"]);
+        let group = rustix::process::getegid().to_string();
+        command.arg(&path).args(["--unix-group", &group]);
+        let daemon = Daemon::from_command(command);
+        eventually(PATIENCE, "it is bound", || path.exists());
+        fs::rename(&path, directory.path().join("aside")).expect("it is ours");
+        let other = match puts_link {
+            true => std::os::unix::fs::symlink(&secret, &path).map(|()| secret),
+            false => fs::rename(&secret, &path).map(|()| path),
+        };
+        let ended = daemon.wait_exit(PATIENCE).expect("it does not start");
+        assert_eq!(ended.code(), Some(1), "{}", daemon.log());
+        let found = other.and_then(fs::metadata).expect("it is there");
+        assert_eq!(found.permissions().mode() & 0o777, 0o600);
+        assert!(daemon.log().contains("another file was put in its place"));
+    }
 }
 
 // ---- how -------------------------------------------------------------------------------------
