@@ -18,6 +18,9 @@ const MAX_LINKS: usize = 40;
 /// The most steps of a walk. Each `..` in a link begins it again.
 const MAX_STEPS: usize = 1000;
 
+/// A folder that every user may search.
+const SEARCHABLE_BY_ALL: u32 = 0o001;
+
 /// The folders in which a device has other names. No user but root can write there.
 const ALIAS_FOLDERS: [&[&[u8]]; 3] = [&[], &[b"serial", b"by-id"], &[b"serial", b"by-path"]];
 
@@ -138,6 +141,8 @@ fn walk(path: &DevicePath, root: &Path) -> Option<Target> {
                 let parts = parts.filter(|part| !part.is_empty() && *part != b".");
                 ahead.extend(parts.rev().map(<[u8]>::to_vec));
             }
+            // The reply must not tell what is in a folder that the client may not search.
+            FileType::Directory if stat.st_mode & SEARCHABLE_BY_ALL == 0 => return None,
             FileType::Directory => {
                 walked.push(part);
                 folder = node;
@@ -217,7 +222,7 @@ fn is_device(stat: &Stat) -> bool {
 mod tests {
     use super::*;
     use std::fs;
-    use std::os::unix::fs::symlink;
+    use std::os::unix::fs::{symlink, PermissionsExt};
 
     fn look_up(root: &Path, path: &str) -> Option<Vec<String>> {
         let path = DevicePath::parse(path.as_bytes()).expect("below /dev");
@@ -282,6 +287,22 @@ mod tests {
             for path in [format!("/dev/{name}"), format!("/dev/{name}/x")] {
                 assert_eq!(look_up(root.path(), &path), None, "{path}");
             }
+        }
+    }
+
+    #[test]
+    fn a_folder_that_is_closed_to_others_is_not_looked_into() {
+        let root = tempfile::tempdir().expect("a directory");
+        let at = |name: &str| root.path().join(name);
+        fs::create_dir(at("closed")).expect("a directory");
+        fs::write(at("closed/file"), "").expect("a file");
+        symlink("closed/missing", at("link")).expect("a link");
+        let paths = ["/dev/closed/file", "/dev/closed/missing", "/dev/link"];
+        for (mode, are_told) in [(0o755, [false, true, true]), (0o770, [false; 3])] {
+            let mode = fs::Permissions::from_mode(mode);
+            fs::set_permissions(at("closed"), mode).expect("it is ours");
+            let found = paths.map(|path| look_up(root.path(), path).is_some());
+            assert_eq!(found, are_told);
         }
     }
 
