@@ -227,10 +227,9 @@ impl Directory {
     fn put_back(&self, aside: &OsStr, name: &OsStr) -> io::Result<SetAside> {
         let moved = renameat_with(&self.0, aside, &self.0, name, RenameFlags::NOREPLACE);
         let put_back = match moved {
-            // Before Linux 3.15: the same in two steps, which a directory does not allow, nor a
-            // file of another user where hard links are protected.
+            // Before Linux 3.15, and on some file systems in user space.
             Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => {
-                self.link(aside, name).and_then(|()| self.remove(aside))
+                self.put_back_in_steps(aside, name)
             }
             other => other.map_err(io::Error::from),
         };
@@ -240,6 +239,22 @@ impl Directory {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
                 self.remove(aside)?;
                 Ok(SetAside::Displaced)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Fails with [`io::ErrorKind::AlreadyExists`] if the name is taken.
+    fn put_back_in_steps(&self, aside: &OsStr, name: &OsStr) -> io::Result<()> {
+        match self.link(aside, name) {
+            Ok(()) => self.remove(aside),
+            // No hard links, a directory, or a file of another user where hard links are protected.
+            // A process that takes the name after this look loses it.
+            Err(error) if error.kind() == io::ErrorKind::Unsupported => {
+                if self.identity(name)?.is_some() {
+                    return Err(io::ErrorKind::AlreadyExists.into());
+                }
+                Ok(renameat(&self.0, aside, &self.0, name)?)
             }
             Err(error) => Err(error),
         }
@@ -343,6 +358,24 @@ mod tests {
             assert_eq!(names_in(path), ["file"]);
             let content = fs::read_to_string(path.join("file")).expect("a file");
             assert_eq!(content, "second");
+        });
+    }
+
+    #[test]
+    fn a_name_is_given_back_where_neither_call_can_do_it_alone() {
+        in_directory(|path, directory| {
+            let [aside, name] = ["aside", "name"].map(OsStr::new);
+            let put_back = || directory.put_back_in_steps(aside, name);
+            fs::write(path.join(aside), "").expect("a file");
+            put_back().expect("a link");
+            assert_eq!(names_in(path), ["name"]);
+            // A directory cannot have a second name, like a file on FAT.
+            fs::create_dir(path.join(aside)).expect("a directory");
+            let error = put_back().expect_err("taken");
+            assert_eq!(error.kind(), io::ErrorKind::AlreadyExists);
+            fs::remove_file(path.join(name)).expect("it is ours");
+            put_back().expect("a rename");
+            assert_eq!(names_in(path), ["name"]);
         });
     }
 
