@@ -4,11 +4,9 @@
 //! on the file that other processes find under the lock's name. That is asked before the lock's
 //! name is touched, since a look afterwards could take another process's lock for ours.
 
-use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io;
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use crate::sys::directory::{lock_within, Directory, Entry, FileId, StagedFile};
@@ -16,37 +14,16 @@ use crate::sys::directory::{lock_within, Directory, Entry, FileId, StagedFile};
 use super::files::STAGED_NAMES;
 use super::takeover::Creation;
 
-/// The most file systems whose answer is kept.
-const MAX_ANSWERS: usize = 64;
-
 /// The permissions of the files to ask with.
 const MODE: u32 = 0o600;
 
-/// The answers so far, by the device number of the file system.
-static ANSWERS: Mutex<BTreeMap<u64, Creation>> = Mutex::new(BTreeMap::new());
-
-/// How to create a lock's file in this directory. Asks with private names, once for each file
-/// system.
+/// How to create a lock's file in this directory. Asks with private names each time: another file
+/// system may be mounted there since, even with the same device number.
 ///
 /// # Errors
 ///
 /// If no lock on a file holds here, or an error of the system.
 pub(super) fn creation_in(directory: &Directory) -> io::Result<Creation> {
-    let device = directory.id()?.device();
-    let answers = || ANSWERS.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(known) = answers().get(&device) {
-        return Ok(*known);
-    }
-    let creation = ask(directory)?;
-    let mut answers = answers();
-    if answers.len() >= MAX_ANSWERS {
-        answers.clear();
-    }
-    answers.insert(device, creation);
-    Ok(creation)
-}
-
-fn ask(directory: &Directory) -> io::Result<Creation> {
     let holds_through_link = StagedFile::make(directory, &STAGED_NAMES, MODE, |staged| {
         let is_locked = try_lock(staged.file())?;
         let second = staged.link_privately(&STAGED_NAMES)?;

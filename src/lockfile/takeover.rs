@@ -48,7 +48,8 @@ pub(super) trait Files {
     /// An open file. Once locked, it stays locked until it is dropped.
     type File;
 
-    /// How a new file gets the lock's name here. Not a step: no other process changes that.
+    /// How a new file gets the lock's name here. Fails where a lock on a file does not hold. Not a
+    /// step: no other process changes that.
     fn creation(&self) -> io::Result<Creation>;
     /// Makes a file that is complete and locked when the lock's name appears; `None` if the name is
     /// taken. Fails with [`io::ErrorKind::Unsupported`] if the file system has no hard links.
@@ -287,6 +288,8 @@ fn take_over<F: Files>(
     if let Err(why) = (taker.may_take)(&content) {
         return Ok(Takeover::Blocked(why, content));
     }
+    // Fails where a lock would not keep another taker out.
+    files.creation()?;
     // It may have changed, or lost its name, before this process locked it.
     let locked = lock(files, found, Duration::ZERO)?;
     let (file, judged) = (locked.file, locked.content);

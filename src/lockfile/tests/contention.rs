@@ -13,6 +13,8 @@ const TOO_MANY: u64 = 1_000;
 #[derive(Default)]
 struct ReplacedFiles {
     looks: Cell<u64>,
+    /// A lock on a file keeps no other process out.
+    is_without_locks: bool,
 }
 
 impl ReplacedFiles {
@@ -27,7 +29,10 @@ impl Files for ReplacedFiles {
     type File = u64;
 
     fn creation(&self) -> io::Result<Creation> {
-        Ok(Creation::ByLink)
+        match self.is_without_locks {
+            true => Err(io::Error::other("no locks")),
+            false => Ok(Creation::ByLink),
+        }
     }
 
     fn create_linked(&self, _: &RecordFor<'_>) -> io::Result<Option<u64>> {
@@ -65,6 +70,7 @@ impl Files for ReplacedFiles {
     }
 
     fn lock(&self, _: &u64, _: Duration) -> io::Result<Flock> {
+        assert!(!self.is_without_locks, "the lock proves nothing");
         Ok(Flock::Acquired)
     }
 
@@ -109,6 +115,20 @@ fn an_attempt_ends_although_the_file_is_replaced_for_ever() {
         attempt,
         Outcome::Blocked(Obstacle::Contended, None)
     ));
+}
+
+#[test]
+fn a_stale_file_is_not_taken_over_where_locks_do_not_hold() {
+    let files = ReplacedFiles {
+        is_without_locks: true,
+        ..ReplacedFiles::default()
+    };
+    let taker = Taker {
+        record: &|_| Vec::new(),
+        may_take: &|_| Ok(()),
+    };
+    let refused = acquire(&files, &taker).err().expect("an error");
+    assert_eq!(refused.to_string(), "no locks");
 }
 
 #[test]

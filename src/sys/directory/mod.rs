@@ -51,11 +51,6 @@ impl FileId {
     pub fn of(file: &File) -> io::Result<FileId> {
         Ok(FileId::from(&fstat(file)?))
     }
-
-    /// The number of the file system.
-    pub fn device(self) -> u64 {
-        self.0
-    }
 }
 
 impl From<&Stat> for FileId {
