@@ -47,11 +47,11 @@ pub struct ConversationRules {
 /// Whether the conversation goes on, or why it ends.
 type Flow = ControlFlow<&'static str>;
 
-/// Serves a connection until it ends. Its locks stay. A peer that is not on this host is turned
-/// away.
+/// Serves a connection until it ends. Its locks stay. A peer that is not on this host, or whose
+/// user cannot be found out for want of a descriptor, is turned away.
 pub fn serve(wire: &Wire<'_>, peer: Option<Peer>, locks: &Locks, rules: &ConversationRules) {
     let Some(peer) = peer else {
-        debug!("turned-away reason=not-local");
+        debug!("turned-away reason=unknown-peer");
         let _ = wire.write(TURNED_AWAY);
         return wire.close_lingering(LINGER_TIME);
     };

@@ -1397,10 +1397,44 @@ fn without_descriptors_nothing_is_locked_until_some_are_free() {
         server.files().is_empty()
     });
     assert_eq!(ask(&mut client, &format!("lock /dev/lfpd-b {own}")), BUSY);
-    // While descriptors are short, the user of a new connection cannot be found out.
+    let lock = format!("lock /dev/lfpd-c {own}");
     eventually(PATIENCE, "a new connection may lock", || {
-        ask(&mut server.connect(), &format!("lock /dev/lfpd-c {own}")) == OKAY
+        let mut client = server.daemon.connect();
+        client.line().starts_with("220 ") && ask(&mut client, &lock) == OKAY
     });
+}
+
+#[test]
+fn a_peer_greeted_while_descriptors_are_short_has_a_user() {
+    let server = Lfpd::start_behind(&["prlimit", "--nofile=32:32"]);
+    let own = own_pid();
+    let reply = |client: &mut TcpStream| {
+        let mut buffer = [0; 1024];
+        let len = client.read(&mut buffer).unwrap_or(0);
+        String::from_utf8_lossy(&buffer[..len]).into_owned()
+    };
+    let mut greeted = Vec::new();
+    for _ in 0..40 {
+        let mut client = TcpStream::connect(server.addr()).expect("a place in the queue");
+        let patience = Some(Duration::from_millis(500));
+        client.set_read_timeout(patience).expect("a timeout");
+        match reply(&mut client) {
+            greeting if greeting.starts_with("220 ") => greeted.push(client),
+            // Nothing can be accepted any more.
+            greeting if greeting.is_empty() => break,
+            _ => {}
+        }
+    }
+    assert!(greeted.len() > 5, "{}", greeted.len());
+    let last = greeted.split_off(greeted.len() - 3);
+    drop(greeted);
+    for (at, mut client) in last.into_iter().enumerate() {
+        let lock = format!("lock /dev/lfpd-{at} {own}\n");
+        eventually(PATIENCE, "it may lock", || {
+            client.write_all(lock.as_bytes()).expect("it is open");
+            reply(&mut client).starts_with("200 ")
+        });
+    }
 }
 
 // ---------------------------------------------------------------------------------------------
