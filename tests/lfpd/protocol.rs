@@ -478,7 +478,7 @@ fn commands_before_the_stop_signal_are_done_even_if_slow() {
 
 fn commands_before_the_stop_signal_are_done_even_if_slow_once() {
     let strace = needs!("strace");
-    const COUNT: usize = 50;
+    const COUNT: usize = 20;
     // 20 ms for each lock.
     let server = Traced::start(&strace, "inject=linkat:delay_enter=20000", None);
     let mut client = server.connect();

@@ -746,7 +746,11 @@ mod tests {
             let turn = host.files.turn.lock();
             for at in 0..4 {
                 let (host, done) = (&host, &done);
+                let (sender, started) = std::sync::mpsc::channel();
                 scope.spawn(move || {
+                    sender
+                        .send(rustix::thread::gettid())
+                        .expect("the test waits");
                     // The first asks again at once, and is behind the others then.
                     for again in 0..if at == 0 { 2 } else { 1 } {
                         let noted = host.files.in_turn(|_| {
@@ -756,7 +760,15 @@ mod tests {
                         assert_eq!(noted.expect("usable"), Some(()));
                     }
                 });
-                thread::sleep(Duration::from_millis(50));
+                let id = started.recv().expect("the thread's");
+                let stat = format!("/proc/self/task/{}/stat", id.as_raw_nonzero());
+                // It sleeps only while it waits for its turn.
+                while !fs::read_to_string(&stat)
+                    .expect("it waits")
+                    .contains(") S ")
+                {
+                    thread::sleep(Duration::from_millis(1));
+                }
             }
             MutexGuard::unlock_fair(turn);
         });
