@@ -52,10 +52,12 @@ fn after(options: &[&str], act: impl Fn(&WireCutter, &Wire)) -> Option<Loss> {
 
 #[test]
 fn a_cut_that_the_server_does_not_see_loses_nothing() {
-    for options in BOTH {
-        assert_eq!(after(options, |_, wire| wire.cut_client()), None);
-        assert_eq!(after(options, |_, wire| wire.half_close_client()), None);
-    }
+    thread::scope(|scope| {
+        for options in BOTH {
+            scope.spawn(|| assert_eq!(after(options, |_, wire| wire.cut_client()), None));
+            scope.spawn(|| assert_eq!(after(options, |_, wire| wire.half_close_client()), None));
+        }
+    });
 }
 
 #[test]
@@ -73,9 +75,11 @@ fn a_cut_that_the_server_sees_loses_what_it_releases() {
     let both = |_: &WireCutter, wire: &Wire| wire.cut();
     // The server has released the lock by the time at which the client comes back.
     let server_first = |_: &WireCutter, wire: &Wire| wire.cut_server();
-    assert_eq!(after(BOTH[0], server_first), Some(Loss::Closed));
-    assert_eq!(after(BOTH[1], server_first), None);
-    assert_eq!(after(BOTH[1], both), None);
+    thread::scope(|scope| {
+        scope.spawn(|| assert_eq!(after(BOTH[0], server_first), Some(Loss::Closed)));
+        scope.spawn(|| assert_eq!(after(BOTH[1], server_first), None));
+        scope.spawn(|| assert_eq!(after(BOTH[1], both), None));
+    });
 }
 
 #[test]

@@ -484,22 +484,28 @@ fn a_callback_can_ask_its_guard_and_end_it() {
             assert!(guard.is_some_and(|guard| guard.release().is_err()));
         },
     ];
-    for (number, use_it) in uses.into_iter().enumerate() {
-        let daemon = Daemon::start_alone(&[]);
-        let guard = client(&daemon).lock("k").acquire().expect("free");
-        let shared = Arc::new(Mutex::new(Some(guard)));
-        let (sender, done) = mpsc::channel();
-        let in_callback = Arc::clone(&shared);
-        let callback = move |_| {
-            use_it(&in_callback);
-            sender.send(()).expect("a listener");
-        };
-        if let Some(guard) = &*shared.lock().expect("no panic") {
-            guard.on_lost(callback);
+    thread::scope(|scope| {
+        for (number, use_it) in uses.into_iter().enumerate() {
+            scope.spawn(move || a_callback_can_use_its_guard(number, use_it));
         }
-        drop(daemon);
-        assert_eq!(done.recv_timeout(PATIENCE), Ok(()), "use {number}");
+    });
+}
+
+fn a_callback_can_use_its_guard(number: usize, use_it: fn(&Mutex<Option<Guard>>)) {
+    let daemon = Daemon::start_alone(&[]);
+    let guard = client(&daemon).lock("k").acquire().expect("free");
+    let shared = Arc::new(Mutex::new(Some(guard)));
+    let (sender, done) = mpsc::channel();
+    let in_callback = Arc::clone(&shared);
+    let callback = move |_| {
+        use_it(&in_callback);
+        sender.send(()).expect("a listener");
+    };
+    if let Some(guard) = &*shared.lock().expect("no panic") {
+        guard.on_lost(callback);
     }
+    drop(daemon);
+    assert_eq!(done.recv_timeout(PATIENCE), Ok(()), "use {number}");
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::process::{Command, Stdio};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::support::latch::{latch, output, text, PROGRAM};
@@ -24,11 +25,7 @@ fn a_silent_name_server_delays_no_command_beyond_its_timeout() {
     let directory = tempfile::tempdir().expect("a directory");
     let resolv = directory.path().join("resolv.conf");
     fs::write(&resolv, "nameserver 127.0.0.1\n").expect("there is room");
-    for arguments in [
-        "wait k --timeout 0",
-        "run k --timeout 2 --retry -- true",
-        "ping --connect-timeout 1",
-    ] {
+    let ends_in_time = |arguments: &str| {
         let script =
             format!("{SILENT_NAME_SERVER}; LATCH_SERVER=nowhere.test {PROGRAM} {arguments}");
         let mut command = Command::new(unshare);
@@ -40,7 +37,12 @@ fn a_silent_name_server_delays_no_command_beyond_its_timeout() {
         assert!(said.contains("nowhere.test:6388: "), "{said}");
         // The resolver gives up after ten seconds, or twenty.
         assert!(took < Duration::from_secs(8), "{arguments}: {took:?}");
-    }
+    };
+    thread::scope(|scope| {
+        scope.spawn(|| ends_in_time("wait k --timeout 0"));
+        scope.spawn(|| ends_in_time("run k --timeout 2 --retry -- true"));
+        scope.spawn(|| ends_in_time("ping --connect-timeout 1"));
+    });
 }
 
 #[test]

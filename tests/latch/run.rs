@@ -537,18 +537,24 @@ fn kill_9_of_latch_ends_the_command_and_frees_the_lock_once() {
 
 #[test]
 fn a_lost_lock_ends_even_a_command_that_ignores_sigterm() {
-    for script in [
-        "eval \"$READY\"; exec sleep 60",
-        "trap '' TERM; eval \"$READY\"; while :; do sleep 1; done",
-    ] {
-        let daemon = Daemon::start_alone(&[]);
-        let directory = directory();
-        let (mut child, command) =
-            started(&daemon, "k", &directory, &["--kill-after", "1"], script);
-        drop(daemon);
-        assert_eq!(wait_as_shell(&mut child), Some(70), "{script}");
-        assert!(is_gone(command), "{script}");
-    }
+    thread::scope(|scope| {
+        for script in [
+            "eval \"$READY\"; exec sleep 60",
+            "trap '' TERM; eval \"$READY\"; while :; do sleep 1; done",
+        ] {
+            scope.spawn(|| a_lost_lock_ends(script, "1"));
+        }
+    });
+}
+
+fn a_lost_lock_ends(script: &str, kill_after: &str) {
+    let daemon = Daemon::start_alone(&[]);
+    let directory = directory();
+    let options = ["--kill-after", kill_after];
+    let (mut child, command) = started(&daemon, "k", &directory, &options, script);
+    drop(daemon);
+    assert_eq!(wait_as_shell(&mut child), Some(70), "{script}");
+    assert!(is_gone(command), "{script}");
 }
 
 #[test]
@@ -580,21 +586,17 @@ fn a_command_does_not_start_after_latch_was_killed() {
 
 #[test]
 fn the_shortest_and_the_longest_kill_after_work() {
-    for (kill_after, script) in [
-        (
-            "0",
-            "trap '' TERM; eval \"$READY\"; while :; do sleep 1; done",
-        ),
-        ("18446744073709551615", "eval \"$READY\"; exec sleep 60"),
-    ] {
-        let daemon = Daemon::start_alone(&[]);
-        let directory = directory();
-        let options = ["--kill-after", kill_after];
-        let (mut child, command) = started(&daemon, "k", &directory, &options, script);
-        drop(daemon);
-        assert_eq!(wait_as_shell(&mut child), Some(70), "{kill_after}");
-        assert!(is_gone(command));
-    }
+    thread::scope(|scope| {
+        for (kill_after, script) in [
+            (
+                "0",
+                "trap '' TERM; eval \"$READY\"; while :; do sleep 1; done",
+            ),
+            ("18446744073709551615", "eval \"$READY\"; exec sleep 60"),
+        ] {
+            scope.spawn(|| a_lost_lock_ends(script, kill_after));
+        }
+    });
 }
 
 #[test]

@@ -842,20 +842,19 @@ fn hold_in_the_background_holds_until_it_is_ended() {
 #[test]
 fn a_lock_that_is_lost_while_the_job_is_stopped_ends_it_at_fg() {
     let python = needs!("python3");
-    for shell in SHELLS {
-        let daemon = Daemon::start_alone(&[]);
-        let mut terminal = Terminal::start(&python, &daemon, shell);
+    let start = || Daemon::start_alone(&[]);
+    at_each_shell_beside(&python, start, |daemon, mut terminal| {
         terminal.enter(&format!("$LATCH run k -- {SAY}"));
         terminal.enter("one");
         terminal.expect("got:one");
         terminal.press(CTRL_Z);
         terminal.expect(PROMPT);
-        drop(daemon);
+        daemon.signal(Signal::KILL);
         terminal.enter("fg");
         terminal.expect("the lock was lost");
         terminal.expect(PROMPT);
         terminal.expect_status(70);
-    }
+    });
 }
 
 #[test]
