@@ -89,7 +89,8 @@ fn with_port_and_lease(name: &str, port: u16, directory: &Path) -> PathBuf {
     let source = fs::read_to_string(example).expect("the example is there");
     assert!(source.lines().count() < 80, "{name} is too long");
     let (port, lease) = (port.to_string(), "4");
-    let changed = source.replacen("6388", &port, 1).replacen("30", lease, 1);
+    // The lease first: there may be a 30 in the port.
+    let changed = source.replacen("30", lease, 1).replacen("6388", &port, 1);
     let copy = directory.join(name);
     fs::write(&copy, changed).expect("there is room");
     copy

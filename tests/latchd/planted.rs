@@ -7,6 +7,7 @@ use std::process::{Command, Stdio};
 
 use rustix::fs::{mknodat, FileType, Mode, CWD};
 
+use crate::support::limited::copy_program;
 use crate::support::needs::needs;
 use crate::support::{Daemon, PATIENCE};
 
@@ -118,7 +119,7 @@ fn latch_refuses_the_socket_of_an_impostor() {
     command.args([&format!("--reuid={OTHER}"), "--clear-groups"]);
     // The other user need not be able to read the directory of the build.
     let program = directory.path().join("latchd");
-    fs::copy(env!("CARGO_BIN_EXE_latchd"), &program).expect("there is room");
+    copy_program(env!("CARGO_BIN_EXE_latchd"), &program);
     command.arg(program);
     command
         .args(["--port", "off", "--unix-mode", "0666", "--unix"])

@@ -1077,7 +1077,8 @@ impl Host {
         assert_eq!(call("start"), started, "{}", self.log());
 
         assert_eq!(call("stop"), stopped);
-        assert!(!is_listened_on(self.addr));
+        // The script waits until the process is gone, which may be before its port is.
+        eventually(PATIENCE, "nobody listens", || !is_listened_on(self.addr));
         assert_eq!(call("status"), is_down);
         assert_eq!(call("stop"), stopped, "a second stop does nothing");
         assert_eq!(call("bogus").0, 2);

@@ -510,17 +510,26 @@ impl<'a> Queue<'a> {
         let mut holds = BinaryHeap::new();
         let mut earliest = Instant::ZERO;
         let mut all = Vec::new();
-        for (grant, &latest) in self.grants.iter().zip(&self.latest) {
+        // The grant that ended last.
+        let mut last = None;
+        for (index, (grant, &latest)) in self.grants.iter().zip(&self.latest).enumerate() {
             earliest = earliest.max(grant.arrived);
-            while let Some(&Reverse(until)) = holds.peek() {
+            while let Some(&Reverse((until, holder))) = holds.peek() {
                 if until > earliest && holds.len() < self.limit {
                     break;
                 }
-                earliest = earliest.max(until);
+                if until > earliest {
+                    (earliest, last) = (until, Some(holder));
+                }
                 holds.pop();
             }
             if earliest > latest {
-                let story = format!("held until {earliest:?} when granted: {}", grant.told());
+                let holder = last.map(|holder: usize| self.grants[holder].told());
+                let story = format!(
+                    "held until {earliest:?} by {}, when granted: {}",
+                    holder.unwrap_or_default(),
+                    grant.told()
+                );
                 found.push(Violation {
                     rule: Rule::Exclusion,
                     story,
@@ -528,7 +537,8 @@ impl<'a> Queue<'a> {
                 earliest = latest; // so that one overlap is one report
             }
             all.push(earliest);
-            holds.push(Reverse(grant.held_until(earliest, self.hang_up(grant))));
+            let until = grant.held_until(earliest, self.hang_up(grant));
+            holds.push(Reverse((until, index)));
         }
         all
     }
