@@ -1,5 +1,5 @@
-//! What a reader may count on in every file: short lines, short files, short functions, one name
-//! for one type, short test names, and plain words (the style of the house).
+//! What a reader may count on in every file: short lines, short files, short functions and one name
+//! for one type.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -15,20 +15,6 @@ const MAX_FILE_LINES: usize = 600;
 
 /// The longest function below `src/`, in lines, without those of tests.
 const MAX_FUNCTION_LINES: usize = 80;
-
-/// The longest name of a test, in characters.
-const MAX_TEST_NAME: usize = 60;
-
-/// Words that hide who acts, and how many of each are too many in a thousand words of comments.
-const VAGUE_WORDS: [&str; 6] = [
-    "whoever",
-    "somebody",
-    "nobody",
-    "those who",
-    "what there is",
-    "stands",
-];
-const MAX_VAGUE_PER_THOUSAND: f64 = 0.3;
 
 pub(crate) fn all_code() -> Vec<PathBuf> {
     ["src", "tests", "examples"]
@@ -130,24 +116,6 @@ fn visible_type(line: &str) -> Option<&str> {
     Some(&name[..end.unwrap_or(name.len())])
 }
 
-/// The words of all comments of a text, in lower case, as one line.
-fn comments(text: &str) -> String {
-    let comments = text
-        .lines()
-        .filter_map(|line| line.trim_start().strip_prefix("//"));
-    let words: Vec<String> = comments
-        .flat_map(|comment| comment.split(|c: char| !(c.is_alphanumeric() || c == '\'')))
-        .filter(|word| !word.is_empty())
-        .map(str::to_lowercase)
-        .collect();
-    words.join(" ")
-}
-
-/// How often a word or phrase is in a text that [`comments`] made.
-fn count(words: &str, phrase: &str) -> usize {
-    format!(" {words} ").matches(&format!(" {phrase} ")).count()
-}
-
 pub(crate) fn test_names(text: &str) -> Vec<&str> {
     let mut is_next = false;
     let mut names = Vec::new();
@@ -228,38 +196,6 @@ fn one_name_means_one_type() {
 }
 
 #[test]
-fn test_names_are_short_claims() {
-    let mut found = Vec::new();
-    for file in all_code() {
-        for name in test_names(&read(&file)) {
-            if name.len() > MAX_TEST_NAME {
-                found.push(format!("{}: {name}: {}", shown(&file), name.len()));
-            }
-        }
-    }
-    expect_none(&found, "test names that are too long");
-}
-
-#[test]
-fn comments_say_who_acts() {
-    let texts: Vec<String> = all_code()
-        .iter()
-        .filter(|file| !file.ends_with("house/tidy.rs"))
-        .map(|file| comments(&read(file)))
-        .collect();
-    let words = texts.join(" ");
-    let thousands = words.split(' ').count() as f64 / 1000.0;
-    let mut found = Vec::new();
-    for phrase in VAGUE_WORDS {
-        let rate = count(&words, phrase) as f64 / thousands;
-        if rate > MAX_VAGUE_PER_THOUSAND {
-            found.push(format!("{phrase}: {rate:.1} in a thousand words"));
-        }
-    }
-    expect_none(&found, "vague words in comments");
-}
-
-#[test]
 fn the_checks_see_what_they_look_for() {
     let text = "impl A {\n    pub(crate) fn long(&self) {\n        a();\n    }\n}\n";
     assert_eq!(functions(text), [("long".to_owned(), 3)]);
@@ -269,7 +205,4 @@ fn the_checks_see_what_they_look_for() {
     assert_eq!(visible_type("pub(crate) enum Kind {"), Some("Kind"));
     assert_eq!(visible_type("pub(super) struct Inner;"), None);
     assert_eq!(test_names("#[test]\nfn a_claim() {"), ["a_claim"]);
-    let words = comments("/// Whoever waits;\n// nobody else.\nlet stands = 1;");
-    assert_eq!(words, "whoever waits nobody else");
-    assert_eq!(count(&words, "nobody else"), 1);
 }
