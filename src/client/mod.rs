@@ -293,6 +293,28 @@ impl<'a> Lock<'a> {
         }
     }
 
+    /// Asks for a shared lock: others may hold the key at the same time if theirs are shared, too.
+    /// The order of arrival counts: a lock that is not shared waits for no shared lock behind it.
+    /// A held lock cannot become another one. Without a lease of its own, it is one of 33 seconds.
+    /// Fails with [`Error::Unsupported`] if the server is too old.
+    pub fn shared(mut self) -> Lock<'a> {
+        self.slot.is_shared = true;
+        self
+    }
+
+    /// Asks for so many slots of a semaphore at once, with one grant, as [`Lock::shared`] does.
+    pub fn slots(mut self, count: u32) -> Lock<'a> {
+        self.slot.slots = Some(count);
+        self
+    }
+
+    /// Has the claim fail with [`Error::MaxWaiters`] rather than wait if so many wait for the key
+    /// already. The lease and the server are as for [`Lock::shared`].
+    pub fn max_waiters(mut self, count: u32) -> Lock<'a> {
+        self.slot.max_waiters = Some(count);
+        self
+    }
+
     /// Tells the server who asks, with the claim: it shows this text to operators beside what is
     /// held and waited for. At most 128 bytes are sent, and none to a server that does not know
     /// tags. A text with a line end in it is refused when the lock is asked for.
@@ -385,6 +407,7 @@ impl<'a> Lock<'a> {
         let server = self.client.server_of(self.key);
         let mut connection = Connection::open_within(server, settings, within, others)?;
         connection.needs = self.needs;
+        connection.needs.slots = self.slot.is_refined();
         connection.cancelled_by = self.cancelled_by.cloned();
         Ok(connection)
     }

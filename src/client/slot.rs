@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::error::Error;
 use crate::protocol::limits;
-use crate::protocol::request::{Kind, Limit, Wanted, MAX_TAG_LEN};
+use crate::protocol::request::{Kind, Limit, Wanted, Weight, MAX_TAG_LEN};
 
 /// What a client asks for: a lock, or a slot of a semaphore.
 ///
@@ -23,20 +23,33 @@ pub struct Slot {
     pub limit: Option<u32>,
     /// The length of the lease, in whole seconds (rounded up); `None` for the server's default.
     pub lease: Option<Duration>,
+    /// A lock that others may have at the same time if theirs are shared, too.
+    pub is_shared: bool,
+    /// How many slots of a semaphore it takes at once, 1 to the limit; `None` for one.
+    pub slots: Option<u32>,
+    /// It is refused rather than to wait if so many wait already; `None` for no such limit.
+    pub max_waiters: Option<u32>,
 }
+
+/// The lease of a claim that must name one, where the caller does not: the usual default of
+/// servers.
+const USUAL_LEASE: Duration = Duration::from_secs(33);
 
 impl Slot {
     /// A lock with the server's default lease.
     pub const LOCK: Slot = Slot {
         limit: None,
         lease: None,
+        is_shared: false,
+        slots: None,
+        max_waiters: None,
     };
 
     /// A slot of a semaphore with `limit` slots, with the server's default lease.
     pub const fn semaphore(limit: u32) -> Slot {
         Slot {
             limit: Some(limit),
-            lease: None,
+            ..Slot::LOCK
         }
     }
 
@@ -44,8 +57,8 @@ impl Slot {
     #[must_use]
     pub const fn with_lease(self, lease: Duration) -> Slot {
         Slot {
-            limit: self.limit,
             lease: Some(lease),
+            ..self
         }
     }
 
@@ -67,10 +80,42 @@ impl Slot {
             limit: limit
                 .unwrap_or(Some(Limit::ONE))
                 .ok_or(Error::InvalidArgument(why))?,
-            lease: self.checked_lease()?,
-            weight: None,
-            max_waiters: None,
+            lease: match self.is_refined() && self.lease.is_none() {
+                true => Some(USUAL_LEASE),
+                false => self.checked_lease()?,
+            },
+            weight: self.checked_weight(limit.flatten())?,
+            max_waiters: self.checked_max_waiters()?,
         })
+    }
+
+    /// Whether only a newer server knows what it asks for.
+    pub(super) fn is_refined(&self) -> bool {
+        self.is_shared || self.slots.is_some() || self.max_waiters.is_some()
+    }
+
+    fn checked_weight(&self, limit: Option<Limit>) -> Result<Option<Weight>, Error> {
+        let why = match (self.is_shared, self.slots, limit) {
+            (false, None, _) => return Ok(None),
+            (true, None, None) => return Ok(Some(Weight::ONE)),
+            (true, ..) => "only a lock can be shared",
+            (false, Some(_), None) => "only a semaphore has slots to take",
+            (false, Some(count), Some(limit)) => {
+                let why = "a claim takes 1 slot to as many as the limit says";
+                let weight = limits::weight(count.into(), limit);
+                return weight.map(Some).ok_or(Error::InvalidArgument(why));
+            }
+        };
+        Err(Error::InvalidArgument(why))
+    }
+
+    fn checked_max_waiters(&self) -> Result<Option<u32>, Error> {
+        let Some(count) = self.max_waiters else {
+            return Ok(None);
+        };
+        let why = "a number of waiters is at most 1048576";
+        let checked = limits::max_waiters(count.into());
+        checked.map(Some).ok_or(Error::InvalidArgument(why))
     }
 
     pub(super) fn checked_lease(&self) -> Result<Option<Duration>, Error> {

@@ -76,6 +76,9 @@ impl Asking {
             });
             let error = match asked.and_then(|granted| granted.map(Granted::keep).transpose()) {
                 Ok(guard) => return Ok(guard),
+                Err(Error::MaxWaiters(_)) if self.target.slot.max_waiters.is_some() => {
+                    return Ok(None);
+                }
                 Err(error) => error,
             };
             // A server that was silent all that time was away, too.

@@ -141,6 +141,15 @@ macro_rules! keeping_command {
                 /// take one of this many slots of a semaphore
                 #[argh(option, arg_name = "count", from_str_fn(limit))]
                 limit: Option<u32>,
+                /// share the lock with others that say so, too
+                #[argh(option, arg_name = "bool", default = "false", from_str_fn(yes_or_no))]
+                shared: bool,
+                /// take this many slots of the semaphore of --limit at once (1)
+                #[argh(option, arg_name = "count", from_str_fn(slot_count))]
+                slots: Option<u32>,
+                /// do not wait if this many wait already, as if the timeout were over
+                #[argh(option, arg_name = "count", from_str_fn(waiters))]
+                max_waiters: Option<u32>,
                 /// exit status if the lock is not granted in time (75)
                 #[argh(option, arg_name = "status", from_str_fn(exit_status))]
                 busy_status / 'E': Option<u8>,
@@ -163,7 +172,10 @@ macro_rules! keeping_command {
             pub(super) fn asking(&self, command: impl AsRef<Path>) -> Result<Asking, Failure> {
                 let timeout = timeout(self.timeout, self.nonblock);
                 let client = self.client(timeout)?;
-                let target = Target::new(client, &self.key, self.lease, self.limit);
+                let mut target = Target::new(client, &self.key, self.lease, self.limit);
+                target.slot.is_shared = self.shared;
+                target.slot.slots = self.slots;
+                target.slot.max_waiters = self.max_waiters;
                 Ok(Asking {
                     target: target.tagged(self.tag.as_deref(), command),
                     timeout,
@@ -463,6 +475,14 @@ fn lease(text: &str) -> Result<Duration, String> {
 
 fn limit(text: &str) -> Result<u32, String> {
     number(text, 1..=MAX_LIMIT)
+}
+
+fn slot_count(text: &str) -> Result<u32, String> {
+    limit(text)
+}
+
+fn waiters(text: &str) -> Result<u32, String> {
+    number(text, 0..=MAX_LIMIT)
 }
 
 fn exit_status(text: &str) -> Result<u8, String> {

@@ -17,3 +17,4 @@ mod restarts;
 mod run;
 mod terminal;
 mod waiting;
+mod weights;
