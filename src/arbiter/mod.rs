@@ -220,16 +220,21 @@ struct SeatState {
     wait: WaitState,
 }
 
-/// Who decides a connection's wait, and who writes to its socket.
+/// Who decides a connection's wait, and who writes to its socket. The connection's own thread
+/// begins and ends the wait.
 enum WaitState {
-    /// It does not wait, or its own thread decides and writes.
-    Own,
-    /// The visit that ends the wait may spend this ticket.
-    For(Ticket),
-    /// The wait is decided. Another thread sends the grant.
-    Sending,
-    /// The wait is decided, and so many bytes of the reply are sent.
-    Over(Answer, usize),
+    NotWaiting,
+    /// Undecided. The visit that frees the slot may spend the ticket, and so decides.
+    Queued(Ticket),
+    /// Decided by that visit, whose thread is sending the grant.
+    BeingSent,
+    /// Decided by that visit. The connection's own thread sends what is left of the reply.
+    Decided {
+        answer: Answer,
+        sent_len: usize,
+    },
+    /// Decided by the connection's own thread: the ticket is spent, and nothing is sent yet.
+    DecidedHere,
 }
 
 impl Arbiter {
@@ -269,7 +274,7 @@ impl Arbiter {
     /// Ends the wait of `conn` as if its peer had hung up, and tells whether there was a wait that
     /// was not decided yet.
     pub fn cut_off(&self, conn: ConnId) -> bool {
-        self.mark_gone(conn, |wait| matches!(wait, WaitState::For(_)))
+        self.mark_gone(conn, |wait| matches!(wait, WaitState::Queued(_)))
     }
 
     fn mark_gone(&self, conn: ConnId, is_meant: impl FnOnce(&WaitState) -> bool) -> bool {
@@ -475,13 +480,16 @@ impl Arbiter {
             let may_send = wake_ups.sending_count < SENT_AT_ONCE && state.recorder.is_none();
             let outlet = seat.outlet.as_ref().filter(|_| may_send && !seat.is_gone);
             let mut sending = None;
-            if let (WaitState::For(ticket), Some(outlet)) = (&seat.wait, outlet) {
+            if let (WaitState::Queued(ticket), Some(outlet)) = (&seat.wait, outlet) {
                 match state.table.collect_fresh(*ticket, state.now) {
                     Some(Answer::Granted(grant)) => {
                         sending = Some((Arc::clone(outlet), grant));
-                        seat.wait = WaitState::Sending;
+                        seat.wait = WaitState::BeingSent;
                     }
-                    Some(answer) => seat.wait = WaitState::Over(answer, 0),
+                    Some(answer) => {
+                        let sent_len = 0;
+                        seat.wait = WaitState::Decided { answer, sent_len };
+                    }
                     None => {}
                 }
             }
@@ -503,7 +511,8 @@ impl Arbiter {
                 let sent_len = outlet.send_grant(grant);
                 let mut state = self.state.lock();
                 if let Some(seat) = state.seats.get_mut(&wake_up.conn) {
-                    seat.wait = WaitState::Over(Answer::Granted(grant), sent_len);
+                    let answer = Answer::Granted(grant);
+                    seat.wait = WaitState::Decided { answer, sent_len };
                 }
             }
             wake_up.wake.notify_one();

@@ -49,7 +49,7 @@ impl Arbiter {
             tag: None,
             can_adopt: false,
             is_gone: false,
-            wait: WaitState::Own,
+            wait: WaitState::NotWaiting,
         };
         self.state.lock().seats.insert(conn, seat);
         Seat {
@@ -255,9 +255,9 @@ impl Seat {
         tell: &mut dyn FnMut(WaitStage),
     ) -> Answer {
         tell(WaitStage::Begins);
-        self.state_in(state).wait = WaitState::For(ticket);
+        self.state_in(state).wait = WaitState::Queued(ticket);
         let answer = self.wait_in_queue(state, (key, ticket), wait_timeout, tell);
-        self.state_in(state).wait = WaitState::Own;
+        self.state_in(state).wait = WaitState::NotWaiting;
         answer
     }
 
@@ -276,16 +276,22 @@ impl Seat {
             let now = arbiter.catch_up(state, Scope::Key(key));
             let seat = self.state_in(state);
             match seat.wait {
-                WaitState::Over(answer, 0) => return self.unless_gone(state, answer),
-                WaitState::Over(answer, sent_len) => {
+                WaitState::Decided {
+                    answer,
+                    sent_len: 0,
+                } => return self.unless_gone(state, answer),
+                WaitState::Decided { answer, sent_len } => {
                     tell(WaitStage::Sent(sent_len));
                     return answer;
                 }
-                WaitState::Sending => {
+                WaitState::BeingSent => {
                     arbiter.clock.wait(&self.wake, state, None);
                     continue;
                 }
-                WaitState::Own | WaitState::For(_) => {}
+                WaitState::Queued(_) => {}
+                WaitState::NotWaiting | WaitState::DecidedHere => {
+                    unreachable!("this thread is between the two")
+                }
             }
             // A peer that has hung up is granted nothing. If its grant arrives at the same time,
             // the hang-up wins and the slot passes to the next waiter: the peer would not release
@@ -323,8 +329,7 @@ impl Seat {
             return answer;
         };
         let seat = self.state_in(state);
-        // The ticket is spent: no other thread may look at it meanwhile.
-        seat.wait = WaitState::Own;
+        seat.wait = WaitState::DecidedHere;
         let outlet = seat.outlet.clone();
         let has_hung_up = || outlet.is_some_and(|outlet| outlet.has_hung_up());
         if !MutexGuard::unlocked(state, has_hung_up) {
