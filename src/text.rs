@@ -111,7 +111,7 @@ pub fn invalid_value(value: &str, name: &str, reason: &str) -> String {
     )
 }
 
-/// Says that a file, named by what it is for, is of no use, and why.
+/// Says that a file, named by its purpose, cannot be used, and why.
 pub fn unusable_file(what: &str, file: &Path, why: impl fmt::Display) -> String {
     format!("cannot use the {what} file {}: {why}", Escaped::path(file))
 }

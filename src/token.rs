@@ -96,7 +96,7 @@ impl FromStr for Token {
     }
 }
 
-/// A text is no token.
+/// The error for text that is not a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct InvalidToken;
@@ -150,8 +150,8 @@ impl fmt::Debug for Token {
 
 /// Where fences come from: each above all before it.
 pub trait FenceSource: Send {
-    /// The next fence, or `None` while there is none that is certain to be new: then nothing is
-    /// granted, and waiters go on waiting.
+    /// The next fence; `None` while none is certain to be new: nothing is granted then, and waiters
+    /// keep waiting.
     fn next_fence(&mut self) -> Option<u64>;
 
     /// How many fences are reserved and not used; `None` if fences need no reservation.

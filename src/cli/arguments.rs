@@ -11,11 +11,11 @@ use crate::text::invalid_value;
 /// What a command line asks for.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Parsed<T> {
-    /// To run with these options.
+    /// Run with these options.
     Run(T),
-    /// To print this text on stdout and do nothing else.
+    /// Print this text on stdout and do nothing else.
     Print(String),
-    /// Something that cannot be done, for the reason given in one line.
+    /// Something impossible, for the reason given in one line.
     Usage(String),
 }
 

@@ -51,7 +51,7 @@ fn split_before(text: &str, is_end: impl Fn(char) -> bool) -> (&str, &str) {
     text.split_at(text.find(is_end).unwrap_or(text.len()))
 }
 
-/// So many units of this many nanoseconds. The number may have a fraction.
+/// Multiplies a number, which may have a fraction, by a unit of this many nanoseconds.
 fn multiple(number: &str, nanoseconds: u128) -> Option<u128> {
     let (whole, fraction) = number.split_once('.').unwrap_or((number, "0"));
     if !fraction.bytes().all(|digit| digit.is_ascii_digit()) {
@@ -68,7 +68,7 @@ pub fn time(text: &str) -> Result<Duration, String> {
     duration(text).ok_or_else(|| "expected a time, such as 90, 1m30s or 500ms".into())
 }
 
-/// A time in whole seconds, or the range that is expected.
+/// A time in whole seconds; the error says which range is expected.
 pub fn seconds(text: &str, range: RangeInclusive<u64>) -> Result<Duration, String> {
     let (least, most) = (range.start(), range.end());
     duration(text)
@@ -84,7 +84,7 @@ pub fn mode(text: &str) -> Result<u32, String> {
         .ok_or_else(|| "expected an octal mode, 0-0777".into())
 }
 
-/// One of several words, or those that are expected.
+/// One of several words; the error lists them.
 pub fn choice<T, const N: usize>(text: &str, all: [(&str, T); N]) -> Result<T, String> {
     let words: Vec<&str> = all.iter().map(|(word, _)| *word).collect();
     let chosen = all.into_iter().find(|(word, _)| *word == text);

@@ -17,14 +17,13 @@ use rustix::termios::{tcgetpgrp, tcgetwinsize};
 use super::failure::Failure;
 use crate::supervise::{Event, SignalWatch};
 
-/// How long a wait is before the program speaks of it.
+/// How long a program waits before it says so.
 const FIRST_AFTER: Duration = Duration::from_secs(2);
 
-/// The time between two looks at the holder.
+/// The time between two queries for the holder.
 const INTERVAL: Duration = Duration::from_secs(10);
 
-/// How long a line waits until stderr has room for it. A terminal that Ctrl-S has stopped has none,
-/// nor has a full pipe.
+/// How long to wait for room on stderr: a terminal stopped by Ctrl-S has none, nor has a full pipe.
 const ROOM_WAIT: Duration = Duration::from_millis(500);
 
 /// Whether a program says what it waits for.

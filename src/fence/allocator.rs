@@ -30,11 +30,11 @@ pub const RANGE: u64 = 1 << 20;
 /// The pause after a failed write, before the next attempt.
 const RETRY_AFTER: Duration = Duration::from_millis(250);
 
-/// How long another server may keep the file. One that was killed has it until the last of its
-/// threads is gone.
+/// How long to wait for another server's lock on the file. A killed server holds it until its last
+/// thread is gone.
 const LOCK_PATIENCE: Duration = Duration::from_secs(1);
 
-/// Where records go: a file, or the disk of a test.
+/// Storage for records: a file, or a simulated disk in tests.
 pub trait Disk: Send {
     /// Writes `bytes` at `offset`, and returns when they would survive a power cut.
     fn write_durably(&mut self, bytes: &[u8], offset: u64) -> io::Result<()>;
@@ -118,9 +118,9 @@ struct Reserved {
 /// Fences from ranges that are reserved already. Never blocks for the disk.
 pub struct ReservedFences {
     next: u64,
-    /// The end of what is reserved, when this side last looked.
+    /// The end of the reserved fences, when last checked.
     end: u64,
-    /// The number of fences left at which more are asked for.
+    /// Asks for more once this many fences are left.
     low_water: u64,
     reserved: Arc<Mutex<Reserved>>,
     requests: Sender<()>,

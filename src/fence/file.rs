@@ -11,7 +11,7 @@ const SLOT_LEN: usize = 32;
 /// The length of a fence file in bytes.
 pub const FILE_LEN: usize = 2 * SLOT_LEN;
 
-// Why a file is of no use.
+// Why a file cannot be used.
 const FOREIGN: &str = "its content is not that of a fence file";
 const CUT_SHORT: &str = "it is cut short";
 const NO_RECORD: &str = "no record in it is whole";
@@ -30,7 +30,7 @@ pub struct Recovered {
 }
 
 /// Reads the content of a fence file. Of a longer file, the first `FILE_LEN + 1` bytes are enough.
-/// An error says why the file is of no use.
+/// The error says why the file cannot be used.
 pub fn recover(content: &[u8]) -> Result<Recovered, &'static str> {
     if content.is_empty() {
         return Ok(Recovered::default());

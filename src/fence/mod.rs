@@ -1,4 +1,4 @@
-//! Where tokens come from: fences that rise, and salts that no client can guess.
+//! Token generation: rising fences, and salts that no client can guess.
 
 pub mod allocator;
 pub(crate) mod file;

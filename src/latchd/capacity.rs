@@ -133,7 +133,7 @@ fn memory_capacity(per_connection: u64) -> usize {
     as_count(share / per_connection)
 }
 
-/// A server without any connection would be of no use.
+/// A server without connections would be useless, so at least one.
 fn as_count(count: u64) -> usize {
     usize::try_from(count).unwrap_or(usize::MAX).max(1)
 }

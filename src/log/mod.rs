@@ -32,7 +32,7 @@ use utc::Utc;
 /// How many lines may wait for the writer.
 const QUEUE_LEN: usize = 1024;
 
-/// How long the last lines may take to leave.
+/// How long the last lines may take to be written.
 const LAST_LINES: Duration = Duration::from_millis(300);
 
 /// Whether lines begin with the time.
@@ -77,7 +77,7 @@ pub struct Log {
     shared: Arc<Shared>,
 }
 
-/// What the writer thread has in common with the others.
+/// State shared with the writer thread.
 #[derive(Debug, Default)]
 struct Shared {
     must_reopen: AtomicBool,
@@ -188,11 +188,11 @@ impl LineStart {
 /// The thread that writes lines.
 struct Writer {
     sink: Sink,
-    /// The sink has a line in part.
+    /// The sink has taken part of a line.
     is_torn: bool,
     start: LineStart,
     shared: Arc<Shared>,
-    /// The dropped lines that the log has told of.
+    /// How many of the dropped lines have been reported.
     reported_count: usize,
 }
 

@@ -21,7 +21,7 @@ impl fmt::Display for Utc {
     }
 }
 
-/// The year, month and day that begin so many days after 1 January 1970.
+/// Converts days since 1 January 1970 to a year, month and day.
 fn date(mut days: u64) -> (u64, u64, u64) {
     let mut year = 1970;
     while days >= 365 + leap_days(year) {

@@ -235,8 +235,7 @@ impl Drop for CleanUp<'_> {
 /// Keeps a crash from leaving a core file: it would have the secrets of the server in it.
 pub fn leave_no_core() {
     let limit = getrlimit(Resource::Core);
-    // Less than any core is long. With 0, the kernel would still hand one to a program that the
-    // host collects them with; 1 is its sign not to.
+    // A limit of 1 also disables a piped core_pattern; 0 does not.
     let little = limit.maximum.map_or(1, |maximum| maximum.min(1));
     let little = Rlimit {
         current: Some(little),

@@ -26,24 +26,24 @@ const GROUP_POLL: Duration = Duration::from_millis(20);
 /// How long a resumed command may take to end by a signal that was passed on, before SIGTERM.
 const PASSED_ON_TIME: Duration = Duration::from_secs(1);
 
-/// What a command that has stopped waits for.
+/// What a stopped command waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Pause {
     /// Nothing: it runs.
     Over,
     /// SIGCONT: this program stops with it.
     UntilContinued,
-    /// A look at the lock, which has to find it still held.
+    /// For a check that the lock is still held.
     UntilConfirmed,
 }
 
-/// How far the group has been told to end.
+/// How far ending the group has got.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Ending {
     NotAsked,
-    /// Another signal has asked for it. SIGTERM comes at this moment.
+    /// Another signal has asked it to end; SIGTERM follows at this moment.
     TermAt(Moment),
-    /// The group has had SIGTERM. SIGKILL comes at this moment.
+    /// SIGTERM has been sent; SIGKILL follows at this moment.
     KillAt(Moment),
     Killed,
 }
@@ -58,7 +58,7 @@ pub(super) struct Group<'a> {
     status: Option<ExitStatus>,
     /// Which group had the terminal when the command ended.
     foreground: Foreground,
-    /// The signal that was passed on last, of those that end a program.
+    /// The last signal passed on that ends a program by default.
     passed_on: Option<i32>,
     pause: Pause,
     ending: Ending,
@@ -106,14 +106,14 @@ impl<'a> Group<'a> {
         }
         let wants_terminal = [SIGTTIN, SIGTTOU].contains(&stopped_by);
         if wants_terminal && self.terminal.lend_to(self.leader) {
-            // `fg` has brought us to the foreground. No signal tells of that.
+            // `fg` has brought us to the foreground; no signal reports that.
             self.signal(Signal::CONT);
             return;
         }
         if stopped_by != SIGSTOP && !has_job_control() {
             if wants_terminal {
-                // The command can never have the terminal: without the hang-up it would ask again
-                // and again.
+                // The command can never get the terminal: without SIGHUP it would ask again and
+                // again.
                 self.signal(Signal::HUP);
             }
             self.signal(Signal::CONT);
@@ -122,8 +122,7 @@ impl<'a> Group<'a> {
         self.stop_and_look(stopped_by);
     }
 
-    /// Stops this program by the signal. After it was continued, which may be much later, looks at
-    /// the lock.
+    /// Stops this program by the signal. Checks the lock once continued, which may be much later.
     fn stop_and_look(&mut self, signal: i32) {
         self.pause = Pause::UntilContinued;
         // This thread may run on for a moment: only SIGCONT tells that the stop is over.
@@ -134,17 +133,17 @@ impl<'a> Group<'a> {
         }
     }
 
-    /// Looks at the lock after a stop, which may have been longer than the lease.
+    /// Checks the lock after a stop, which may have been longer than the lease.
     fn go_on(&mut self) {
         if self.pause == Pause::UntilContinued {
             self.pause = Pause::UntilConfirmed;
-            // The result of a look before the stop says nothing about the time after it.
+            // A check before the stop says nothing about the time after it.
             self.job.confirmed.take();
         }
         (self.job.look)();
     }
 
-    /// Continues a stopped command: a look has found the lock still held.
+    /// Continues a stopped command, because the lock is still held.
     pub(super) fn resume(&mut self) {
         let may_go_on = !matches!(self.ending, Ending::KillAt(_) | Ending::Killed);
         if self.pause == Pause::UntilConfirmed && may_go_on {
@@ -246,8 +245,8 @@ impl<'a> Group<'a> {
             && (self.ending != Ending::Killed || has_living(self.leader))
     }
 
-    /// How the command ended, once its whole group has ended. If the command has ended and others
-    /// of the group are left, they are told to end.
+    /// How the command ended, once its whole group has ended. If only the command has ended, tells
+    /// the rest of the group to end.
     pub(super) fn end(&mut self) -> Option<Finish> {
         let status = self.status?;
         if self.is_alive() {
@@ -272,8 +271,8 @@ impl<'a> Group<'a> {
         Some(Finish::Killed(Killed { signal, foreground }))
     }
 
-    /// When to look again even without a signal: for the kill, and for processes of the group that
-    /// are not our children.
+    /// When to look again even without a signal: to kill the group, or to notice the end of
+    /// processes that are not our children.
     pub(super) fn next_look(&self) -> Moment {
         let due_at = match self.ending {
             Ending::TermAt(time) | Ending::KillAt(time) => time,
@@ -286,8 +285,8 @@ impl<'a> Group<'a> {
     }
 
     fn signal(&self, signal: Signal) {
-        // This fails if the group has ended, and then it needs no signal, or if it is another
-        // user's, and then there is nothing to be done.
+        // Fails if the group has ended, which needs no signal, or is another user's, which gets
+        // none.
         let _ = kill_process_group(self.leader, signal);
         if self.status.is_none() && self.has_left() {
             let _ = kill_process(self.leader, signal);

@@ -1,4 +1,4 @@
-//! The end of the standard input, by which a script ends a program that it has started.
+//! The end of standard input, by which a script ends a program that it has started.
 
 use std::io::ErrorKind::{Interrupted, WouldBlock};
 use std::io::{self, Read};
@@ -13,18 +13,18 @@ use rustix::termios::tcgetpgrp;
 
 use crate::sys::event::{wait_for, Event};
 
-/// How long a wait is before an input that is closed ends it. A lock that is free is granted
-/// before, however the two threads run.
+/// How long a wait lasts before closed input ends it. A free lock is granted before, however the
+/// two threads run.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// Between two looks whether this program is in the foreground, while there is input.
+/// How often to check for the foreground while there is input.
 const PAUSE_IN_BACKGROUND: Duration = Duration::from_millis(200);
 
-/// The end of the standard input, which a thread waits for. What comes before is not used.
+/// A thread that waits for the end of standard input and discards all input before.
 pub struct StdinWatch {
     /// Set at the end.
     pub closed: Event,
-    /// Set after the end, but not before the wait has lasted for two seconds.
+    /// Set after the end of input, once the wait has lasted for two seconds.
     pub abandoned: Event,
 }
 
@@ -36,7 +36,7 @@ impl StdinWatch {
         thread::Builder::new().name("input".into()).spawn(move || {
             // Blocked, it would make a read in the background fail, and end the input.
             let _ = SigSet::from(Signal::SIGTTIN).thread_unblock();
-            // An input that fails brings nothing more, either.
+            // An input that fails brings nothing more either.
             let _ = read_to_end(io::stdin().lock());
             let (closed, abandoned) = events;
             closed.set();
