@@ -177,6 +177,25 @@ mod tests {
     }
 
     #[test]
+    fn the_first_version_had_neither_weights_nor_numbers() {
+        let mut plain = handover();
+        plain.holders.truncate(2);
+        let written = encode(&plain);
+        let (_, body) = written.split_once('\n').expect("a first line");
+        let holders = body.lines().map(|line| {
+            let mut line: Value = serde_json::from_str(line).expect("JSON");
+            let fields = line.as_object_mut().expect("an object");
+            fields.remove("weight");
+            fields.remove("number");
+            format!("{line}\n")
+        });
+        let body: String = holders.collect();
+        let first = format!("{MAGIC} 1 {:016x}\n{body}", checksum(body.as_bytes()));
+        assert_ne!(first, written);
+        assert_eq!(decode(first.as_bytes()), Ok(plain));
+    }
+
+    #[test]
     fn a_fraction_of_a_second_is_rounded_up() {
         let mut some = handover();
         some.holders.truncate(1);
