@@ -6,8 +6,9 @@
 //! reaper would look.
 //!
 //! One mutex for all keys, no shards: a grant and its release take well under a microsecond
-//! together, a tenth of what the system calls around them cost (`examples/bench/`). It may be taken
-//! while the small one of the memory in reserve is held, and those of the fences under it.
+//! together, a tenth of what the system calls around them cost (`examples/bench/`).
+//!
+//! Lock order: `reserved`, then `state`, then the fence source's mutex.
 
 #[cfg(not(test))]
 mod clock;
@@ -80,7 +81,7 @@ pub struct Arbiter {
     reaper: Arc<Condvar>,
     /// Outside the mutex, so that the kernel's randomness never delays another connection.
     salts: Salts,
-    /// The memory of so many claims is reserved. Then comes the next look at what is left.
+    /// Claims that may still be made before free memory is checked again.
     claims_left: AtomicUsize,
     reserved: Mutex<Option<Reservation>>,
     rules: Rules,
@@ -423,10 +424,9 @@ impl Arbiter {
 
     /// Lets other threads have the mutex between two steps, and passes on what this one has caused.
     ///
-    /// A thread that waits for the mutex gets it: otherwise this one would have taken it again
-    /// before the other one runs, for many steps in a row. And a thread that has a request to read
-    /// gets this one's processor, if there is no other: otherwise it would wait for several ticks
-    /// of the kernel's clock.
+    /// Unlocks fairly, so that a waiting thread runs before this one relocks. And a thread that has
+    /// a request to read gets this one's processor, if there is no other: otherwise it would wait
+    /// for several ticks of the kernel's clock.
     fn yield_lock(&self, state: &mut MutexGuard<'_, State>) {
         let wake_ups = self.wake_ups(state);
         MutexGuard::unlocked_fair(state, || {
