@@ -266,8 +266,8 @@ impl Arbiter {
         self.state.lock().seats.len()
     }
 
-    /// Takes note that the peer of `conn` has hung up: its wait ends, now or when it begins. It
-    /// keeps its slots until its seat is dropped. A connection without a seat is ignored.
+    /// Ends the wait of `conn`, now or when it begins: its peer has hung up. It keeps its slots
+    /// until its seat is dropped. A connection without a seat is ignored.
     pub fn hang_up(&self, conn: ConnId) {
         self.mark_gone(conn, |_| true);
     }
@@ -291,9 +291,7 @@ impl Arbiter {
         true
     }
 
-    /// Ends leases at the instant they run out, and drops keys that are idle for too long. Never
-    /// returns: it is the body of the reaper thread. Correctness does not depend on it, promptness
-    /// does.
+    /// Ends leases promptly, and drops idle keys. The body of the reaper thread: never returns.
     pub fn reap(&self) -> ! {
         let mut state = self.state.lock();
         loop {
@@ -320,8 +318,7 @@ impl Arbiter {
         self.clock.wait(&self.reaper, state, look_at);
     }
 
-    /// Refuses new claims from now on and dismisses the waiters. The receiver's channel closes as
-    /// soon as none of those is left that are waited for.
+    /// Refuses new claims and dismisses the waiters. The channel closes once `until` is reached.
     pub fn begin_drain(&self, waits_for: DrainUntil) -> Receiver<()> {
         self.refuse_claims();
         let (mut visit, _) = self.visit(Scope::Everything);
@@ -341,8 +338,7 @@ impl Arbiter {
         Frozen { state, now }
     }
 
-    /// What an operator may see of up to `at_most` keys, sorted: those after `after`, or the first
-    /// ones.
+    /// Up to `at_most` keys for an operator, sorted: those after `after`, or the first ones.
     pub fn snapshot(&self, after: Option<&Key>, at_most: usize) -> Vec<KeySnapshot> {
         let (mut visit, now) = self.visit(Scope::Everything);
         visit.table.snapshot(after, at_most, now)
@@ -360,8 +356,7 @@ impl Arbiter {
         visit.table.last_held(now)
     }
 
-    /// Whether there is memory for one more claim. A failed allocation would end the process, and
-    /// all locks with it.
+    /// Whether there is memory for one more claim: a failed allocation would end the process.
     fn has_room(&self) -> bool {
         let take = |left: usize| left.checked_sub(1);
         let left = &self.claims_left;
