@@ -318,7 +318,7 @@ impl Arbiter {
         self.clock.wait(&self.reaper, state, look_at);
     }
 
-    /// Refuses new claims and dismisses the waiters. The channel closes once `until` is reached.
+    /// Refuses new claims and dismisses the waiters. The channel closes once `waits_for` is met.
     pub fn begin_drain(&self, waits_for: DrainUntil) -> Receiver<()> {
         self.refuse_claims();
         let (mut visit, _) = self.visit(Scope::Everything);
