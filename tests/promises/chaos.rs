@@ -79,6 +79,7 @@ fn run(house: House) {
         chaos.history.heritage = LEASES[LEASES.len() - 1];
         chaos.history.may_end_at(&chaos.service.ends);
     }
+    chaos.history.breaks_may_end_connections();
     chaos.report(lateness);
 
     let violations = chaos.history.violations();

@@ -163,6 +163,31 @@ impl History {
         }
     }
 
+    /// Takes it that a connection may have ended with the break of a grant of its, if the server
+    /// answered nothing on it after that. The server ends a connection that had nothing else, and
+    /// what the client is granted until then goes with it.
+    pub fn breaks_may_end_connections(&mut self) {
+        let (mut holders, mut last_replies) = (HashMap::new(), HashMap::new());
+        for record in self.records.iter().filter(|it| it.reply != Reply::Lost) {
+            if let Reply::Granted { fence } = record.reply {
+                holders.insert(fence, record.connection);
+            }
+            let last = last_replies.entry(record.connection).or_insert(record.end);
+            *last = record.end.max(*last);
+        }
+        for record in &self.records {
+            let Request::Break { fence } = record.request else {
+                continue;
+            };
+            let holder = holders.get(&fence);
+            let is_over = |holder: &&u64| last_replies[*holder] <= record.end;
+            if let Some(holder) = holder.filter(is_over) {
+                let hang_up = self.hang_ups.entry(*holder).or_insert((NEVER, NEVER));
+                hang_up.0 = hang_up.0.min(record.begin);
+            }
+        }
+    }
+
     /// How many grants there are.
     pub fn grant_count(&self) -> usize {
         let is_grant = |record: &&Record| {
