@@ -9,6 +9,8 @@ mod recorder;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::{self, JoinHandle};
 
+use crossbeam_channel::{bounded, Sender};
+
 use super::*;
 use crate::fence::source::ClockFences;
 use crate::table::{Answer, Ask, Grant, Kind, Limit, Refusal};
