@@ -52,6 +52,7 @@
 //!
 //! `tls` lets `latchd` speak TLS on its TCP port, and `latch` and [`client`] connect to such a
 //! server. It is off by default: it more than doubles the programs.
+//! `http` (default) lets `latchd` show its statistics to a browser and to Prometheus.
 //! `cluster` makes several `latchd` one service, by way of etcd: see latchd-cluster(7). It adds
 //! no crate.
 //!
@@ -124,7 +125,7 @@
 
 #[cfg(feature = "programs")]
 mod arbiter;
-#[cfg(feature = "cluster")]
+#[cfg(any(feature = "cluster", feature = "http"))]
 mod base64;
 #[cfg(feature = "programs")]
 mod cli;

@@ -1,7 +1,8 @@
 //! What a program prints for `--help` and `--version`: argh's text in the form of all programs.
 
 /// The options that a build may lack, by how they begin, with their feature.
-const BY_FEATURE: [(&str, &str, bool); 3] = [
+const BY_FEATURE: [(&str, &str, bool); 4] = [
+    ("--http", "http", cfg!(feature = "http")),
     ("--tls", "tls", cfg!(feature = "tls")),
     ("--etcd", "cluster", cfg!(feature = "cluster")),
     ("--advertise", "cluster", cfg!(feature = "cluster")),

@@ -86,6 +86,11 @@ impl Office {
         match *self {}
     }
 
+    #[cfg_attr(not(feature = "http"), allow(dead_code))]
+    pub fn has_active_server(&self) -> bool {
+        match *self {}
+    }
+
     pub fn has_started_over(&self) -> bool {
         match *self {}
     }

@@ -3,7 +3,6 @@
 //! Its habits: keys and values are in base64, 64-bit numbers are strings, and what is zero, false
 //! or empty is left out. A refusal is chunked, with trailers.
 
-mod decode;
 mod http;
 
 use std::io;
@@ -16,7 +15,6 @@ use super::{read_password, ClusterSettings, Member};
 use crate::base64;
 use crate::net::stream::Stream;
 use crate::text::reason;
-use decode::decode;
 use http::Connection;
 
 /// How many times as long as another request the check of a password may take: it is made to be
@@ -344,7 +342,7 @@ fn number(value: &Value) -> u64 {
 
 fn key_values(range: &Value) -> Vec<KeyValue> {
     let found = range["kvs"].as_array().into_iter().flatten();
-    let bytes = |value: &Value| decode(value.as_str().unwrap_or("")).unwrap_or_default();
+    let bytes = |value: &Value| base64::decode(value.as_str().unwrap_or("")).unwrap_or_default();
     found
         .map(|found| KeyValue {
             key: bytes(&found["key"]),

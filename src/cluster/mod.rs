@@ -262,6 +262,12 @@ impl Office {
         self.state.lock().role.is_own
     }
 
+    /// Whether clients find an active server behind this one.
+    #[cfg_attr(not(feature = "http"), allow(dead_code))]
+    pub fn has_active_server(&self) -> bool {
+        !self.is_leaving() && self.role().active.is_some()
+    }
+
     /// What this server is now. Blocks while that is what was `seen`, but no longer than `at_most`.
     fn wait_for_change(&self, seen: &Role, at_most: Duration) -> Role {
         let mut state = self.state.lock();

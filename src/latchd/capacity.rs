@@ -16,6 +16,7 @@ use crate::server::raise_descriptor_limit;
 use crate::sys::exec::exec;
 use crate::sys::thread::STACK_LEN;
 
+use super::http;
 use super::options::Options;
 
 /// Descriptors that are not for connections.
@@ -77,7 +78,12 @@ pub(super) fn max_connections(options: &Options, secret_len: usize) -> usize {
 
 /// The most memory in bytes that the server takes when all caps are reached.
 pub(super) fn worst_case(options: &Options, max_connections: usize, secret_len: usize) -> u64 {
+    let door = match options.http.is_some() || options.http_port.is_some() {
+        true => http::MAX_CONNECTIONS,
+        false => 0,
+    };
     let parts = [
+        (door, per_connection(options, secret_len)),
         (max_connections, per_connection(options, secret_len)),
         (options.max_locks, PER_KEY),
         (options.max_slots, PER_SLOT),

@@ -4,12 +4,16 @@ mod capacity;
 mod cluster_options;
 mod connection;
 mod handover;
+#[cfg_attr(not(feature = "http"), path = "http/absent.rs")]
+mod http;
+mod http_options;
 mod opening;
 mod options;
 mod requests;
 mod serve;
 mod session;
 mod shutdown;
+mod statistics;
 #[cfg_attr(not(feature = "tls"), path = "tls/absent.rs")]
 mod tls;
 
@@ -44,6 +48,7 @@ use crate::text::{reason, unusable_file, Escaped};
 use crate::token::FenceSource;
 use connection::SessionRules;
 use handover::{Handover, HandoverFile};
+use http::Door;
 use options::{Auth, Options, Resolved};
 use requests::Offer;
 
@@ -107,9 +112,10 @@ fn run(
     // Until here SIGTERM ends the process at once, even while the fence file is locked.
     let reload = move || shown.iter().for_each(tls::reload);
     let signals = server::watch_signals(signals, &log, reload)?;
+    let door = Door::bind(resolved.http, certificate.as_ref())?;
     let listeners = serve::listen(options, resolved.sockets, inherited, certificate)?;
     let _clean_up = server::CleanUp(&listeners);
-    warn_about(options, auth, &listeners);
+    warn_about(options, auth, &listeners, door.as_ref());
 
     let office = cluster.map(|settings| Office::new(settings, log.clone()));
     let fences = office
@@ -148,6 +154,7 @@ fn run(
         session_rules: &session_rules,
     };
     let started = serve::start(&listeners, &arbiter, &connections, &session_rules)
+        .and_then(|()| door.map_or(Ok(()), |door| door.open(&arbiter, &session_rules)))
         .and_then(|()| tell_of_start(options, &listeners, office.as_deref()));
     if let Err(reason) = started {
         // The file of the last server is gone by now.
@@ -277,7 +284,7 @@ fn read_secret_file(purpose: &str, path: &Path) -> Result<String, String> {
     secret::read(path).map_err(|error| unusable_file(purpose, path, reason(&error)))
 }
 
-fn warn_about(options: &Options, auth: Option<&Auth>, listeners: &[Listener]) {
+fn warn_about(options: &Options, auth: Option<&Auth>, listeners: &[Listener], door: Option<&Door>) {
     if matches!(auth, Some(Auth::Argument(_))) {
         warn!("token-in-arguments hint=\"ps shows it; use --auth-token-file\"");
     }
@@ -296,6 +303,12 @@ fn warn_about(options: &Options, auth: Option<&Auth>, listeners: &[Listener]) {
         warn!(
             "open-to-the-network addr={addr} hint=\"every host that reaches it can take locks; \
              use --auth-token-file, or listen on 127.0.0.1\""
+        );
+    }
+    if let (false, Some(addr)) = (auth.is_some(), door.and_then(Door::exposed)) {
+        warn!(
+            "open-to-the-network http={addr} hint=\"every host that reaches it can see who holds \
+             what; use --auth-token-file, or listen on 127.0.0.1\""
         );
     }
     // A name that is not UTF-8 is like that of no option.

@@ -21,7 +21,8 @@ use crate::protocol::limits::MAX_SECONDS;
 use crate::sys::secret;
 use crate::text::{in_brackets, reason};
 
-use super::cluster_options;
+use super::http_options::{self, http_place, http_port, HttpPlace};
+use super::{cluster_options, http};
 
 const MAX_COUNT: usize = u32::MAX as usize;
 
@@ -41,6 +42,7 @@ const RIVALS: &[[&str; 2]] = &[
     ],
     ["--auth-token-file", "--auth-token"],
     ["--log", "--log-file"],
+    ["--http", "--http-port"],
 ];
 
 /// The options of a server that is one of several.
@@ -102,7 +104,7 @@ impl fmt::Display for Host {
 
 /// A value that is absent where the option is 0 or off. To argh, a plain `Option` is an option that
 /// may be missing.
-type Unless<T> = Option<T>;
+pub(super) type Unless<T> = Option<T>;
 
 arguments::options! {
     /// Locks, semaphores and leases over the network, in strict order of arrival.
@@ -193,6 +195,12 @@ arguments::options! {
         /// a file with the token that lets latch break grants over the network
         #[argh(option, arg_name = "path", from_str_fn(values::path))]
         admin_token_file: Option<PathBuf> = ["ADMIN_TOKEN_FILE"],
+        /// show statistics over HTTP at this address and port
+        #[argh(option, arg_name = "host:port", from_str_fn(http_place))]
+        http: Option<HttpPlace> = ["HTTP"],
+        /// the same on a port beside --port; 0: no port (0)
+        #[argh(option, arg_name = "port", default = "None", from_str_fn(http_port))]
+        http_port: Unless<u16> = ["HTTP_PORT"],
         /// print the bound port on stdout once listening
         #[argh(option, arg_name = "bool", default = "false", from_str_fn(values::yes_or_no))]
         print_port: bool,
@@ -269,7 +277,7 @@ pub(super) fn read(
     };
     let program = Program {
         name: super::PROGRAM,
-        features: &["tls", "cluster"],
+        features: &["http", "tls", "cluster"],
         variables: "DFLOCKD_ in place of LATCHD_ will do.",
         manual: "latchd(8)",
     };
@@ -319,6 +327,8 @@ pub(super) enum Auth {
 pub(super) struct Resolved {
     pub(super) sockets: Sockets,
     pub(super) auth: Option<Auth>,
+    /// Where statistics are shown over HTTP.
+    pub(super) http: Option<http::Place>,
     /// `None` for a server that is alone.
     pub(super) cluster: Option<ClusterSettings>,
 }
@@ -331,6 +341,7 @@ impl Options {
         Ok(Resolved {
             cluster: cluster_options::resolve(self, origins, inherits)?,
             sockets: self.sockets(origins, inherits)?,
+            http: http_options::resolve(self, origins)?,
             auth: self.auth(origins)?,
         })
     }
@@ -505,7 +516,7 @@ fn etcd_ttl(text: &str) -> Result<Duration, String> {
 }
 
 /// An address, in brackets or bare, or a name.
-fn host(text: &str) -> Result<Host, String> {
+pub(super) fn host(text: &str) -> Result<Host, String> {
     if text == "localhost" {
         return Ok(Host::Address(LOCALHOST));
     }

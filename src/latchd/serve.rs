@@ -89,7 +89,7 @@ pub(super) fn start(
     spawn("reaper", move || reaper.reap())?;
     let (arbiter, senders) = (Arc::clone(arbiter), Arc::clone(connections));
     spawn("hangup", move || report_hangups(&watch, &arbiter, &senders))?;
-    accept_from_all(listeners, connections, &workers).map_err(no_thread)
+    accept_from_all("addr", listeners, connections, &workers).map_err(no_thread)
 }
 
 /// Tells the arbiter which peers have gone away.

@@ -239,7 +239,7 @@ fn serve_all(
         let (path, reason) = (Escaped::path(&options.lock_dir), reason(&error));
         warn!("no-lock-directory path={path} error=\"{reason}\"");
     }
-    accept_from_all(&listeners, &connections, &workers).map_err(server::no_thread)?;
+    accept_from_all("addr", &listeners, &connections, &workers).map_err(server::no_thread)?;
     if options.print_port {
         server::print_port(&listeners)?;
     }

@@ -200,14 +200,15 @@ impl fmt::Display for Listener {
 }
 
 /// Accepts from each listener on a thread of its own, and hands the connections to the workers.
-/// Logs the listening addresses. Does not block.
+/// Logs the listening addresses under the name `addr`. Does not block.
 pub fn accept_from_all(
+    addr: &str,
     listeners: &Arc<[Listener]>,
     connections: &Arc<Connections>,
     workers: &Arc<Workers>,
 ) -> io::Result<()> {
     for listener in listeners.iter() {
-        let kind = listener.port().map_or("path", |_| "addr");
+        let kind = listener.port().map_or("path", |_| addr);
         info!("listening {kind}={listener}");
     }
     for at in 0..listeners.len() {

@@ -1,85 +1,221 @@
-//! The JSON of `stats` for the counters: latch-protocol(7), STATISTICS.
+//! What a server has counted since its start, and how much it has now; its JSON is in
+//! latch-protocol(7), STATISTICS.
 
-use super::stats::{put, Seconds};
-use crate::table::{CountersSnapshot, Reason};
+use std::time::Duration;
 
-/// Appends the counters as one JSON object on one line.
-pub fn write_json(
-    connection_count: usize,
-    dropped_line_count: usize,
-    snapshot: &CountersSnapshot,
-    out: &mut Vec<u8>,
-) {
-    let counters = &snapshot.counters;
-    put!(out, "{{\"counters\":{{");
-    for (name, count) in [
-        ("grants", counters.grants),
-        ("releases", counters.releases),
-        ("renewals", counters.renewals),
-        ("expiries", counters.expiries),
-        ("breaks", counters.breaks),
-        ("abandonments", counters.abandonments),
-        ("wait_timeouts", counters.wait_timeouts),
-        ("disconnects", counters.disconnects),
-    ] {
-        put!(out, "\"{name}\":{count},");
-    }
-    put!(out, "\"dropped_log_lines\":{dropped_line_count},");
-    put!(out, "\"refusals\":{{");
-    let mut separator = "";
-    for (reason, name) in Reason::ALL {
-        let count = counters.refusals(reason);
-        put!(out, "{separator}\"{name}\":{count}");
-        separator = ",";
-    }
-    put!(out, "}}}},");
-    write_waits(snapshot, out);
-    write_gauges(connection_count, snapshot, out);
+use super::stats::{put, write_string, Seconds};
+use crate::table::{CountersSnapshot, Key, KeySnapshot, Kind, Reason};
+
+/// The kinds of keys with their names.
+const KINDS: [(Kind, &str); 2] = [(Kind::Lock, "lock"), (Kind::Semaphore, "semaphore")];
+
+/// The numbers of one server, as its JSON and the text of Prometheus have them. The numbers are
+/// text: not every reader has a type for each.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Figures {
+    pub version: Option<String>,
+    pub counters: Vec<Figure>,
+    pub gauges: Vec<Figure>,
+    /// How long the claims that were queued waited for their grants.
+    pub waits: Option<Histogram>,
 }
 
-fn write_waits(snapshot: &CountersSnapshot, out: &mut Vec<u8>) {
-    let waits = &snapshot.counters.waits;
-    put!(
-        out,
-        "\"grant_waits\":{{\"count\":{},\"sum_s\":{},\"buckets\":[",
-        waits.count(),
-        Seconds(waits.sum)
-    );
-    let mut separator = "";
-    for (bound, count) in waits.cumulative() {
-        let bound = Seconds(bound);
-        put!(out, "{separator}{{\"le_s\":{bound},\"count\":{count}}}");
-        separator = ",";
-    }
-    put!(out, "]}},");
+/// A number with its name, or several that share one.
+pub type Figure = (&'static str, Amount);
+
+#[derive(Debug, PartialEq, Eq)]
+pub enum Amount {
+    /// `None` if the server does not have it.
+    One(Option<String>),
+    /// Each with a name of its own.
+    ByName(Vec<(String, String)>),
 }
 
-fn write_gauges(connection_count: usize, snapshot: &CountersSnapshot, out: &mut Vec<u8>) {
-    let left = snapshot.fences_left.map(|left| left.to_string());
+#[derive(Debug, PartialEq, Eq)]
+pub struct Histogram {
+    pub count: String,
+    pub sum: String,
+    /// Each bound in seconds, with the number of waits that were not longer.
+    pub buckets: Vec<(String, String)>,
+}
+
+/// The oldest wait and the oldest hold of all locks, and of all semaphores.
+#[derive(Default)]
+pub struct Oldest {
+    waits: [Option<(Key, Duration)>; KINDS.len()],
+    holds: [Option<(Key, Duration)>; KINDS.len()],
+}
+
+impl Oldest {
+    /// Takes a key into account. The first of its waiters and of its holders are its oldest.
+    pub fn add(&mut self, key: &KeySnapshot) {
+        let at = KINDS.iter().position(|(kind, _)| *kind == key.kind);
+        let at = at.expect("all kinds are listed");
+        for (oldest, places) in [
+            (&mut self.waits[at], &key.waiters),
+            (&mut self.holds[at], &key.holders),
+        ] {
+            let Some(first) = places.first() else {
+                continue;
+            };
+            if oldest.as_ref().is_none_or(|(_, age)| first.age > *age) {
+                *oldest = Some((key.key.clone(), first.age));
+            }
+        }
+    }
+}
+
+impl Figures {
+    /// What a server has counted, with the oldest places of all keys.
+    pub fn new(
+        connection_count: usize,
+        dropped_line_count: usize,
+        snapshot: &CountersSnapshot,
+        oldest: &Oldest,
+    ) -> Figures {
+        let counters = &snapshot.counters;
+        let refusals = Reason::ALL.iter().map(|(reason, name)| {
+            let count = counters.refusals(*reason);
+            ((*name).to_owned(), count.to_string())
+        });
+        let keys = [snapshot.lock_count, snapshot.semaphore_count].map(|count| count.to_string());
+        let age = |oldest: &Option<(Key, Duration)>| {
+            let age = oldest.as_ref().map_or(Duration::ZERO, |(_, age)| *age);
+            Seconds(age).to_string()
+        };
+        let waits = &counters.waits;
+        let buckets = waits.cumulative();
+        let buckets = buckets.map(|(bound, count)| (Seconds(bound).to_string(), count.to_string()));
+        Figures {
+            version: Some(env!("CARGO_PKG_VERSION").to_owned()),
+            counters: vec![
+                one("grants", counters.grants),
+                one("releases", counters.releases),
+                one("renewals", counters.renewals),
+                one("expiries", counters.expiries),
+                one("breaks", counters.breaks),
+                one("abandonments", counters.abandonments),
+                one("wait_timeouts", counters.wait_timeouts),
+                one("disconnects", counters.disconnects),
+                one("dropped_log_lines", dropped_line_count),
+                ("refusals", Amount::ByName(refusals.collect())),
+            ],
+            gauges: vec![
+                one("connections", connection_count),
+                ("keys", by_kind(keys)),
+                one("idle_keys", snapshot.idle_key_count),
+                one("holders", snapshot.holder_count),
+                one("waiters", snapshot.waiter_count),
+                (
+                    "fences_left",
+                    Amount::One(snapshot.fences_left.map(|left| left.to_string())),
+                ),
+                one("draining", u8::from(snapshot.is_draining)),
+                ("oldest_wait_s", by_kind(oldest.waits.each_ref().map(age))),
+                ("oldest_hold_s", by_kind(oldest.holds.each_ref().map(age))),
+            ],
+            waits: Some(Histogram {
+                count: waits.count().to_string(),
+                sum: Seconds(waits.sum).to_string(),
+                buckets: buckets.collect(),
+            }),
+        }
+    }
+
+    /// Appends them as one JSON object on one line, with the keys of the oldest places.
+    pub fn write_json(&self, oldest: &Oldest, out: &mut Vec<u8>) {
+        out.push(b'{');
+        write_group("counters", &self.counters, out);
+        if let Some(waits) = &self.waits {
+            write_waits(waits, out);
+        }
+        write_group("gauges", &self.gauges, out);
+        for (name, list) in [("wait", &oldest.waits), ("hold", &oldest.holds)] {
+            put!(out, "\"oldest_{name}\":{{");
+            for (at, ((_, kind), oldest)) in KINDS.iter().zip(list).enumerate() {
+                separate(at, out);
+                put!(out, "\"{kind}\":");
+                match oldest {
+                    Some((key, _)) => write_string(key.as_str(), out),
+                    None => out.extend(b"null"),
+                }
+            }
+            out.extend(b"},");
+        }
+        put!(
+            out,
+            "\"version\":\"{}\"}}",
+            self.version.as_deref().unwrap_or_default()
+        );
+    }
+}
+
+fn one(name: &'static str, number: impl ToString) -> Figure {
+    (name, Amount::One(Some(number.to_string())))
+}
+
+fn by_kind(numbers: [String; KINDS.len()]) -> Amount {
+    let named = KINDS.iter().zip(numbers);
+    Amount::ByName(
+        named
+            .map(|((_, kind), number)| ((*kind).to_owned(), number))
+            .collect(),
+    )
+}
+
+fn write_group(name: &str, figures: &[Figure], out: &mut Vec<u8>) {
+    put!(out, "\"{name}\":{{");
+    for (at, (name, amount)) in figures.iter().enumerate() {
+        separate(at, out);
+        put!(out, "\"{name}\":");
+        match amount {
+            Amount::One(number) => put!(out, "{}", number.as_deref().unwrap_or("null")),
+            Amount::ByName(numbers) => {
+                out.push(b'{');
+                for (at, (name, number)) in numbers.iter().enumerate() {
+                    separate(at, out);
+                    put!(out, "\"{name}\":{number}");
+                }
+                out.push(b'}');
+            }
+        }
+    }
+    out.extend(b"},");
+}
+
+fn write_waits(waits: &Histogram, out: &mut Vec<u8>) {
+    let Histogram {
+        count,
+        sum,
+        buckets,
+    } = waits;
     put!(
         out,
-        "\"gauges\":{{\"connections\":{connection_count},\
-         \"keys\":{{\"lock\":{},\"semaphore\":{}}},\"idle_keys\":{},\
-         \"holders\":{},\"waiters\":{},\"fences_left\":{}}}}}",
-        snapshot.lock_count,
-        snapshot.semaphore_count,
-        snapshot.idle_key_count,
-        snapshot.holder_count,
-        snapshot.waiter_count,
-        left.as_deref().unwrap_or("null")
+        "\"grant_waits\":{{\"count\":{count},\"sum_s\":{sum},\"buckets\":["
     );
+    for (at, (bound, count)) in buckets.iter().enumerate() {
+        separate(at, out);
+        put!(out, "{{\"le_s\":{bound},\"count\":{count}}}");
+    }
+    out.extend(b"]},");
+}
+
+/// Writes the comma before all entries but the first.
+fn separate(at: usize, out: &mut Vec<u8>) {
+    if at > 0 {
+        out.push(b',');
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::table::Counters;
+    use crate::table::{ConnId, Counters, Limit, PlaceSnapshot, Weight};
 
-    #[test]
-    fn the_counters_are_one_object_on_one_line() {
+    fn snapshot() -> CountersSnapshot {
         let mut counters = Counters::default();
         counters.grants = u64::MAX;
-        let snapshot = CountersSnapshot {
+        CountersSnapshot {
             counters,
             lock_count: 1,
             semaphore_count: 2,
@@ -87,9 +223,43 @@ mod tests {
             holder_count: 4,
             waiter_count: 5,
             fences_left: None,
+            is_draining: true,
+        }
+    }
+
+    fn key(name: &str, kind: Kind, held_for: u64, waited_for: Option<u64>) -> KeySnapshot {
+        let place = |age| PlaceSnapshot {
+            conn: ConnId(1),
+            age: Duration::from_secs(age),
+            weight: Weight::ONE,
+            number: None,
+            held: None,
         };
+        KeySnapshot {
+            key: Key::from(name),
+            kind,
+            limit: Limit::ONE,
+            taken: 1,
+            holder_count: 1,
+            waiter_count: usize::from(waited_for.is_some()),
+            idle_for: Duration::ZERO,
+            holders: vec![place(held_for)],
+            waiters: waited_for.map(place).into_iter().collect(),
+        }
+    }
+
+    #[test]
+    fn the_figures_are_one_object_on_one_line() {
+        let mut oldest = Oldest::default();
+        for key in [
+            key("a", Kind::Lock, 3, None),
+            key("\"b\"", Kind::Lock, 9, Some(2)),
+            key("c", Kind::Lock, 7, Some(1)),
+        ] {
+            oldest.add(&key);
+        }
         let mut out = Vec::new();
-        write_json(6, 7, &snapshot, &mut out);
+        Figures::new(6, 7, &snapshot(), &oldest).write_json(&oldest, &mut out);
         let text = String::from_utf8(out).expect("JSON is text");
         assert!(!text.contains('\n'));
         let json: serde_json::Value = serde_json::from_str(&text).expect("JSON");
@@ -98,9 +268,16 @@ mod tests {
         assert_eq!(json["counters"]["refusals"]["busy"], 0);
         let gauges = serde_json::json!({
             "connections": 6, "keys": {"lock": 1, "semaphore": 2}, "idle_keys": 3,
-            "holders": 4, "waiters": 5, "fences_left": null
+            "holders": 4, "waiters": 5, "fences_left": null, "draining": 1,
+            "oldest_wait_s": {"lock": 2.0, "semaphore": 0.0},
+            "oldest_hold_s": {"lock": 9.0, "semaphore": 0.0},
         });
         assert_eq!(json["gauges"], gauges);
+        for name in ["oldest_wait", "oldest_hold"] {
+            let expected = serde_json::json!({"lock": "\"b\"", "semaphore": null});
+            assert_eq!(json[name], expected);
+        }
+        assert_eq!(json["version"], env!("CARGO_PKG_VERSION"));
         let last = json["grant_waits"]["buckets"]
             .as_array()
             .and_then(|it| it.last());

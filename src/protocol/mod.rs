@@ -6,6 +6,8 @@ pub mod abilities;
 pub mod counters;
 pub mod limits;
 #[cfg(feature = "programs")]
+pub mod metrics;
+#[cfg(feature = "programs")]
 pub mod queues;
 pub mod reply;
 pub mod request;

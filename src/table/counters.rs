@@ -80,6 +80,8 @@ pub struct CountersSnapshot {
     pub waiter_count: usize,
     /// Fences that are reserved and not used; `None` if fences need no reservation.
     pub fences_left: Option<u64>,
+    /// Whether new claims are refused because of a drain.
+    pub is_draining: bool,
 }
 
 impl Reason {
@@ -173,6 +175,7 @@ impl LockTable {
             holder_count: self.leases.len(),
             waiter_count: self.waiter_count,
             fences_left: self.fences.reserved_left(),
+            is_draining: self.draining,
         }
     }
 }

@@ -20,7 +20,15 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ),
     (
         "latch",
-        &["latch", "cli", "supervise", "client", "sys", "text"],
+        &[
+            "latch",
+            "cli",
+            "supervise",
+            "client",
+            "protocol",
+            "sys",
+            "text",
+        ],
     ),
     (
         "sema",
@@ -73,6 +81,7 @@ const PURE: &[&str] = &[
     "src/fence/file.rs",
     "src/protocol",
     "src/latchd/handover/file.rs",
+    "src/latchd/http/request.rs",
     "src/lfpd/command.rs",
     "src/lfpd/reply.rs",
     "src/lfpd/uucp/names.rs",

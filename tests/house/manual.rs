@@ -57,6 +57,8 @@ const OPTIONS: &[(&str, Option<&str>)] = &[
     ("--tls-cert", Some("TLS_CERT")),
     ("--tls-key", Some("TLS_KEY")),
     ("--inetd", None),
+    ("--http", Some("HTTP")),
+    ("--http-port", Some("HTTP_PORT")),
     ("--idle-exit", Some("IDLE_EXIT_S")),
     ("--print-port", None),
     ("--log", Some("LOG")),

@@ -10,6 +10,8 @@ mod faults;
 mod fences;
 mod handover;
 mod hostile;
+#[cfg(feature = "http")]
+mod http;
 mod limits;
 mod log;
 mod machine;

@@ -113,8 +113,9 @@ fn the_version_goes_to_stdout_and_is_no_failure() {
         let end = run(Daemon::command().arg(flag));
         let has = |is_built| if is_built { '+' } else { '-' };
         let expected = format!(
-            "latchd {} ({}tls {}cluster)\n",
+            "latchd {} ({}http {}tls {}cluster)\n",
             env!("CARGO_PKG_VERSION"),
+            has(cfg!(feature = "http")),
             has(cfg!(feature = "tls")),
             has(cfg!(feature = "cluster"))
         );

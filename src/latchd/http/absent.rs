@@ -1,0 +1,46 @@
+//! The HTTP door in a build without it: the shape of `mod.rs`, and no values. The options refuse
+//! it.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use super::connection::SessionRules;
+use super::options::Host;
+use crate::arbiter::Arbiter;
+use crate::net::tls::Certificate;
+
+pub(super) const MAX_CONNECTIONS: usize = 0;
+
+#[derive(Debug)]
+pub(super) enum Place {}
+
+pub(super) enum Door {}
+
+impl Place {
+    /// Refuses the option that asks for the door.
+    pub(super) fn wanted_by(
+        option: &str,
+        _: Host,
+        _: u16,
+        _: Vec<String>,
+    ) -> Result<Place, String> {
+        Err(format!("{option}: needs a build with --features http"))
+    }
+}
+
+impl Door {
+    pub(super) fn bind(
+        place: Option<Place>,
+        _: Option<&Arc<Certificate>>,
+    ) -> Result<Option<Door>, String> {
+        Ok(place.map(|place| match place {}))
+    }
+
+    pub(super) fn exposed(&self) -> Option<IpAddr> {
+        match *self {}
+    }
+
+    pub(super) fn open(self, _: &Arc<Arbiter>, _: &Arc<SessionRules>) -> Result<(), String> {
+        match self {}
+    }
+}

@@ -1,0 +1,121 @@
+//! An answer in HTTP on its way to the client.
+
+use std::time::{Duration, Instant};
+
+use super::request::Refusal;
+use crate::net::stream::Stream;
+
+/// How long an answer may take to leave.
+const ANSWER_TIME: Duration = Duration::from_secs(10);
+
+/// A long answer is sent in pieces of about this many bytes.
+const PIECE_LEN: usize = 16 * 1024;
+
+/// For a client that finds no free place.
+pub(super) const FULL: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\
+    Retry-After: 1\r\nConnection: close\r\n\r\n";
+
+const OK: &str = "200 OK";
+const TEXT: &str = "text/plain; charset=utf-8";
+pub(super) const JSON: &str = "application/json";
+pub(super) const METRICS: &str = "text/plain; version=0.0.4; charset=utf-8";
+
+/// What all answers say: a browser must not keep them, guess their type, show them within another
+/// page, or load anything for the page but what this server has.
+const HEADERS: &str = "Connection: close\r\nCache-Control: no-store\r\n\
+    X-Content-Type-Options: nosniff\r\nReferrer-Policy: no-referrer\r\n\
+    Cross-Origin-Resource-Policy: same-origin\r\n\
+    Content-Security-Policy: default-src 'none'; script-src 'self'; style-src 'self'; \
+    img-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; \
+    frame-ancestors 'none'\r\n\r\n";
+
+/// Whether an answer has left in full.
+pub(super) type Sent = Result<(), ()>;
+
+/// The client's end of a connection, for its one answer.
+pub(super) struct Answer<'a> {
+    pub(super) stream: &'a Stream,
+    due: Instant,
+    /// The client wants no body.
+    is_head: bool,
+}
+
+impl<'a> Answer<'a> {
+    pub(super) fn new(stream: &'a Stream, is_head: bool) -> Self {
+        Answer {
+            stream,
+            due: Instant::now() + ANSWER_TIME,
+            is_head,
+        }
+    }
+
+    pub(super) fn whole(&self, content_type: &str, body: &[u8]) -> Sent {
+        self.send(OK, content_type, "", body)
+    }
+
+    pub(super) fn text(&self, status: &str, body: &str) -> Sent {
+        self.send(status, TEXT, "", body.as_bytes())
+    }
+
+    pub(super) fn refuse(&self, refusal: Refusal) -> Sent {
+        let (status, extra, why) = match refusal {
+            Refusal::Malformed => ("400 Bad Request", "", "not a request in HTTP\n"),
+            Refusal::NotFound => ("404 Not Found", "", "latchd(8), HTTP lists what there is\n"),
+            Refusal::OtherMethod => (
+                "405 Method Not Allowed",
+                "Allow: GET, HEAD\r\n",
+                "nothing can be changed over HTTP\n",
+            ),
+            Refusal::TooLong => (
+                "431 Request Header Fields Too Large",
+                "",
+                "the headers are too long\n",
+            ),
+        };
+        self.send(status, TEXT, extra, why.as_bytes())
+    }
+
+    pub(super) fn ask_for_secret(&self) -> Sent {
+        let how = "WWW-Authenticate: Basic realm=\"latchd\", charset=\"UTF-8\"\r\n";
+        let why = "the auth token is needed, as a bearer's or as a password\n";
+        self.send("401 Unauthorized", TEXT, how, why.as_bytes())
+    }
+
+    /// Answers with JSON of any length. Its end is that of the connection.
+    pub(super) fn in_pieces(
+        &self,
+        write: impl FnOnce(&mut Vec<u8>, &dyn Fn(&mut Vec<u8>) -> Sent) -> Sent,
+    ) -> Sent {
+        let mut out = format!("HTTP/1.1 {OK}\r\nContent-Type: {JSON}\r\n{HEADERS}").into_bytes();
+        if !self.is_head {
+            let send = |out: &mut Vec<u8>| match out.len() < PIECE_LEN {
+                true => Ok(()),
+                false => self.write(out),
+            };
+            write(&mut out, &send)?;
+            out.push(b'\n');
+        }
+        self.write(&mut out)
+    }
+
+    fn send(&self, status: &str, content_type: &str, extra: &str, body: &[u8]) -> Sent {
+        let mut out = format!(
+            "HTTP/1.1 {status}\r\nContent-Type: {content_type}\r\nContent-Length: {}\r\n\
+             {extra}{HEADERS}",
+            body.len()
+        )
+        .into_bytes();
+        if !self.is_head {
+            out.extend(body);
+        }
+        self.write(&mut out)
+    }
+
+    /// Sends what has been written, within what is left of the time.
+    fn write(&self, out: &mut Vec<u8>) -> Sent {
+        let left = self.due.saturating_duration_since(Instant::now());
+        let written = self.stream.write_within(out, Some(left));
+        out.clear();
+        written.map_err(|_| ())
+    }
+}

@@ -1,0 +1,260 @@
+//! A door for eyes only: health, metrics, statistics and a page that shows them, over HTTP.
+//! latchd(8), HTTP, describes it. Nothing can be changed over it.
+//!
+//! It has places of its own, so that no crowd at this door keeps a client from its locks. Each
+//! connection gets one answer, within a time. A build without the feature has `absent.rs` in place
+//! of this module.
+
+mod answer;
+mod request;
+
+use std::io::Read;
+use std::net::{IpAddr, Shutdown};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use log::debug;
+use rustix::system::uname;
+
+use super::connection::SessionRules;
+use super::options::Host;
+use super::statistics::{Statistics, PAGE_LEN};
+use crate::arbiter::Arbiter;
+use crate::net::connections::Connections;
+use crate::net::listener::{accept_from_all, Listener};
+use crate::net::stream::Stream;
+use crate::net::tls::Certificate;
+use crate::net::workers::Workers;
+use crate::server::{self, no_thread};
+use crate::sys::memory::{self, Purpose};
+use crate::sys::secret;
+use answer::{Answer, Sent, FULL, JSON, METRICS};
+use request::{Refusal, Request, Resource, MAX_HEAD_LEN};
+
+/// The most connections at once, and from one address.
+pub(super) const MAX_CONNECTIONS: usize = 16;
+const MAX_PER_ADDRESS: usize = 8;
+
+/// How long a request may take to arrive.
+const REQUEST_TIME: Duration = Duration::from_secs(5);
+
+/// How long a client waits that has given a wrong secret.
+const AUTH_COOLDOWN: Duration = Duration::from_millis(100);
+
+/// How long a lingering close reads what the client still sends.
+const CLOSING_TIME: Duration = Duration::from_millis(250);
+
+/// Where the door is to be.
+#[derive(Debug)]
+pub(super) struct Place {
+    host: Host,
+    port: u16,
+    names: Vec<String>,
+}
+
+/// The sockets of the door, before it is opened.
+pub(super) struct Door {
+    listeners: Arc<[Listener]>,
+    /// What clients may call this server.
+    names: Vec<String>,
+}
+
+/// What the answers are made from.
+struct Guide {
+    arbiter: Arc<Arbiter>,
+    rules: Arc<SessionRules>,
+    names: Vec<String>,
+}
+
+impl Place {
+    /// A place at which clients may call the server by the names. A build without the feature
+    /// refuses the option that asks for it.
+    pub(super) fn wanted_by(
+        _: &str,
+        host: Host,
+        port: u16,
+        names: Vec<String>,
+    ) -> Result<Place, String> {
+        Ok(Place { host, port, names })
+    }
+}
+
+impl Door {
+    /// Listens at the place, if there is one. Speaks TLS with this certificate, if there is one.
+    pub(super) fn bind(
+        place: Option<Place>,
+        certificate: Option<&Arc<Certificate>>,
+    ) -> Result<Option<Door>, String> {
+        let Some(Place { host, port, names }) = place else {
+            return Ok(None);
+        };
+        let listeners = server::listen(&host.addresses(port)?, None, 0, None)?;
+        let with_tls = |listener: Listener| match certificate {
+            Some(certificate) => listener.with_tls(Arc::clone(certificate)),
+            None => listener,
+        };
+        let own = uname().nodename().to_string_lossy().into_owned();
+        Ok(Some(Door {
+            listeners: listeners.into_iter().map(with_tls).collect(),
+            names: names.into_iter().chain([own]).collect(),
+        }))
+    }
+
+    /// An address that other hosts reach.
+    pub(super) fn exposed(&self) -> Option<IpAddr> {
+        let mut addrs = self.listeners.iter().filter_map(Listener::tcp_addr);
+        let is_exposed = |ip: &IpAddr| !ip.to_canonical().is_loopback();
+        addrs.find_map(|addr| Some(addr.ip()).filter(is_exposed))
+    }
+
+    /// Starts the threads that answer. They run until the process ends.
+    pub(super) fn open(
+        self,
+        arbiter: &Arc<Arbiter>,
+        rules: &Arc<SessionRules>,
+    ) -> Result<(), String> {
+        let guide = Guide {
+            arbiter: Arc::clone(arbiter),
+            rules: Arc::clone(rules),
+            names: self.names,
+        };
+        let workers = Workers::new(move |admission| guide.serve(&admission.stream));
+        let connections = Connections::new(MAX_CONNECTIONS, Some(MAX_PER_ADDRESS), FULL);
+        let connections = Arc::new(connections);
+        accept_from_all("http", &self.listeners, &connections, &workers).map_err(no_thread)
+    }
+}
+
+impl Guide {
+    /// Answers one request, and closes so that the client can read the answer.
+    fn serve(&self, stream: &Stream) {
+        let Some(asked) = self.read(stream) else {
+            return;
+        };
+        let resource = asked.as_ref().map(|request| request.resource);
+        debug!("http peer={stream} asked={resource:?}");
+        let is_head = asked.as_ref().is_ok_and(|request| request.is_head);
+        let answer = Answer::new(stream, is_head);
+        let sent = match asked {
+            Ok(request) => self.answer(&request, &answer),
+            Err(refusal) => answer.refuse(refusal),
+        };
+        if sent.is_ok() {
+            stream.shutdown(Shutdown::Write);
+            stream.discard_for(CLOSING_TIME);
+        }
+    }
+
+    /// Reads a request; `None` if the client does not send one in time.
+    fn read(&self, stream: &Stream) -> Option<Result<Request, Refusal>> {
+        let due = Instant::now() + REQUEST_TIME;
+        let secret_len = self.rules.auth_token.as_deref().map_or(0, <[u8]>::len);
+        // Base64 makes four bytes of three.
+        let max_len = MAX_HEAD_LEN + 2 * secret_len;
+        let _reservation = memory::reserve(2 * max_len, Purpose::Newcomer)?;
+        let (mut head, mut len) = (Vec::new(), 0);
+        loop {
+            if len == max_len {
+                return Some(Err(Refusal::TooLong));
+            }
+            if len == head.len() {
+                head.resize((2 * len).clamp(1024, max_len), 0);
+            }
+            let left = due.saturating_duration_since(Instant::now());
+            if left.is_zero() || stream.set_read_timeout(left).is_err() {
+                return None;
+            }
+            len += match (&mut &*stream).read(&mut head[len..]) {
+                Ok(0) | Err(_) => return None,
+                Ok(read_len) => read_len,
+            };
+            if let Some(asked) = request::parse(&head[..len]).transpose() {
+                return Some(asked);
+            }
+        }
+    }
+
+    fn answer(&self, request: &Request, answer: &Answer<'_>) -> Sent {
+        if !request.resource.is_open() {
+            if !request.is_for(&self.names) {
+                let why = "this server does not go by that name; \
+                    latchd --http NAME:PORT gives it another\n";
+                return answer.text("421 Misdirected Request", why);
+            }
+            if !self.is_let_in(request, answer.stream) {
+                return answer.ask_for_secret();
+            }
+        }
+        match request.resource {
+            Resource::Health => answer.text("200 OK", "ok\n"),
+            Resource::Ready => match self.why_not_ready() {
+                None => answer.text("200 OK", "ready\n"),
+                Some(why) => answer.text("503 Service Unavailable", why),
+            },
+            Resource::Page => answer.whole("text/html; charset=utf-8", include_bytes!("page.html")),
+            Resource::Style => answer.whole("text/css; charset=utf-8", include_bytes!("page.css")),
+            Resource::Script => {
+                answer.whole("text/javascript; charset=utf-8", include_bytes!("page.js"))
+            }
+            Resource::Icon => answer.whole("image/svg+xml", include_bytes!("icon.svg")),
+            Resource::Metrics | Resource::Keys | Resource::Holders | Resource::Counters => {
+                self.show(request.resource, answer)
+            }
+        }
+    }
+
+    /// Whether the request has the secret, if one is needed. A browser asks without it first.
+    fn is_let_in(&self, request: &Request, stream: &Stream) -> bool {
+        let Some(token) = &self.rules.auth_token else {
+            return true;
+        };
+        let is_right = |given: &Vec<u8>| secret::is_same(token, given);
+        let is_let_in = request.secret.as_ref().is_some_and(is_right);
+        if !is_let_in && request.secret.is_some() {
+            let refusals = &self.rules.auth_refusals;
+            refusals.warn(format_args!("auth-refused peer={stream}"), stream.source());
+            std::thread::sleep(AUTH_COOLDOWN);
+        }
+        is_let_in
+    }
+
+    fn why_not_ready(&self) -> Option<&'static str> {
+        let office = self.rules.office.as_ref();
+        if office.is_some_and(|office| !office.has_active_server()) {
+            return Some("no active server\n");
+        }
+        let (_, counters) = self.arbiter.counters();
+        counters.is_draining.then_some("draining\n")
+    }
+
+    fn show(&self, resource: Resource, answer: &Answer<'_>) -> Sent {
+        let Some(_reservation) = memory::reserve(PAGE_LEN, Purpose::Service) else {
+            return answer.text("503 Service Unavailable", "too little memory is left\n");
+        };
+        let office = self.rules.office.as_deref();
+        let statistics = Statistics {
+            arbiter: &self.arbiter,
+            office,
+            log: &self.rules.log,
+        };
+        // A standby has a table of its own, in which there is nothing.
+        let is_standby = office.is_some_and(|office| !office.is_active());
+        if is_standby && resource != Resource::Metrics {
+            return answer.text(
+                "503 Service Unavailable",
+                "this server is a standby; the active server has the locks\n",
+            );
+        }
+        match resource {
+            Resource::Metrics => answer.whole(METRICS, statistics.metrics().as_bytes()),
+            Resource::Counters => {
+                let mut out = Vec::new();
+                statistics.write_counters(&mut out);
+                out.push(b'\n');
+                answer.whole(JSON, &out)
+            }
+            Resource::Keys => answer.in_pieces(|out, send| statistics.write_keys(out, send)),
+            _ => answer.in_pieces(|out, send| statistics.write_queues(None, out, send)),
+        }
+    }
+}

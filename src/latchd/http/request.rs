@@ -1,0 +1,240 @@
+//! Requests in HTTP: what a client asks the door for, and whether it may. Pure.
+
+use core::net::IpAddr;
+
+use httparse::{Error, Status, EMPTY_HEADER};
+
+use crate::base64;
+use crate::text::in_brackets;
+
+/// The longest head of a request in bytes, without what a long secret adds.
+pub(super) const MAX_HEAD_LEN: usize = 8 * 1024;
+
+/// The most headers of a request.
+const MAX_HEADERS: usize = 64;
+
+/// What can be asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Resource {
+    Health,
+    Ready,
+    Metrics,
+    /// The JSON of `stats` with each key line.
+    Keys,
+    Holders,
+    Counters,
+    /// The page, and what it consists of.
+    Page,
+    Style,
+    Script,
+    Icon,
+}
+
+const RESOURCES: [(&str, Resource); 10] = [
+    ("/health", Resource::Health),
+    ("/ready", Resource::Ready),
+    ("/metrics", Resource::Metrics),
+    ("/v1/stats", Resource::Keys),
+    ("/v1/stats/holders", Resource::Holders),
+    ("/v1/stats/counters", Resource::Counters),
+    ("/", Resource::Page),
+    ("/page.css", Resource::Style),
+    ("/page.js", Resource::Script),
+    ("/icon.svg", Resource::Icon),
+];
+
+impl Resource {
+    /// Whether this is for whoever watches over servers, who needs no secret.
+    pub(super) fn is_open(self) -> bool {
+        matches!(self, Resource::Health | Resource::Ready)
+    }
+}
+
+/// A request that can be answered.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Request {
+    pub(super) resource: Resource,
+    /// The answer is to have no body.
+    pub(super) is_head: bool,
+    /// The host that the client takes this server for.
+    host: Option<String>,
+    /// The secret in the header `Authorization`.
+    pub(super) secret: Option<Vec<u8>>,
+}
+
+/// Why a request cannot be answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Refusal {
+    Malformed,
+    NotFound,
+    OtherMethod,
+    TooLong,
+}
+
+/// Reads the head of a request; `None` if it has not arrived in full.
+pub(super) fn parse(bytes: &[u8]) -> Result<Option<Request>, Refusal> {
+    let mut headers = [EMPTY_HEADER; MAX_HEADERS];
+    let mut head = httparse::Request::new(&mut headers);
+    match head.parse(bytes) {
+        Ok(Status::Complete(_)) => {}
+        Ok(Status::Partial) => return Ok(None),
+        Err(Error::TooManyHeaders) => return Err(Refusal::TooLong),
+        Err(_) => return Err(Refusal::Malformed),
+    }
+    let is_head = match head.method {
+        Some("GET") => false,
+        Some("HEAD") => true,
+        _ => return Err(Refusal::OtherMethod),
+    };
+    let path = head.path.unwrap_or_default();
+    let path = path.split_once('?').map_or(path, |(path, _)| path);
+    let found = RESOURCES.iter().find(|(known, _)| *known == path);
+    let (_, resource) = found.ok_or(Refusal::NotFound)?;
+    let named = |name: &'static str| {
+        let named = head.headers.iter();
+        named.filter(move |header| header.name.eq_ignore_ascii_case(name))
+    };
+    let mut hosts = named("host");
+    let host = hosts.next();
+    let host = host.map(|host| std::str::from_utf8(host.value));
+    let host = host.transpose().map_err(|_| Refusal::Malformed)?;
+    // A client of HTTP 1.0 may leave it out; a browser never does.
+    if hosts.next().is_some() || (host.is_none() && head.version == Some(1)) {
+        return Err(Refusal::Malformed);
+    }
+    Ok(Some(Request {
+        resource: *resource,
+        is_head,
+        host: host.map(str::to_owned),
+        secret: named("authorization").find_map(|header| secret(header.value)),
+    }))
+}
+
+/// The secret in the value of `Authorization`: a bearer's, or the password of any user, so that a
+/// browser can ask for it.
+fn secret(value: &[u8]) -> Option<Vec<u8>> {
+    let at = value.iter().position(|byte| *byte == b' ')?;
+    let (scheme, given) = (&value[..at], value[at..].trim_ascii());
+    if scheme.eq_ignore_ascii_case(b"bearer") {
+        return Some(given.to_vec());
+    }
+    if !scheme.eq_ignore_ascii_case(b"basic") {
+        return None;
+    }
+    let mut given = base64::decode(std::str::from_utf8(given).ok()?)?;
+    let colon = given.iter().position(|byte| *byte == b':')?;
+    Some(given.split_off(colon + 1))
+}
+
+impl Request {
+    /// Whether the client means this server: by an address, as localhost, or by one of its `names`.
+    /// Otherwise a web page could have its own name resolve to this server, and then read all.
+    pub(super) fn is_for(&self, names: &[String]) -> bool {
+        let Some(host) = &self.host else {
+            return true;
+        };
+        let host = match host.rsplit_once(':') {
+            Some((host, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => host,
+            _ => host,
+        };
+        let is_name = |name: &str| name.eq_ignore_ascii_case(host);
+        in_brackets(host).unwrap_or(host).parse::<IpAddr>().is_ok()
+            || is_name("localhost")
+            || names.iter().any(|name| is_name(name))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn request(head: &str) -> Request {
+        let request = parse(head.as_bytes()).expect("well-formed");
+        request.expect("all of it")
+    }
+
+    #[test]
+    fn a_request_names_its_resource_and_its_secret() {
+        let head = "GET /metrics?x=1 HTTP/1.1\r\nHost: a\r\nAuthorization: ";
+        for (value, secret) in [
+            ("Bearer s3 cret", Some("s3 cret")),
+            ("bearer  s", Some("s")),
+            ("Basic YTpiOmM=", Some("b:c")),
+            ("basic Og==", Some("")),
+            ("Basic YQ==", None),
+            ("Basic ?", None),
+            ("Bearer", None),
+            ("Digest x", None),
+        ] {
+            let request = request(&format!("{head}{value}\r\n\r\n"));
+            assert_eq!(request.resource, Resource::Metrics);
+            assert_eq!(
+                request.secret.as_deref(),
+                secret.map(str::as_bytes),
+                "{value}"
+            );
+        }
+        assert!(request("HEAD / HTTP/1.0\r\n\r\n").is_head);
+    }
+
+    #[test]
+    fn what_is_no_request_is_refused_for_its_reason() {
+        for (head, refusal) in [
+            ("POST / HTTP/1.1\r\nHost: a\r\n\r\n", Refusal::OtherMethod),
+            ("get / HTTP/1.1\r\nHost: a\r\n\r\n", Refusal::OtherMethod),
+            ("GET /.. HTTP/1.1\r\nHost: a\r\n\r\n", Refusal::NotFound),
+            (
+                "GET http://a/ HTTP/1.1\r\nHost: a\r\n\r\n",
+                Refusal::NotFound,
+            ),
+            ("GET / HTTP/1.1\r\n\r\n", Refusal::Malformed),
+            (
+                "GET / HTTP/1.1\r\nHost: a\r\nhost: a\r\n\r\n",
+                Refusal::Malformed,
+            ),
+            ("GET / HTTP/1.1\r\nHost: \u{e9}\r\n\r\n", Refusal::Malformed),
+            ("\u{0}", Refusal::Malformed),
+            ("l\nk\n0\n", Refusal::Malformed),
+        ] {
+            let parsed = parse(head.as_bytes());
+            assert_eq!(parsed, Err(refusal), "{head:?}");
+        }
+        let many = "a: b\r\n".repeat(MAX_HEADERS + 1);
+        let parsed = parse(format!("GET / HTTP/1.0\r\n{many}\r\n").as_bytes());
+        assert_eq!(parsed, Err(Refusal::TooLong));
+        let whole = "GET / HTTP/1.1\r\nHost: a\r\n\r\n";
+        for len in 0..whole.len() {
+            assert_eq!(parse(&whole.as_bytes()[..len]), Ok(None), "{len}");
+        }
+    }
+
+    #[test]
+    fn a_name_of_another_host_is_not_this_server() {
+        let names = ["db1".to_owned()];
+        let is_for = |host: &str| {
+            let head = format!("GET / HTTP/1.1\r\nHost: {host}\r\n\r\n");
+            request(&head).is_for(&names)
+        };
+        for host in [
+            "127.0.0.1",
+            "10.0.0.1:80",
+            "[::1]:80",
+            "localhost:1",
+            "DB1",
+            "db1:80",
+        ] {
+            assert!(is_for(host), "{host}");
+        }
+        for host in [
+            "evil.example",
+            "db1.evil.example:80",
+            "localhost.evil",
+            "",
+            "db1:x",
+            ":1",
+        ] {
+            assert!(!is_for(host), "{host}");
+        }
+        assert!(request("GET / HTTP/1.0\r\n\r\n").is_for(&[]));
+    }
+}

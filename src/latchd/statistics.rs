@@ -1,0 +1,127 @@
+//! What a server tells of itself: the JSON of `stats` (latch-protocol(7), STATISTICS), for sessions
+//! and for the HTTP door, which also tells the counters in the form of Prometheus.
+
+use crate::arbiter::Arbiter;
+use crate::cluster::Office;
+use crate::log::Log;
+use crate::protocol::counters::{Figures, Oldest};
+use crate::protocol::{metrics, queues, stats};
+use crate::table::{Key, KeySnapshot};
+
+/// What a page of statistics takes at the most, in bytes.
+pub(super) const PAGE_LEN: usize = 64 * 1024;
+
+/// Pages of statistics before other threads get the processor: half a millisecond.
+const PAGES_AT_ONCE: usize = 8;
+
+/// Where the statistics come from.
+pub(super) struct Statistics<'a> {
+    pub(super) arbiter: &'a Arbiter,
+    pub(super) office: Option<&'a Office>,
+    pub(super) log: &'a Log,
+}
+
+/// Statistics can be large, and a peer may not read them: they are written in pieces. `send` is
+/// called after each, and may empty what has been written so far.
+impl Statistics<'_> {
+    /// Writes all keys, in the form that every server knows.
+    pub(super) fn write_keys<E>(
+        &self,
+        out: &mut Vec<u8>,
+        send: impl FnMut(&mut Vec<u8>) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let page_after = self.pages();
+        stats::write_json(self.arbiter.seat_count(), page_after, out, send)?;
+        let figures = self.office.and_then(Office::figures);
+        if let Some((epoch, journal_time)) = figures {
+            let orphans = self.arbiter.orphan_count();
+            stats::append_cluster(epoch, orphans, journal_time, out);
+        }
+        Ok(())
+    }
+
+    /// Writes who holds and waits for a key, or for all keys in use.
+    pub(super) fn write_queues<E>(
+        &self,
+        key: Option<&str>,
+        out: &mut Vec<u8>,
+        mut send: impl FnMut(&mut Vec<u8>) -> Result<(), E>,
+    ) -> Result<(), E> {
+        out.extend(b"{\"keys\":[");
+        let (mut page, mut last) = match key {
+            Some(key) => {
+                let roll = self.arbiter.queue(key, queues::PLACES_OF_ONE);
+                (roll.into_iter().collect(), None)
+            }
+            None => self.arbiter.queues(None, queues::PLACES_OF_EACH),
+        };
+        let (mut separator, mut page_count) = ("", 0);
+        loop {
+            give_way_after(&mut page_count);
+            for roll in std::mem::take(&mut page) {
+                out.extend(separator.bytes());
+                queues::write_key(&roll.queue, roll.clients(), out, &mut send)?;
+                separator = ",";
+            }
+            if last.is_none() {
+                break;
+            }
+            (page, last) = self.arbiter.queues(last.as_ref(), queues::PLACES_OF_EACH);
+        }
+        out.extend(b"]}");
+        Ok(())
+    }
+
+    /// Writes what the server has counted: short beside the others.
+    pub(super) fn write_counters(&self, out: &mut Vec<u8>) {
+        let oldest = self.oldest();
+        self.figures(&oldest).write_json(&oldest, out);
+    }
+
+    /// What the server has counted, in the text format of Prometheus.
+    #[cfg_attr(not(feature = "http"), allow(dead_code))]
+    pub(super) fn metrics(&self) -> String {
+        metrics::exposition(&[(None, Some(self.figures(&self.oldest())))])
+    }
+
+    fn figures(&self, oldest: &Oldest) -> Figures {
+        let (connection_count, snapshot) = self.arbiter.counters();
+        Figures::new(
+            connection_count,
+            self.log.dropped_count(),
+            &snapshot,
+            oldest,
+        )
+    }
+
+    /// The oldest places of all keys, looked at in steps.
+    fn oldest(&self) -> Oldest {
+        let mut page_after = self.pages();
+        let (mut oldest, mut page) = (Oldest::default(), page_after(None));
+        loop {
+            page.iter().for_each(|key| oldest.add(key));
+            if page.len() < stats::PAGE_LEN {
+                return oldest;
+            }
+            page = page_after(page.last().map(|last| &last.key));
+        }
+    }
+
+    /// Gives the keys after one, or the first ones.
+    fn pages(&self) -> impl FnMut(Option<&Key>) -> Vec<KeySnapshot> + '_ {
+        let mut page_count = 0;
+        move |after| {
+            give_way_after(&mut page_count);
+            self.arbiter.snapshot(after, stats::PAGE_LEN)
+        }
+    }
+}
+
+/// Counts the pages of a long reply. On a host with one processor, the sessions that have a request
+/// to read run between them: otherwise each would wait for several ticks of the kernel's clock.
+fn give_way_after(page_count: &mut usize) {
+    *page_count += 1;
+    if *page_count % PAGES_AT_ONCE == 0 {
+        std::thread::yield_now();
+    }
+}

@@ -1,0 +1,225 @@
+//! The text format of Prometheus for what servers have counted: latchd(8), MONITORING.
+
+use super::counters::{Amount, Figures, Histogram};
+
+/// The histogram of waits.
+const WAIT: &str = "latchd_grant_wait_seconds";
+
+/// A metric: the name of its figure, the label for the names of several numbers, and its help.
+pub type Metric = (&'static str, &'static str, &'static str);
+
+pub const COUNTERS: [Metric; 10] = [
+    ("grants", "", "Slots granted, at once or after a wait."),
+    ("releases", "", "Slots released by their holders."),
+    ("renewals", "", "Leases renewed by their holders."),
+    (
+        "expiries",
+        "",
+        "Slots that passed on because the lease ran out.",
+    ),
+    ("breaks", "", "Slots that an operator took away."),
+    (
+        "abandonments",
+        "",
+        "Slots that passed on because the connection closed or the client no longer waited.",
+    ),
+    (
+        "wait_timeouts",
+        "",
+        "Claims that waited until their timeout without a grant.",
+    ),
+    ("refusals", "reason", "Requests refused, by reason."),
+    ("disconnects", "", "Connections closed."),
+    (
+        "dropped_log_lines",
+        "",
+        "Log lines dropped because their receiver did not keep up.",
+    ),
+];
+
+pub const GAUGES: [Metric; 9] = [
+    (
+        "connections",
+        "",
+        "Connections of clients, including any that asks for this.",
+    ),
+    ("keys", "kind", "Keys held or waited for, by kind."),
+    (
+        "idle_keys",
+        "",
+        "Keys known and neither held nor waited for.",
+    ),
+    ("holders", "", "Slots held."),
+    ("waiters", "", "Claims waiting."),
+    (
+        "fences_left",
+        "",
+        "Fences reserved in the fence file and not used.",
+    ),
+    (
+        "draining",
+        "",
+        "Whether the server is about to stop and refuses new claims.",
+    ),
+    (
+        "oldest_wait_s",
+        "kind",
+        "How long the client has waited that has waited for longest.",
+    ),
+    (
+        "oldest_hold_s",
+        "kind",
+        "How long the client has held its slot that has held one for longest.",
+    ),
+];
+
+/// A server: its name, if its series are to have one, and its figures, if it gave any.
+pub type Server = (Option<String>, Option<Figures>);
+
+/// Each metric, with the series of all servers below it.
+pub fn exposition(servers: &[Server]) -> String {
+    let mut text = Exposition::default();
+    text.begin(
+        "latchd_up",
+        "gauge",
+        "Whether the server gave its counters.",
+    );
+    for (name, figures) in servers {
+        let is_up = if figures.is_some() { "1" } else { "0" };
+        text.sample("latchd_up", name.as_deref(), &[], is_up);
+    }
+    let known = || {
+        let servers = servers.iter();
+        servers.filter_map(|(name, figures)| Some((name.as_deref(), figures.as_ref()?)))
+    };
+    let help = "The version of the server, as a label.";
+    text.begin("latchd_build_info", "gauge", help);
+    for (server, figures) in known() {
+        if let Some(version) = &figures.version {
+            text.sample("latchd_build_info", server, &[("version", version)], "1");
+        }
+    }
+    let metrics = COUNTERS.iter().map(|metric| (metric, "counter", "_total"));
+    let metrics = metrics.chain(GAUGES.iter().map(|metric| (metric, "gauge", "")));
+    for ((figure, label, help), kind, suffix) in metrics {
+        let name = match figure.strip_suffix("_s") {
+            Some(figure) => format!("latchd_{figure}_seconds"),
+            None => format!("latchd_{figure}{suffix}"),
+        };
+        text.begin(&name, kind, help);
+        for (server, figures) in known() {
+            let mut all = figures.counters.iter().chain(&figures.gauges);
+            if let Some((_, amount)) = all.find(|(found, _)| found == figure) {
+                text.amount(&name, server, label, amount);
+            }
+        }
+    }
+    let help = "How long the claims that were queued waited for their grants.";
+    text.begin(WAIT, "histogram", help);
+    for (server, figures) in known() {
+        if let Some(waits) = &figures.waits {
+            text.histogram(server, waits);
+        }
+    }
+    text.text
+}
+
+/// The text so far.
+#[derive(Default)]
+struct Exposition {
+    text: String,
+    /// The lines about a metric that has no series yet.
+    header: String,
+}
+
+impl Exposition {
+    /// Begins a metric. One without series is not mentioned.
+    fn begin(&mut self, name: &str, kind: &str, help: &str) {
+        self.header = format!("# HELP {name} {help}\n# TYPE {name} {kind}\n");
+    }
+
+    fn amount(&mut self, name: &str, server: Option<&str>, label: &str, amount: &Amount) {
+        match amount {
+            Amount::One(Some(number)) => self.sample(name, server, &[], number),
+            Amount::One(None) => {}
+            Amount::ByName(numbers) => {
+                for (value, number) in numbers {
+                    self.sample(name, server, &[(label, value)], number);
+                }
+            }
+        }
+    }
+
+    fn histogram(&mut self, server: Option<&str>, waits: &Histogram) {
+        let name = format!("{WAIT}_bucket");
+        for (bound, count) in &waits.buckets {
+            self.sample(&name, server, &[("le", bound)], count);
+        }
+        self.sample(&name, server, &[("le", "+Inf")], &waits.count);
+        self.sample(&format!("{WAIT}_sum"), server, &[], &waits.sum);
+        self.sample(&format!("{WAIT}_count"), server, &[], &waits.count);
+    }
+
+    fn sample(&mut self, name: &str, server: Option<&str>, labels: &[(&str, &str)], value: &str) {
+        self.text += &std::mem::take(&mut self.header);
+        let server = server.map(|server| ("server", server));
+        let labels = server.iter().chain(labels);
+        let labels = labels.map(|(name, value)| format!("{name}=\"{}\"", quoted(value)));
+        let labels: Vec<String> = labels.collect();
+        self.text += name;
+        if !labels.is_empty() {
+            self.text += &format!("{{{}}}", labels.join(","));
+        }
+        self.text += &format!(" {value}\n");
+    }
+}
+
+/// A label's value as the format quotes it.
+fn quoted(value: &str) -> String {
+    value
+        .replace('\\', "\\\\")
+        .replace('"', "\\\"")
+        .replace('\n', "\\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::counters::Oldest;
+    use crate::table::{Counters, CountersSnapshot};
+
+    /// A figure without a metric would be in the JSON alone, a metric without one in no text.
+    #[test]
+    fn each_figure_of_a_server_has_its_metric() {
+        let snapshot = CountersSnapshot {
+            counters: Counters::default(),
+            lock_count: 0,
+            semaphore_count: 0,
+            idle_key_count: 0,
+            holder_count: 0,
+            waiter_count: 0,
+            fences_left: Some(1),
+            is_draining: false,
+        };
+        let figures = Figures::new(1, 0, &snapshot, &Oldest::default());
+        let sorted = |mut names: Vec<&'static str>| {
+            names.sort_unstable();
+            names
+        };
+        for (figures, metrics) in [
+            (&figures.counters, &COUNTERS[..]),
+            (&figures.gauges, &GAUGES[..]),
+        ] {
+            let figures = figures.iter().map(|(name, _)| *name).collect();
+            let metrics = metrics.iter().map(|(name, ..)| *name).collect();
+            assert_eq!(sorted(figures), sorted(metrics));
+        }
+        let text = exposition(&[(None, Some(figures))]);
+        assert!(text.contains("\nlatchd_grants_total 0\n"), "{text}");
+        assert!(text.contains("\nlatchd_keys{kind=\"lock\"} 0\n"), "{text}");
+        assert!(
+            text.contains("\nlatchd_oldest_wait_seconds{kind=\"lock\"} 0.000\n"),
+            "{text}"
+        );
+    }
+}

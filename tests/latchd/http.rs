@@ -1,0 +1,216 @@
+//! The HTTP door: what it shows, to whom, and what it refuses.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
+
+use crate::support::needs::needs;
+use crate::support::{eventually, Daemon, Signal, PATIENCE};
+
+/// A daemon with a door, and where that is.
+fn daemon_with_door(options: &[&str]) -> (Daemon, SocketAddr) {
+    let daemon = Daemon::start_alone(&[&["--http", "127.0.0.1:0"], options].concat());
+    daemon.wait_for_log("listening http=", PATIENCE);
+    let log = daemon.log();
+    let (_, rest) = log.split_once("listening http=").expect("it is there");
+    let addr = rest.lines().next().expect("a line").parse();
+    (daemon, addr.expect("an address"))
+}
+
+/// All that the door answers to these bytes, until it closes.
+fn exchange(addr: SocketAddr, request: &[u8]) -> String {
+    let mut stream = TcpStream::connect(addr).expect("the door is open");
+    stream.set_read_timeout(Some(PATIENCE)).expect("a time");
+    stream.write_all(request).expect("it takes it");
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).expect("it closes in time");
+    String::from_utf8(answer).expect("text")
+}
+
+fn get_with(addr: SocketAddr, path: &str, headers: &str) -> (u16, String) {
+    let request = format!("GET {path} HTTP/1.1\r\nHost: {addr}\r\n{headers}\r\n");
+    let answer = exchange(addr, request.as_bytes());
+    let (head, body) = answer.split_once("\r\n\r\n").expect("a head");
+    let status = head.split(' ').nth(1).expect("a status");
+    (status.parse().expect("a number"), body.to_owned())
+}
+
+fn get(addr: SocketAddr, path: &str) -> (u16, String) {
+    get_with(addr, path, "")
+}
+
+fn json(addr: SocketAddr, path: &str) -> serde_json::Value {
+    let (status, body) = get(addr, path);
+    assert_eq!(status, 200, "{body}");
+    serde_json::from_str(&body).expect("JSON")
+}
+
+#[test]
+fn the_statistics_are_those_of_the_protocol() {
+    let (daemon, door) = daemon_with_door(&["--max-locks", "3000"]);
+    let mut client = daemon.connect();
+    let key = "<script>\u{ff1c}\"\\";
+    let grant = client.acquire(key, 0);
+    assert_eq!(json(door, "/v1/stats")["locks"][0]["key"], key);
+    let holders = json(door, "/v1/stats/holders");
+    assert_eq!(holders["keys"][0]["key"], key);
+    assert_eq!(
+        holders["keys"][0]["holders"][0]["tag"],
+        serde_json::Value::Null
+    );
+    let counters = json(door, "/v1/stats/counters?x");
+    assert_eq!(counters["counters"]["grants"], 1);
+    assert_eq!(counters["oldest_hold"]["lock"], key);
+    let (status, metrics) = get(door, "/metrics");
+    assert_eq!(status, 200);
+    assert!(metrics.contains("\nlatchd_grants_total 1\n"), "{metrics}");
+    assert_eq!(client.request("r", key, &grant.token), "ok");
+    for number in 0..2000 {
+        client.acquire(&format!("k{number}"), 0);
+    }
+    let keys = json(door, "/v1/stats/holders")["keys"]
+        .as_array()
+        .map(Vec::len);
+    assert_eq!(keys, Some(2000));
+}
+
+#[test]
+fn promtool_accepts_the_metrics_of_the_door() {
+    let promtool = needs!("promtool");
+    let (daemon, door) = daemon_with_door(&[]);
+    daemon.connect().acquire("k", 0);
+    let mut checking = promtool
+        .command()
+        .args(["check", "metrics"])
+        .stdin(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .expect("it starts");
+    let metrics = get(door, "/metrics").1;
+    let mut stdin = checking.stdin.take().expect("it is piped");
+    stdin.write_all(metrics.as_bytes()).expect("it reads");
+    drop(stdin);
+    let checked = checking.wait_with_output().expect("it is ours");
+    assert_eq!(String::from_utf8_lossy(&checked.stderr), "");
+    assert!(checked.status.success());
+}
+
+#[test]
+fn the_page_loads_nothing_from_elsewhere() {
+    let (_daemon, door) = daemon_with_door(&[]);
+    let request = format!("GET / HTTP/1.1\r\nHost: {door}\r\n\r\n");
+    let page = exchange(door, request.as_bytes());
+    assert!(page.contains("Content-Security-Policy: default-src 'none'; script-src 'self';"));
+    assert!(!page.contains("Access-Control"));
+    let script = get(door, "/page.js").1;
+    for (name, text) in [("page", &page), ("script", &script)] {
+        let mut others = text.matches("://").count();
+        // The name of the namespace of SVG is no address.
+        others -= text.matches("http://www.w3.org/2000/svg").count();
+        assert_eq!(others, 0, "{name}");
+        for word in ["innerHTML", "style=", "onclick=", "eval("] {
+            assert!(!text.contains(word), "{word} in the {name}");
+        }
+    }
+    for path in ["/page.css", "/icon.svg"] {
+        assert_eq!(get(door, path).0, 200, "{path}");
+    }
+}
+
+#[test]
+fn what_the_door_does_not_know_is_refused_and_closed() {
+    let (_daemon, door) = daemon_with_door(&[]);
+    let long = format!("GET / HTTP/1.1\r\nHost: {door}\r\nX: {}", "x".repeat(8192));
+    for (request, status) in [
+        (format!("POST / HTTP/1.1\r\nHost: {door}\r\n\r\n"), 405),
+        (
+            format!("DELETE /v1/stats HTTP/1.1\r\nHost: {door}\r\n\r\n"),
+            405,
+        ),
+        (
+            format!("GET /etc/passwd HTTP/1.1\r\nHost: {door}\r\n\r\n"),
+            404,
+        ),
+        ("GET / HTTP/1.1\r\nHost: evil.example\r\n\r\n".into(), 421),
+        ("GET / HTTP/1.1\r\n\r\n".into(), 400),
+        ("l\nk\n0\n".into(), 400),
+        (long, 431),
+    ] {
+        let answer = exchange(door, request.as_bytes());
+        let start = format!("HTTP/1.1 {status} ");
+        assert!(answer.starts_with(&start), "{status}: {answer}");
+    }
+    let head = exchange(door, b"HEAD /v1/stats/holders HTTP/1.0\r\n\r\n");
+    assert!(
+        head.starts_with("HTTP/1.1 200 ") && head.ends_with("\r\n\r\n"),
+        "{head}"
+    );
+}
+
+#[test]
+fn all_but_health_and_readiness_wants_the_auth_token() {
+    let (_daemon, door) = daemon_with_door(&["--auth-token", "s3cret"]);
+    for path in [
+        "/",
+        "/page.js",
+        "/metrics",
+        "/v1/stats",
+        "/v1/stats/holders",
+    ] {
+        assert_eq!(get(door, path).0, 401, "{path}");
+    }
+    for path in ["/health", "/ready"] {
+        assert_eq!(get(door, path).0, 200, "{path}");
+    }
+    for (secret, status) in [
+        ("Bearer s3cret", 200),
+        ("Basic YTpzM2NyZXQ=", 200), // a:s3cret
+        ("Bearer s3cre", 401),
+        ("Basic czNjcmV0", 401), // s3cret
+    ] {
+        let header = format!("Authorization: {secret}\r\n");
+        assert_eq!(get_with(door, "/metrics", &header).0, status, "{secret}");
+    }
+}
+
+#[test]
+fn a_server_that_drains_is_healthy_and_not_ready() {
+    let (daemon, door) = daemon_with_door(&[]);
+    let mut client = daemon.connect();
+    let grant = client.acquire("k", 0);
+    assert_eq!(get(door, "/ready"), (200, "ready\n".into()));
+    daemon.signal(Signal::TERM);
+    daemon.wait_for_log("draining", PATIENCE);
+    assert_eq!(get(door, "/ready"), (503, "draining\n".into()));
+    assert_eq!(get(door, "/health").0, 200);
+    assert_eq!(json(door, "/v1/stats/counters")["gauges"]["draining"], 1);
+    assert_eq!(client.request("r", "k", &grant.token), "ok");
+    let status = daemon.wait_exit(PATIENCE).expect("it stops");
+    assert!(status.success());
+}
+
+#[test]
+fn a_crowd_at_the_door_keeps_no_client_from_its_locks() {
+    let (daemon, door) = daemon_with_door(&[]);
+    let crowd: Vec<TcpStream> = (0..40)
+        .map(|_| {
+            let mut stream = TcpStream::connect(door).expect("the backlog has room");
+            let _ = stream.write_all(b"GET / HT");
+            stream
+        })
+        .collect();
+    let mut client = daemon.connect();
+    let grant = client.acquire("k", 0);
+    assert_eq!(client.request("r", "k", &grant.token), "ok");
+    // Those who say nothing lose their places in time.
+    let began = Instant::now();
+    eventually(PATIENCE, "a place at the door", || {
+        let mut stream = TcpStream::connect(door).expect("the door is open");
+        let _ = stream.write_all(b"GET /health HTTP/1.0\r\n\r\n");
+        let mut answer = String::new();
+        let _ = stream.read_to_string(&mut answer);
+        answer.starts_with("HTTP/1.1 200")
+    });
+    assert!(began.elapsed() < Duration::from_secs(20));
+    drop(crowd);
+}
