@@ -33,7 +33,7 @@ pub struct Program {
 }
 
 impl Program {
-    /// The version, and which features this build has: `latch 1.0.0 (-tls)`.
+    /// The version, and which features this build has: `latch 1.1.0 (-tls)`.
     pub fn version(&self) -> String {
         let has = |feature: &&str| {
             let mut all = BY_FEATURE.iter();
