@@ -81,19 +81,27 @@
 //!
 //! - A request: `protocol/request` and `protocol/reply`; `latchd/requests` carries it out,
 //!   `client/connection` sends it, and latch-protocol(7) describes it.
+//! - What may come before the first request of a connection: `latchd/opening`.
 //! - An option: the program's `options`, and its manual page. The completions are made from
 //!   `--help`: `LATCHD_BLESS=1 cargo test --test house completions`.
+//! - The wording of `--help` that all programs share: `cli/help`.
+//! - A path of the HTTP door: `latchd/http/request` knows it, `latchd/http` answers it, and
+//!   latchd(8), HTTP, describes it.
+//! - A metric: `protocol/counters` and `protocol/metrics`.
 //! - When a lease begins and ends: `table`, where `expiry` ends it; when a client renews it:
 //!   `client/guard/timing`.
+//! - Who is next, and what a claim of several slots waits for: `table/queue` and `table`; among lock
+//!   files with `--slots`, `lockfile/slots`.
 //! - What a session asks of the table: `arbiter/seat`, the one door to it.
 //! - The form of a line in the log: `log`. What it says is written where it happens.
 //! - TLS: `net/tls`, with what a server shows in `certificate`, and what a client accepts in
 //!   `trust`. Its versions are those that `Cargo.toml` has rustls built with.
 //! - A field of the lock file: `lockfile/record`, and `lockfile/host`, which fills it in.
-//! - A signal: `server` for the servers, `supervise/signals` for the command of `latch run` and
-//!   `sema run`.
-//! - An exit status: `server`, `latch`, `sema`; for all commands alike `cli/failure`, for a command
-//!   that cannot be run `supervise/shim`.
+//! - When a lock file is stale: `lockfile/staleness`; of a serial device, `lfpd/uucp/staleness`.
+//! - A signal: `server` for the servers; `supervise/signals` for what `latch run` and `sema run` pass
+//!   on to their command.
+//! - An exit status, such as that for a busy lock: `server`, `latch/mod`, `sema/mod`; for all
+//!   commands alike `cli/failure`, for a command that cannot be run `supervise/shim`.
 //!
 //! # The route of an `l`
 //!
@@ -112,9 +120,9 @@
 //! # Invariants
 //!
 //! - Truth is in the table, wake-ups are hints: a thread that wakes looks again.
-//! - A lock is a semaphore of one.
-//! - No slot is free while a client waits, unless there is no fence for its grant; and no client
-//!   overtakes another.
+//! - A lock is a claim of all slots of its key.
+//! - The first in line is granted as soon as the slots that it asks for are free, unless there is no
+//!   fence for its grant; and no client overtakes another.
 //! - Expired means dead, whether or not the reaper has come by.
 //! - The order of fences is the order of grants.
 //! - With a journal, no client is told what the journal does not have.

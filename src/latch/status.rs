@@ -46,13 +46,13 @@ fn lines(key: &str, queue: Option<&Queue>) -> String {
     let Some(queue) = queue else {
         return text;
     };
-    text += &format!(
-        "kind: {}\nlimit: {}\nholders: {}\nwaiters: {}\n",
-        kind(queue),
-        queue.limit,
-        queue.holder_count,
-        queue.waiter_count
-    );
+    text += &format!("kind: {}\n", kind(queue));
+    // A lock that is shared has several holders.
+    if queue.kind == Kind::Semaphore {
+        text += &format!("limit: {}\n", queue.limit);
+    }
+    let (holders, waiters) = (queue.holder_count, queue.waiter_count);
+    text += &format!("holders: {holders}\nwaiters: {waiters}\n");
     for Holder {
         party,
         fence,
