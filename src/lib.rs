@@ -90,16 +90,16 @@
 //! - A metric: `protocol/counters` and `protocol/metrics`.
 //! - When a lease begins and ends: `table`, where `expiry` ends it; when a client renews it:
 //!   `client/guard/timing`.
-//! - Who is next, and what a claim of several slots waits for: `table/queue` and `table`; among lock
-//!   files with `--slots`, `lockfile/slots`.
+//! - Who is next, and what a claim of several slots waits for: `table/queue` and `table`; among
+//!   lock files with `--slots`, `lockfile/slots`.
 //! - What a session asks of the table: `arbiter/seat`, the one door to it.
 //! - The form of a line in the log: `log`. What it says is written where it happens.
 //! - TLS: `net/tls`, with what a server shows in `certificate`, and what a client accepts in
 //!   `trust`. Its versions are those that `Cargo.toml` has rustls built with.
 //! - A field of the lock file: `lockfile/record`, and `lockfile/host`, which fills it in.
 //! - When a lock file is stale: `lockfile/staleness`; of a serial device, `lfpd/uucp/staleness`.
-//! - A signal: `server` for the servers; `supervise/signals` for what `latch run` and `sema run` pass
-//!   on to their command.
+//! - A signal: `server` for the servers; `supervise/signals` for what `latch run` and `sema run`
+//!   pass on to their command.
 //! - An exit status, such as that for a busy lock: `server`, `latch/mod`, `sema/mod`; for all
 //!   commands alike `cli/failure`, for a command that cannot be run `supervise/shim`.
 //!
@@ -121,8 +121,8 @@
 //!
 //! - Truth is in the table, wake-ups are hints: a thread that wakes looks again.
 //! - A lock is a claim of all slots of its key.
-//! - The first in line is granted as soon as the slots that it asks for are free, unless there is no
-//!   fence for its grant; and no client overtakes another.
+//! - The first in line is granted as soon as the slots that it asks for are free, unless there is
+//!   no fence for its grant; and no client overtakes another.
 //! - Expired means dead, whether or not the reaper has come by.
 //! - The order of fences is the order of grants.
 //! - With a journal, no client is told what the journal does not have.
