@@ -36,7 +36,7 @@
 //!
 //! In what is written: `\n \r \t \0 \xNN \\ \{ \} \<`, `{256*a}` for repetition, `<t1>` for a token
 //! seen before. In what is read: `<token:t1>` binds a token, `<t1>` is one that is bound, `<int>`,
-//! `<int:1..33>`, `<number>` (JSON), `{256*a}`; everything else stands for itself.
+//! `<int:1..33>`, `<number>` (JSON), `<version>`, `{256*a}`; everything else stands for itself.
 //!
 //! The connections speak the `SCHEME` of the test crate: plain text, or the same over TLS.
 //!
@@ -1107,6 +1107,7 @@ fn parse_hole(hole: &str) -> Result<Part, String> {
     Ok(match hole.split_once(':') {
         None if hole == "int" => Part::Integer(None),
         None if hole == "number" => Part::Number,
+        None if hole == "version" => Part::Bytes(env!("CARGO_PKG_VERSION").into()),
         None => Part::Bound(hole.to_owned()),
         Some(("token", name)) => Part::Binds(name.to_owned()),
         Some(("int", range)) => {
