@@ -543,6 +543,19 @@ mod tests {
     }
 
     #[test]
+    fn a_file_with_very_many_names_loses_only_the_devices() {
+        let host = Host::new();
+        let path = host.at("own/LCK..ttyS1");
+        fs::write(&path, content(dead_pid())).expect("written");
+        for at in 0..20 {
+            fs::hard_link(&path, host.at("own").join(format!("LCK..{at:02}"))).expect("a link");
+        }
+        host.lock("/dev/ttyS1", own_pid()).expect("stale");
+        assert!(host.unlock("/dev/ttyS1", own_pid()));
+        assert_eq!(host.own_files().len(), 20);
+    }
+
+    #[test]
     fn a_device_held_under_one_name_is_held() {
         let host = Host::new();
         fs::write(host.at("own/LCK..0"), content(dead_pid())).expect("written");

@@ -27,6 +27,12 @@ pub(super) const PRIVATE_NAMES: PrivateNames = PrivateNames {
     suffix: "",
 };
 
+/// The most names that we give to one file, and some more. A file with more of them is not ours.
+const MAX_NAMES: usize = 8;
+
+/// The most entries of a directory that are looked at for the names of a file.
+const MAX_LISTED: usize = 4096;
+
 /// The mode of a lock file: every user may read who holds the device, and none may write.
 pub(super) const MODE: u32 = 0o444;
 
@@ -163,6 +169,9 @@ pub(super) fn files_in<'a>(
 /// All names of a lock file: those of the device, and others, because the device may have been
 /// unplugged, and its links with it. Those by which [`is_of`] knows the lock come last: if they are
 /// removed in this order and the server is killed, the lock can still be unlocked.
+///
+/// Every user may fill the directory with files and links. So a file with more names than ours have
+/// is known by those of the device alone, and so are all in a directory with very many names.
 pub(super) fn names_of(
     directory: &Directory,
     device: &Device,
@@ -171,8 +180,8 @@ pub(super) fn names_of(
     let is_its = |name: &OsStr| inspect(directory, name) == NameState::File(lock);
     let written = device.written.iter().filter(|name| is_its(name));
     let mut names: Vec<OsString> = written.cloned().collect();
-    if names.len() < lock.link_count {
-        for entry in Dir::read_from(directory.as_fd())? {
+    if lock.link_count <= MAX_NAMES && names.len() < lock.link_count {
+        for entry in Dir::read_from(directory.as_fd())?.take(MAX_LISTED) {
             let entry = entry?;
             let name = OsStr::from_bytes(entry.file_name().to_bytes());
             // A server that was killed may have left a private name, which does not count.
