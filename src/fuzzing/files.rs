@@ -1,6 +1,7 @@
 //! What a file may say that another program wrote, or that a crash left behind.
 
 use crate::fence::file::{self, FILE_LEN};
+use crate::latchd::handover::file as handover;
 use crate::lfpd::uucp::names::{self, Named};
 use crate::lockfile::{is_of_lock_file, LockInfo, Record};
 
@@ -35,6 +36,18 @@ pub fn fence_file(input: &[u8]) {
         let found = file::recover(&content).expect("a whole record");
         assert_eq!((found.seq, found.ceiling), (seq, last));
         assert!(!found.is_torn && !found.is_legacy);
+    }
+}
+
+/// Any content is a hand-over or is refused, whatever its checksum says, and a hand-over that is
+/// written is read back.
+pub fn handover_file(input: &[u8]) {
+    let _ = handover::decode(input);
+    let mut content = format!("latchd-handover 2 {:016x}\n", file::checksum(input)).into_bytes();
+    content.extend(input);
+    if let Ok(found) = handover::decode(&content) {
+        let again = handover::decode(handover::encode(&found).as_bytes());
+        assert_eq!(again, Ok(found));
     }
 }
 

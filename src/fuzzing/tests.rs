@@ -14,7 +14,15 @@ const TOKEN: &[u8] = b"0001a3f217b3c4d87f3c1f2b3e9a8d6e";
 
 #[test]
 fn any_three_lines_are_a_request_or_an_error() {
-    let words: [&[u8]; 33] = [
+    let words: [&[u8]; 41] = [
+        b"adopt\n",
+        b"keep\n",
+        b"hello\n",
+        b"help\n",
+        b"quit\n",
+        b" adopt",
+        b" slots=2",
+        b" shared",
         b"l\n",
         b"sl\n",
         b"e\n",
@@ -85,6 +93,29 @@ fn any_chunks_of_telnet_and_text_mean_the_same() {
 }
 
 #[test]
+fn any_chunks_open_a_connection_in_the_same_way() {
+    let words: [&[u8]; 16] = [
+        b"help\n",
+        b"?\r\n",
+        b"quit\n",
+        b"_\n",
+        b"\n",
+        b"auth\n",
+        b"l\nkey\n10\n",
+        b"GET / HTTP/1.1\r\n",
+        b"Host: x\r\n",
+        b"\x16\x03\x01",
+        b"\xff\xf4",
+        b"\xff\xfd\x06",
+        b"\x03",
+        b"\r\0",
+        b" HTTP/1.0",
+        &[b'x'; 256],
+    ];
+    call(opening, &words, INPUTS / 4);
+}
+
+#[test]
 fn any_line_is_a_reply_or_none() {
     let words: [&[u8]; 16] = [
         b"ok",
@@ -131,6 +162,31 @@ fn any_fence_file_is_recovered_or_refused() {
         &[0; 32],
     ];
     call(fence_file, &words, INPUTS);
+}
+
+#[test]
+fn any_handover_file_is_read_or_refused() {
+    let words: [&[u8]; 18] = [
+        b"{\"next_fence\":7}\n",
+        b"{\"key\":\"a\",\"kind\":\"lock\",\"limit\":1,\"token\":\"",
+        TOKEN,
+        b"\",\"kept\":true,\"left_s\":30}\n",
+        b"{\"key\":\"s\",\"kind\":\"semaphore\",\"limit\":3,\"weight\":2,\"number\":1,\"token\":\"",
+        b"\"tag\":\"t\"",
+        b"\"number\":null",
+        b"latchd-handover 2 ",
+        b"18446744073709551615",
+        b"4294967296",
+        b"1e999",
+        b"[[[[[[[[",
+        b",",
+        b":",
+        b"\n",
+        b"\\u0000",
+        b"\\ud800",
+        "\u{2028}".as_bytes(),
+    ];
+    call(handover_file, &words, INPUTS);
 }
 
 #[test]

@@ -3,11 +3,11 @@
 mod capacity;
 mod cluster_options;
 mod connection;
-mod handover;
+pub(crate) mod handover;
 #[cfg_attr(not(feature = "http"), path = "http/absent.rs")]
 mod http;
 mod http_options;
-mod opening;
+pub(crate) mod opening;
 mod options;
 mod requests;
 mod serve;

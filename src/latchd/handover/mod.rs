@@ -1,7 +1,7 @@
 //! A restart in order that keeps every lock: one server writes its holders to a file, and the next
 //! one goes on from there (latchd(8), UPGRADES).
 
-mod file;
+pub(crate) mod file;
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
