@@ -214,6 +214,13 @@ fn is_in_the_foreground(pid: &str) -> bool {
     fields[2] == fields[5]
 }
 
+fn all_below_have_stopped(pid: u32) -> bool {
+    children_of(pid).into_iter().all(|child| {
+        let child = child.as_raw_pid().unsigned_abs();
+        stat_of(child).is_some_and(|fields| fields[0] == "T") && all_below_have_stopped(child)
+    })
+}
+
 fn appears(file: &Path) {
     eventually(PATIENCE, "the command runs", || file.exists());
 }
@@ -562,6 +569,10 @@ fn fg_brings_a_background_job_to_the_terminal() {
         terminal.expect("got:later");
         terminal.press(CTRL_Z);
         terminal.expect(PROMPT);
+        // One that waits for input and has yet to stop would take the first key.
+        eventually(PATIENCE, "the whole job has stopped", || {
+            all_below_have_stopped(shell.parse().expect("a number"))
+        });
         terminal.enter("fg");
         terminal.enter("latest");
         terminal.expect("got:latest");
