@@ -18,4 +18,4 @@ mod wire;
 
 pub use crate::table::tests::histories::play_choices as table;
 pub use files::{fence_file, handover_file, lock_file_record, uucp_record};
-pub use wire::{lfp_command, lines, opening, reply, request};
+pub use wire::{lfp_command, lines, reply, request};

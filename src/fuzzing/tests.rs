@@ -93,29 +93,6 @@ fn any_chunks_of_telnet_and_text_mean_the_same() {
 }
 
 #[test]
-fn any_chunks_open_a_connection_in_the_same_way() {
-    let words: [&[u8]; 16] = [
-        b"help\n",
-        b"?\r\n",
-        b"quit\n",
-        b"_\n",
-        b"\n",
-        b"auth\n",
-        b"l\nkey\n10\n",
-        b"GET / HTTP/1.1\r\n",
-        b"Host: x\r\n",
-        b"\x16\x03\x01",
-        b"\xff\xf4",
-        b"\xff\xfd\x06",
-        b"\x03",
-        b"\r\0",
-        b" HTTP/1.0",
-        &[b'x'; 256],
-    ];
-    call(opening, &words, INPUTS / 4);
-}
-
-#[test]
 fn any_line_is_a_reply_or_none() {
     let words: [&[u8]; 16] = [
         b"ok",

@@ -2,7 +2,6 @@
 
 use std::io::Read;
 
-use crate::latchd::opening::is_http;
 use crate::lfpd::command::{self, Command};
 use crate::net::lines::{Buffered, LineReader, ReadEnd};
 use crate::protocol::abilities::Abilities;
@@ -57,57 +56,6 @@ pub fn lines(input: &[u8]) {
     assert!(whole.answers.len() <= stream.len());
     assert_eq!(Conversation::of(stream, 1), whole);
     assert_eq!(Conversation::of(stream, 1 + u64::from(*size)), whole);
-}
-
-/// The first lines of a connection mean the same however they arrive, and one of HTTP is noticed.
-/// An interrupt drops a line, which has been looked at if it came alone.
-pub fn opening(input: &[u8]) {
-    let Some((size, stream)) = input.split_first() else {
-        return;
-    };
-    let whole = opened(stream, u64::MAX);
-    let pieces = [opened(stream, 1), opened(stream, 1 + u64::from(*size))];
-    if !stream.contains(&0xff) && !stream.contains(&3) {
-        assert_eq!(pieces, [whole.clone(), whole]);
-    }
-}
-
-/// The first lines up to the first request, and what ends them. The stream arrives in pieces of
-/// this size, at most.
-fn opened(stream: &[u8], size: u64) -> Vec<Vec<u8>> {
-    let mut reader = LineReader::<3>::new(|index, command| request::line_limit(24, index, command));
-    let mut rest = stream;
-    let mut found = Vec::new();
-    loop {
-        let looked = reader.look_for_first_line();
-        if let Some(line) = reader.first_line().filter(|_| looked == Buffered::Frame) {
-            let line = line.to_vec();
-            let is_word = matches!(FirstWord::parse(&line), Some(FirstWord::Help));
-            let is_over = is_http(&line) || FirstWord::parse(&line) == Some(FirstWord::Quit);
-            if is_over {
-                found.push(line);
-                return found;
-            }
-            if is_word {
-                found.push(line);
-                reader.skip_first_line();
-                continue;
-            }
-            match reader.look() {
-                Buffered::Frame => {
-                    found.extend(reader.frame().map(<[u8]>::to_vec));
-                    return found;
-                }
-                Buffered::TooLong => return found,
-                Buffered::Incomplete => {}
-            }
-        } else if looked == Buffered::TooLong {
-            return found;
-        }
-        if reader.read((&mut rest).take(size)).is_err() {
-            return found;
-        }
-    }
 }
 
 /// All that a reader of lines makes of a stream.

@@ -7,7 +7,7 @@ pub(crate) mod handover;
 #[cfg_attr(not(feature = "http"), path = "http/absent.rs")]
 mod http;
 mod http_options;
-pub(crate) mod opening;
+mod opening;
 mod options;
 mod requests;
 mod serve;

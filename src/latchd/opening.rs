@@ -163,7 +163,7 @@ impl Opening<'_, '_> {
 }
 
 /// Whether a line is the first of a request in HTTP.
-pub(crate) fn is_http(line: &[u8]) -> bool {
+pub(super) fn is_http(line: &[u8]) -> bool {
     let version = line.rsplit(|byte| *byte == b' ').next();
     version.is_some_and(|version| version.starts_with(b"HTTP/"))
 }

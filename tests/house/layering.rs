@@ -37,7 +37,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     (
         "fuzzing",
         &[
-            "lfpd", "fence", "lockfile", "protocol", "table", "net", "token",
+            "latchd", "lfpd", "fence", "lockfile", "protocol", "table", "net", "token",
         ],
     ),
     // shared by programs
