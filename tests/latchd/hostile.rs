@@ -267,7 +267,9 @@ fn unread_statistics_of_forgotten_keys_take_no_more() {
         take_others(round + 2);
         let mut client = daemon.connect();
         client.send("stats\n_\n_\n");
-        assert!(!client.next_bytes(1, PATIENCE).is_empty()); // it has its page
+        // It has its page.
+        let has_page = !client.next_bytes(1, PATIENCE).is_empty();
+        assert!(has_page, "round {round}: {}", daemon.log());
         deaf.push(client);
     }
     let each = resident_kib(daemon.pid()).saturating_sub(before) / READERS as u64;

@@ -534,6 +534,8 @@ impl Client {
                 .expect("the timeout is not zero");
             match self.stream.read(&mut chunk) {
                 Ok(count @ 1..) => self.received.extend_from_slice(&chunk[..count]),
+                // A read with a timeout is not begun again after a signal.
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 _ => break,
             }
         }
