@@ -1419,7 +1419,7 @@ fn a_peer_greeted_while_descriptors_are_short_has_a_user() {
     let mut greeted = Vec::new();
     for _ in 0..40 {
         let mut client = TcpStream::connect(server.addr()).expect("a place in the queue");
-        let patience = Some(Duration::from_millis(500));
+        let patience = Some(Duration::from_secs(3));
         client.set_read_timeout(patience).expect("a timeout");
         match reply(&mut client) {
             greeting if greeting.starts_with("220 ") => greeted.push(client),
