@@ -68,12 +68,13 @@ impl<'s, 'a> Session<'s, 'a> {
     }
 
     fn serve_frame(&mut self) -> Result<(), Ending> {
-        if let (Some(office), [CLUSTER, ..]) = (&self.rules.office, self.input.frame()) {
+        let frame = self.input.frame();
+        if let (Some(office), [CLUSTER, ..]) = (&self.rules.office, frame) {
             let line = office.role_line();
             self.input.end_frame();
             return self.outbox.add_line(&line);
         }
-        let parsed = parse(self.input.frame());
+        let parsed = parse(frame);
         let request = match parsed.and_then(|request| self.rules.offer.check(request)) {
             Ok(request) => request,
             Err(error) => return self.refuse_malformed(error),
