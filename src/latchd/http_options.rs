@@ -36,7 +36,6 @@ pub(super) fn http_place(text: &str) -> Result<HttpPlace, String> {
 
 /// A port, or 0 for none.
 pub(super) fn http_port(text: &str) -> Result<Unless<u16>, String> {
-    let port = values::digits(text).map(Some);
-    let port = port.ok_or_else(|| "expected 0-65535".to_owned())?;
-    Ok(port.filter(|port| *port > 0))
+    let port = values::digits(text).ok_or("expected 0-65535")?;
+    Ok(Some(port).filter(|port| *port > 0))
 }
