@@ -7,29 +7,24 @@ use std::thread;
 use std::time::Duration;
 
 use crate::support::latch::{is_held, wait, Latch};
-use crate::support::needs::needs;
+use crate::support::needs::{needs, Program};
 use crate::support::stalls::{fair_test, in_time};
 use crate::support::wire_cutter::WireCutter;
-use crate::support::{fence, Daemon, Deadline, Signal};
+use crate::support::{fence, is_soon, Daemon, Signal};
+
+/// How long a client may take for a step.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 #[test]
 fn the_client_in_python_keeps_its_lock_over_a_cut() {
     let python = needs!("python3");
-    keeps_its_lock_over_a_cut("client.py", |source| {
-        let mut command = python.command();
-        command.arg(source);
-        command
-    });
+    keeps_its_lock_over_a_cut("client.py", |source| interpreted(&python, source));
 }
 
 #[test]
 fn the_client_in_perl_keeps_its_lock_over_a_cut() {
     let perl = needs!("perl");
-    keeps_its_lock_over_a_cut("client.pl", |source| {
-        let mut command = perl.command();
-        command.arg(source);
-        command
-    });
+    keeps_its_lock_over_a_cut("client.pl", |source| interpreted(&perl, source));
 }
 
 #[test]
@@ -42,6 +37,12 @@ fn the_client_in_c_keeps_its_lock_over_a_cut() {
         assert!(compiled.expect("Rust needs a C compiler, too").success());
         Command::new(program)
     });
+}
+
+fn interpreted(interpreter: &Program, source: &Path) -> Command {
+    let mut command = interpreter.command();
+    command.arg(source);
+    command
 }
 
 fn keeps_its_lock_over_a_cut(name: &str, program: impl Fn(&Path) -> Command) {
@@ -65,11 +66,14 @@ fn keeps_its_lock_over_a_cut_once(name: &str, program: impl Fn(&Path) -> Command
     let script = "echo $TOKEN >token; until test -e stop; do sleep 0.05; done; exit 3";
     let mut client = Latch::start(&mut command(script));
     let has_token = || fs::read_to_string(at("token")).is_ok_and(|text| text.ends_with('\n'));
-    in_time!(soon(has_token), "the command runs");
+    in_time!(is_soon(PATIENCE, has_token), "the command runs");
     let token = fs::read_to_string(at("token")).expect("it was just there");
     assert!(fence(token.trim()) > 0);
     proxy.wire().cut_client();
-    in_time!(soon(|| proxy.count() >= 2), "the client connects again");
+    in_time!(
+        is_soon(PATIENCE, || proxy.count() >= 2),
+        "the client connects again"
+    );
     // Longer than a lease.
     thread::sleep(Duration::from_secs(7));
     // A renewal has a second before the client takes the lock for lost.
@@ -82,21 +86,12 @@ fn keeps_its_lock_over_a_cut_once(name: &str, program: impl Fn(&Path) -> Command
     assert!(!outdated.expect("it starts").success(), "an older fence");
 
     let mut client = Latch::start(&mut command("exec sleep 600"));
-    in_time!(soon(|| is_held(&daemon, "my-job")), "the lock is held");
+    in_time!(
+        is_soon(PATIENCE, || is_held(&daemon, "my-job")),
+        "the lock is held"
+    );
     daemon.signal(Signal::KILL);
     assert_ne!(wait(&mut client), Some(0), "the lock was lost");
-}
-
-/// Whether it is so within ten seconds.
-fn soon(is_so: impl Fn() -> bool) -> bool {
-    let patience = Deadline::after(Duration::from_secs(10));
-    while !is_so() {
-        if patience.is_over() {
-            return false;
-        }
-        thread::sleep(Duration::from_millis(5));
-    }
-    true
 }
 
 /// Copies the example of this name to `directory`, for a server on `port` and a lease of 6 seconds.

@@ -791,15 +791,23 @@ impl Deadline {
 
 /// Waits until `holds` is true, looking every few milliseconds; panics if it is not so `within` the
 /// time given. `what` finishes the sentence "it did not come true that …".
-pub fn eventually(within: Duration, what: &str, mut holds: impl FnMut() -> bool) {
+pub fn eventually(within: Duration, what: &str, holds: impl FnMut() -> bool) {
+    assert!(
+        is_soon(within, holds),
+        "it did not come true within {within:?} that {what}"
+    );
+}
+
+/// Whether `holds` becomes true `within` the time given. Looks every few milliseconds.
+pub fn is_soon(within: Duration, mut holds: impl FnMut() -> bool) -> bool {
     let deadline = Deadline::after(within);
     while !holds() {
-        assert!(
-            !deadline.is_over(),
-            "it did not come true within {within:?} that {what}"
-        );
+        if deadline.is_over() {
+            return false;
+        }
         thread::sleep(POLL_INTERVAL);
     }
+    true
 }
 
 /// What proc(5) has of a process from its state on: that, its parent, its group, its session, its
