@@ -9,13 +9,13 @@ pub mod amount;
 pub mod clock;
 pub mod cluster;
 pub mod footprint;
+mod inherited;
 pub mod latch;
 pub mod limited;
 pub mod locks;
 pub mod mounts;
 pub mod needs;
 #[cfg(feature = "programs")]
-mod signals;
 pub mod silent;
 pub mod stalls;
 pub mod syslog;

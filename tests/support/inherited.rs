@@ -1,9 +1,15 @@
-//! Default signal dispositions for what the tests start, whatever `cargo` was started with.
+//! What the tests start has default signal dispositions and no descriptor of strangers, whatever
+//! `cargo` was started with.
 //!
 //! `nohup`, a shell's `&` and several CI runners start programs with SIGHUP or SIGINT ignored, and
 //! ignored signals are inherited. A caught signal is not: it has its default disposition in a
 //! program that this process starts. So this process catches what it was told to ignore, and does
-//! nothing about it. That happens before `main`, so that no test can forget it.
+//! nothing about it.
+//!
+//! Descriptors that were left open by a shell, a job of make or a CI runner are inherited, too, and
+//! a server that may have 32 of them would serve hardly anybody. So they are closed on exec.
+//!
+//! Both happen before `main`, so that no test can forget them.
 
 use std::ffi::c_int;
 use std::fs;
@@ -14,9 +20,14 @@ use signal_hook::flag;
 
 #[used]
 #[link_section = ".init_array"]
-static BEFORE_MAIN: extern "C" fn() = catch_what_is_ignored;
+static BEFORE_MAIN: extern "C" fn() = disinherit;
 
-extern "C" fn catch_what_is_ignored() {
+extern "C" fn disinherit() {
+    close_fds::set_fds_cloexec(3, &[]);
+    catch_what_is_ignored();
+}
+
+fn catch_what_is_ignored() {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     let ignored = ignored.and_then(|set| u64::from_str_radix(set.trim(), 16).ok());
