@@ -1,9 +1,9 @@
 //! The examples of README.md, of the manual pages and below examples/ do what they say.
 //!
-//! The blocks of a section of the README are pasted into one shell, and so are those of a manual
-//! page after a comment `pasted`; a comment `prints` is before what they print. The sessions of
-//! latch-protocol(7) begin with `$ nc localhost 6388`, then three typed lines and one reply take
-//! turns.
+//! The blocks of the README are pasted into one shell, and so are those of a manual page after a
+//! comment `pasted`; a comment `prints` is before what they print. A last line of the README's that
+//! starts a server is for a terminal of its own. The sessions of latch-protocol(7) begin with
+//! `$ nc localhost 6388`, then three typed lines and one reply take turns.
 
 use std::collections::HashMap;
 use std::fs;
@@ -17,18 +17,52 @@ use std::time::{Duration, Instant};
 
 use crate::support::needs::needs;
 use crate::support::silent::free_addr;
-use crate::support::{Daemon, Signal};
+use crate::support::{eventually, Daemon, Signal};
 use rustix::process::{kill_process_group, test_kill_process_group, Pid};
 
 const PATIENCE: Duration = Duration::from_secs(30);
 const CONVERSATION: &str = "$ nc localhost 6388";
 
+/// Ends the server that a block of the README has started.
+const STOP_SERVER: &str = "kill $server; wait $server; rm server.log";
+
 #[test]
-fn the_readme_can_be_pasted_section_by_section() {
+fn the_readme_can_be_pasted() {
     needs!("nc");
-    let sections = readme_sections(&read("README.md"));
-    assert!(sections.len() >= 4, "{} sections", sections.len());
-    paste_all(&sections);
+    let readme = readme_section(&read("README.md"));
+    assert!(readme.blocks.len() >= 8, "{} blocks", readme.blocks.len());
+    paste(&readme);
+}
+
+#[test]
+fn the_readme_shows_what_latch_prints() {
+    let readme = read("README.md");
+    let (_, console) = readme.split_once("\n```console\n").expect("a session");
+    let (console, _) = console.split_once("\n```").expect("it ends");
+    let daemon = Daemon::start(&[]);
+    let server = format!("127.0.0.1:{}", daemon.port());
+    let latch = |script: &str| {
+        let mut shell = shell();
+        shell.args(["-c", script]).env("LATCH_SERVER", &server);
+        shell
+    };
+    let _pool = Group::spawn(&mut latch(
+        "exec latch run pool --limit 2 --tag worker-1 -- sleep 60",
+    ));
+    let _holder = Group::spawn(&mut latch(
+        "exec latch run nightly --tag 'backup.sh@db1 pid 4711' -- sleep 60",
+    ));
+    eventually(PATIENCE, "both are held", || {
+        let stats = daemon.stats().to_string();
+        ["nightly", "pool"].iter().all(|key| stats.contains(key))
+    });
+    let _waiter = Group::spawn(&mut latch("exec latch run nightly -- sleep 60"));
+    daemon.wait_for_waiters("nightly", 1);
+    for command in console.split("$ ").skip(1) {
+        let (command, shown) = command.split_once('\n').expect("it prints a line");
+        let printed = end_of(&mut latch(command), "").printed;
+        assert_eq!(comparable(&printed), comparable(shown), "{command}");
+    }
 }
 
 #[test]
@@ -390,9 +424,11 @@ fn lines_of(stdout: impl Read + Send + 'static) -> mpsc::Receiver<String> {
 // Comparing
 
 /// `text` without what differs from run to run: tokens are numbered in the order in which they
-/// appear, so that two that differ still do; counts and times of `stats` are blanked.
+/// appear, so that two that differ still do; counts, times, fences, addresses and the width of
+/// columns are blanked.
 fn comparable(text: &str) -> String {
-    let mut text = text.trim_end().to_owned();
+    let lines: Vec<String> = text.trim_end().lines().map(blanked).collect();
+    let mut text = lines.join("\n");
     let mut seen: Vec<String> = Vec::new();
     for token in tokens_in(&text) {
         if !seen.contains(&token) {
@@ -417,6 +453,24 @@ fn comparable(text: &str) -> String {
     text
 }
 
+fn blanked(line: &str) -> String {
+    let is_number = |word: &str| word.parse::<f64>().is_ok();
+    let mut words: Vec<&str> = Vec::new();
+    for word in line.split_whitespace() {
+        let before = words.last().copied().unwrap_or_default();
+        match word.trim_end_matches(',') {
+            "ms" | "s" | "m" | "h" if is_number(before) => {
+                words.pop();
+                words.push("<time>");
+            }
+            address if address.starts_with("127.0.0.1:") => words.push("<address>"),
+            _ if before == "fence" => words.push("<fence>"),
+            _ => words.push(word),
+        }
+    }
+    words.join(" ")
+}
+
 fn tokens_in(text: &str) -> Vec<String> {
     let is_digit = |c: char| c.is_ascii_digit() || ('a'..='f').contains(&c);
     let words = text.split(|c: char| !c.is_ascii_alphanumeric());
@@ -429,30 +483,40 @@ fn tokens_in(text: &str) -> Vec<String> {
 // ---------------------------------------------------------------------------------------------
 // Finding
 
-/// The sections of the README with their blocks of shell, and what each of these prints.
-fn readme_sections(text: &str) -> Vec<Section> {
-    let mut sections: Vec<Section> = Vec::new();
-    for part in text.split("\n## ").skip(1) {
-        let mut blocks: Vec<(String, String)> = Vec::new();
-        let mut pieces = part.split("\n```");
-        let title = pieces.next().and_then(|piece| piece.lines().next());
-        let title = title.unwrap_or_default().to_owned();
-        // Pieces inside of a fence and outside of one take turns.
-        for fenced in pieces.step_by(2) {
-            match fenced.split_once('\n') {
-                Some(("sh", script)) => blocks.push((script.to_owned(), String::new())),
-                Some(("text", prints)) => {
-                    let (_, printed) = blocks.last_mut().expect("a script prints this");
-                    *printed = prints.to_owned();
-                }
-                _ => panic!("{title}: no test for {fenced:?}"),
+/// The blocks of shell of the README, and what each of these prints.
+fn readme_section(text: &str) -> Section {
+    let mut blocks: Vec<(String, String)> = Vec::new();
+    // Pieces inside of a fence and outside of one take turns.
+    for fenced in text.split("\n```").skip(1).step_by(2) {
+        match fenced.split_once('\n') {
+            Some(("sh", script)) => blocks.push((with_server_apart(script), String::new())),
+            Some(("text", prints)) => {
+                blocks.last_mut().expect("a script prints this").1 = prints.to_owned();
             }
-        }
-        if !blocks.is_empty() {
-            sections.push(Section { title, blocks });
+            Some(("console", _)) => {}
+            _ => panic!("no test for {fenced:?}"),
         }
     }
-    sections
+    blocks.push((STOP_SERVER.to_owned(), String::new()));
+    Section {
+        title: "README.md".to_owned(),
+        blocks,
+    }
+}
+
+/// The block with its server, if it starts one, in the background, on the loopback alone, once the
+/// server before it has ended.
+fn with_server_apart(script: &str) -> String {
+    let (before, last) = script.rsplit_once('\n').unwrap_or(("", script));
+    if last.split(' ').next() != Some("latchd") {
+        return script.to_owned();
+    }
+    let last = last.replace("0.0.0.0", "127.0.0.1").replace(":6389", ":0");
+    format!(
+        "{before}\n[ -z \"$server\" ] || {{ {STOP_SERVER}; }}\n\
+         {last} 2>server.log & server=$!\n\
+         timeout 10 sh -c 'until grep -qs listening server.log; do sleep 0.1; done'"
+    )
 }
 
 /// The literal displays of a page after a comment `pasted`, and what each of them prints.
