@@ -11,6 +11,9 @@ set -eu
 directory=${1:?usage: textfile_collector.sh DIRECTORY}
 file=$directory/latchd.prom
 
+# The collector is another user.
+umask 022
+
 # The collector may read at any time, and only names that end in .prom: the text is written beside the
 # file, and then takes its place in one step.
 staged=$file.$$
@@ -20,8 +23,9 @@ trap 'exit 1' HUP INT TERM
 status=0
 latch stats --format prometheus >"$staged" || status=$?
 
-# Without a line in it, latch could not even ask, and the last counters stay; the collector has their age.
-if [ -s "$staged" ]; then
-    mv -f "$staged" "$file"
-fi
+# With these statuses the text is whole: 69, 76 and 77 say that a server gave no counters. With any
+# other, such as 74 on a full disk, the last counters stay; the collector has their age.
+case $status in
+    0 | 69 | 76 | 77) mv -f "$staged" "$file" ;;
+esac
 exit "$status"

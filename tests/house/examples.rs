@@ -1,7 +1,7 @@
 //! The examples do what they say.
 
 use std::fs::{self, File};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -9,6 +9,7 @@ use std::sync::OnceLock;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::support::mounts::Mount;
 use crate::support::needs::needs;
 use crate::support::silent::refusing_addr;
 use crate::support::stalls::fair_test;
@@ -115,9 +116,7 @@ fn the_counters_are_written_for_the_textfile_collector() {
     let dir = tempfile::tempdir().expect("a directory");
     let file = dir.path().join("latchd.prom");
     let write = |servers: &str| {
-        let mut command = script("textfile_collector.sh", &daemon);
-        command.arg(dir.path()).env("LATCH_SERVER", servers);
-        let (status, printed) = Running::start(&mut command).end();
+        let (status, printed) = collect_counters(&daemon, dir.path(), servers);
         let left = fs::read_dir(dir.path()).expect("the directory").count();
         assert_eq!(left, 1, "only the file is left");
         (status, printed, fs::read_to_string(&file).expect("text"))
@@ -128,6 +127,8 @@ fn the_counters_are_written_for_the_textfile_collector() {
     assert_eq!((status, printed), (0, String::new()));
     let grants = format!("latchd_grants_total{{server=\"{server}\"}} 1\n");
     assert!(counters.contains(&grants), "{counters}");
+    let mode = fs::metadata(&file).expect("it is there").mode();
+    assert_eq!(mode & 0o777, 0o644, "the collector can read it");
     // Where latch could not even ask, the last counters stay.
     assert_eq!(write("a:b:c").0, 64);
     assert_eq!(fs::read_to_string(&file).expect("text"), counters);
@@ -139,6 +140,35 @@ fn the_counters_are_written_for_the_textfile_collector() {
         "{printed}"
     );
     assert!(counters.contains(&format!("latchd_up{{server=\"{gone}\"}} 0\n")));
+}
+
+#[test]
+fn a_full_disk_leaves_the_last_counters_to_the_collector() {
+    let root = needs!(root);
+    let daemon = Daemon::start(&[]);
+    let disk = Mount::tmpfs(root, "64k");
+    let file = disk.path.join("latchd.prom");
+    let write = || collect_counters(&daemon, &disk.path, &address(&daemon)).0;
+    assert_eq!(write(), 0);
+    let counters = fs::read_to_string(&file).expect("text");
+    // Room for the first page of the text, and no more.
+    let ballast = File::create(disk.path.join("ballast")).expect("room for a name");
+    let mut ballast_len = 0;
+    while ballast.write_at(&[0; 4096], ballast_len).is_ok() {
+        ballast_len += 4096;
+    }
+    ballast.set_len(ballast_len - 4096).expect("it is a file");
+    assert!(counters.len() > 4096, "{counters}");
+    assert_eq!(write(), 74);
+    assert_eq!(fs::read_to_string(&file).expect("text"), counters);
+    assert_eq!(fs::read_dir(&disk.path).expect("the disk").count(), 2);
+}
+
+/// Runs the script for the textfile collector; its exit status, and what it printed.
+fn collect_counters(daemon: &Daemon, directory: &Path, servers: &str) -> (i32, String) {
+    let mut command = script("textfile_collector.sh", daemon);
+    command.arg(directory).env("LATCH_SERVER", servers);
+    Running::start(&mut command).end()
 }
 
 #[test]
@@ -466,26 +496,18 @@ fn example(name: &str, daemon: &Daemon) -> Command {
     command
 }
 
-/// An example for the shell, which finds `latch` and its server.
+/// An example for the shell, which finds `latch` and its server. Its files are its user's alone,
+/// unless it says otherwise.
 fn script(name: &str, daemon: &Daemon) -> Command {
-    let mut command = shell_script(name);
-    command
-        .env("LATCH_SERVER", address(daemon))
-        .env_remove("LATCH_AUTH_TOKEN_FILE");
-    command
-}
-
-/// One that needs no server.
-fn shell_script(name: &str) -> Command {
+    let examples = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples");
     let path = std::env::var("PATH").unwrap_or_default();
     let mut command = Command::new("sh");
     command
-        .arg(
-            Path::new(env!("CARGO_MANIFEST_DIR"))
-                .join("examples")
-                .join(name),
-        )
-        .env("PATH", format!("{}:{path}", programs().display()));
+        .args(["-c", "umask 077; exec sh \"$@\"", "sh"])
+        .arg(examples.join(name))
+        .env("PATH", format!("{}:{path}", programs().display()))
+        .env("LATCH_SERVER", address(daemon))
+        .env_remove("LATCH_AUTH_TOKEN_FILE");
     command
 }
 

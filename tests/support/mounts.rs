@@ -51,6 +51,15 @@ impl Mount {
         })
     }
 
+    /// A file system in memory, of this size.
+    pub fn tmpfs(_: Root, size: &str) -> Mount {
+        Mount::new(|mount| {
+            let mut command = Command::new("mount");
+            command.args(["-t", "tmpfs", "-o", &format!("size={size}"), "none"]);
+            run(command.arg(&mount.path));
+        })
+    }
+
     /// A view of a directory through an overlay, whose upper directory it is.
     pub fn overlay(_: Root) -> Mount {
         Mount::new(|mount| {
