@@ -10,6 +10,7 @@ mod install;
 mod layering;
 mod library;
 mod manual;
+mod monitoring;
 mod promises;
 
 mod readme;

@@ -522,26 +522,31 @@ fn with_server_apart(script: &str) -> String {
 /// The literal displays of a page after a comment `pasted`, and what each of them prints.
 fn manual_section(page: &str) -> Section {
     let mut blocks: Vec<(String, String)> = Vec::new();
-    let text = read(page);
-    for part in text.split("\n.\\\" ").skip(1) {
-        let Some((kind, rest)) = part.split_once('\n') else {
-            continue;
-        };
-        let display = || {
-            let inside = rest.strip_prefix(".Bd -literal -offset indent\n");
-            let inside = inside.and_then(|inside| inside.split_once("\n.Ed"));
-            unescaped(inside.unwrap_or_else(|| panic!("{page}: {kind}")).0)
-        };
+    for (kind, display) in displays(page, &["pasted", "prints"]) {
         match kind {
-            "pasted" => blocks.push((display(), String::new())),
-            "prints" => blocks.last_mut().expect("a script prints this").1 = display(),
-            _ => {}
+            "pasted" => blocks.push((display, String::new())),
+            _ => blocks.last_mut().expect("a script prints this").1 = display,
         }
     }
     Section {
         title: page.to_owned(),
         blocks,
     }
+}
+
+/// The literal displays of a page after comments of these `kinds`.
+pub(crate) fn displays<'a>(page: &str, kinds: &[&'a str]) -> Vec<(&'a str, String)> {
+    let text = read(page);
+    let parts = text.split("\n.\\\" ").skip(1);
+    let parts = parts.filter_map(|part| part.split_once('\n'));
+    let found = parts.filter_map(|(comment, rest)| {
+        let kind = kinds.iter().find(|kind| **kind == comment)?;
+        let inside = rest.strip_prefix(".Bd -literal -offset indent\n");
+        let inside = inside.and_then(|inside| inside.split_once("\n.Ed"));
+        let (display, _) = inside.unwrap_or_else(|| panic!("{page}: {kind}"));
+        Some((*kind, unescaped(display)))
+    });
+    found.collect()
 }
 
 /// The literal displays that begin with [`CONVERSATION`]. A comment `runs against:` before one has

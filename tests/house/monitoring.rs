@@ -1,0 +1,127 @@
+//! What the section MONITORING of latchd(8) shows for Prometheus, and the metrics of latch(1).
+
+use std::fs;
+use std::path::Path;
+
+use super::manual::{page, section};
+use super::readme::displays;
+use crate::support::latch::{run, text};
+use crate::support::needs::{needs, Program};
+use crate::support::Daemon;
+
+/// An alert of the manual: its name, a series that sets it off with the values of each minute, and
+/// two minutes, in the first of which it is silent.
+const ALERTS: [(&str, &str, &str, [u32; 2]); 9] = [
+    ("LatchdGone", r#"latchd_up{server="a"}"#, "1x3 0x9", [3, 5]),
+    ("LatchdGone", r#"up{job="latchd"}"#, "1x3 0x9", [3, 5]),
+    (
+        "LatchdGone",
+        r#"node_textfile_mtime_seconds{file="/var/lib/latchd.prom"}"#,
+        "0x20",
+        [5, 7],
+    ),
+    (
+        "LatchdWaitTooLong",
+        r#"latchd_oldest_wait_seconds{kind="lock",server="a"}"#,
+        "0+60x20",
+        [10, 11],
+    ),
+    (
+        "LatchdHeldTooLong",
+        r#"latchd_oldest_hold_seconds{kind="semaphore"}"#,
+        "0+600x20",
+        [6, 7],
+    ),
+    (
+        "LatchdHolderDiedOrHung",
+        r#"latchd_expiries_total{server="a"}"#,
+        "7x10 8x10",
+        [10, 12],
+    ),
+    (
+        "LatchdClaimsRefused",
+        r#"latchd_refusals_total{reason="max_locks"}"#,
+        "0x10 1x10",
+        [10, 12],
+    ),
+    ("LatchdDrainsForLong", "latchd_draining", "1x20", [4, 6]),
+    (
+        "LatchdCannotReserveFences",
+        r#"latchd_fences_left{server="a"}"#,
+        "524288x3 524287x20",
+        [8, 10],
+    ),
+];
+
+#[test]
+fn the_alerts_of_the_manual_can_be_pasted_and_go_off() {
+    let promtool = needs!("promtool");
+    let dir = tempfile::tempdir().expect("a directory");
+    write_display(dir.path(), "rules");
+    check(&promtool, dir.path(), &["check", "rules", "rules.yml"]);
+    let rules = fs::read_to_string(dir.path().join("rules.yml")).expect("just written");
+    let named = rules.lines().filter_map(|line| line.split_once("alert: "));
+    for (_, name) in named {
+        let is_tried = ALERTS.iter().any(|(alert, ..)| *alert == name);
+        assert!(is_tried, "{name} is not in ALERTS");
+    }
+    let mut tests = "rule_files: [rules.yml]\nevaluation_interval: 1m\ntests:\n".to_owned();
+    for (alert, series, values, [silent_at, fires_at]) in ALERTS {
+        let labels = series.split_once('{').map_or("", |(_, labels)| labels);
+        let labels = labels.trim_end_matches('}').replace('=', ": ");
+        tests += &format!(
+            "- interval: 1m\n  \
+               input_series: [{{series: '{series}', values: '{values}'}}]\n  \
+               alert_rule_test:\n  \
+               - {{eval_time: {silent_at}m, alertname: {alert}}}\n  \
+               - eval_time: {fires_at}m\n    \
+                 alertname: {alert}\n    \
+                 exp_alerts: [{{exp_labels: {{{labels}}}}}]\n"
+        );
+    }
+    fs::write(dir.path().join("tests.yml"), tests).expect("room");
+    check(&promtool, dir.path(), &["test", "rules", "tests.yml"]);
+}
+
+#[test]
+fn prometheus_takes_the_scrape_configuration_of_the_manual() {
+    let promtool = needs!("promtool");
+    let dir = tempfile::tempdir().expect("a directory");
+    write_display(dir.path(), "scraped");
+    check(&promtool, dir.path(), &["check", "config", "scraped.yml"]);
+}
+
+#[test]
+fn the_manual_of_latch_names_every_metric() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let file = dir.path().join("fences");
+    let daemon = Daemon::start(&["--fence-state-file", file.to_str().expect("UTF-8")]);
+    let printed = text(&run(&daemon, &["stats", "--format", "prometheus"]).stdout);
+    let types = printed.lines().filter_map(|it| it.strip_prefix("# TYPE "));
+    let mut metrics: Vec<&str> = types.filter_map(|it| it.split(' ').next()).collect();
+    let section = section(&page("latch.1"), "MONITORING");
+    let is_space = |c: char| c.is_whitespace();
+    let mut named: Vec<&str> = section.split(is_space).collect();
+    named.retain(|word| word.starts_with("latchd_"));
+    for list in [&mut metrics, &mut named] {
+        list.sort_unstable();
+        list.dedup();
+    }
+    assert_eq!(metrics, named, "left: what is printed, right: man/latch.1");
+}
+
+/// Writes the display of latchd(8) after the comment `kind` into a file of that name.
+fn write_display(dir: &Path, kind: &str) {
+    let shown = displays("man/latchd.8", &[kind]);
+    let [(_, display)] = &shown[..] else {
+        panic!("one display of the kind {kind}: {shown:?}");
+    };
+    fs::write(dir.join(kind).with_extension("yml"), display).expect("room");
+}
+
+fn check(promtool: &Program, dir: &Path, arguments: &[&str]) {
+    let checked = promtool.command().current_dir(dir).args(arguments).output();
+    let checked = checked.expect("it starts");
+    let said = text(&checked.stdout) + &text(&checked.stderr);
+    assert!(checked.status.success(), "{arguments:?}: {said}");
+}
