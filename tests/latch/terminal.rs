@@ -94,6 +94,12 @@ impl Terminal {
         self.press(&format!("{line}\n"));
     }
 
+    /// Types a line for the shell. Bash can lose the first byte while it hears of a child that has
+    /// stopped.
+    fn command(&mut self, line: &str) {
+        self.enter(&format!(" {line}"));
+    }
+
     /// Waits until `text` appears after everything that was matched before.
     fn expect(&self, text: &str) {
         let position = Cell::new(None);
@@ -120,7 +126,7 @@ impl Terminal {
     /// Has the shell print the expansion of `word`.
     fn say(&mut self, word: &str) -> String {
         // The terminal echoes this line as another text than the output.
-        self.enter(&format!("echo \"<{word}:$((40 + 2))>\""));
+        self.command(&format!("echo \"<{word}:$((40 + 2))>\""));
         self.expect(":42>");
         let screen = self.screen();
         let said = screen[..self.seen.get()].rsplit_once('<').expect("said").1;
@@ -313,7 +319,7 @@ fn ctrl_c_after_fg_works_with_a_silent_server_once() {
         terminal.press(CTRL_Z);
         terminal.expect(PROMPT);
         daemon.signal(Signal::STOP);
-        terminal.enter("fg");
+        terminal.command("fg");
         terminal.expect("run k");
         terminal.wait_for_the_job();
         let pressed_at = Instant::now();
@@ -343,7 +349,7 @@ fn a_script_dies_of_ctrl_c_at_fg_although_the_server_is_silent() {
         terminal.press(CTRL_Z);
         terminal.expect(PROMPT);
         daemon.signal(Signal::STOP);
-        terminal.enter("fg");
+        terminal.command("fg");
         terminal.expect("run k");
         terminal.wait_for_the_job();
         terminal.press(CTRL_C);
@@ -367,8 +373,7 @@ fn a_signal_that_is_ignored_at_fg_is_followed_by_sigterm() {
     terminal.press(CTRL_Z);
     terminal.expect(PROMPT);
     daemon.signal(Signal::STOP);
-    // Bash can lose the first byte while it hears of a child that has stopped.
-    terminal.enter(" fg");
+    terminal.command("fg");
     terminal.expect("run k");
     // On a busy machine the shell may not have given the terminal away yet: then it swallows the
     // key.
@@ -462,7 +467,7 @@ fn ctrl_z_stops_the_job_and_fg_continues_it_at_the_terminal() {
             terminal.expect("42 is here");
             terminal.expect("Stopped");
             terminal.expect(PROMPT);
-            terminal.enter("fg");
+            terminal.command("fg");
         }
         terminal.enter("three");
         terminal.expect("got:three");
@@ -521,7 +526,7 @@ fn fg_gives_the_terminal_to_a_command_in_any_case() {
         terminal.press(CTRL_Z);
         terminal.expect(PROMPT);
         assert!(!is_in_the_foreground(number));
-        terminal.enter("fg");
+        terminal.command("fg");
         eventually(PATIENCE, "the command has the terminal", || {
             is_in_the_foreground(number)
         });
@@ -545,7 +550,7 @@ fn fg_brings_a_background_job_to_the_terminal() {
             terminal.expect(PROMPT);
             terminal.screen().contains("Stopped")
         });
-        terminal.enter("fg");
+        terminal.command("fg");
         terminal.enter("late");
         terminal.expect("got:late");
         terminal.press(CTRL_C);
@@ -560,7 +565,7 @@ fn fg_brings_a_background_job_to_the_terminal() {
         terminal.expect(PROMPT);
         let shell = terminal.say("$$");
         appears(&file);
-        terminal.enter("fg");
+        terminal.command("fg");
         eventually(PATIENCE, "the shell has let go of its terminal", || {
             !is_in_the_foreground(&shell)
         });
@@ -573,7 +578,7 @@ fn fg_brings_a_background_job_to_the_terminal() {
         eventually(PATIENCE, "the whole job has stopped", || {
             all_below_have_stopped(shell.parse().expect("a number"))
         });
-        terminal.enter("fg");
+        terminal.command("fg");
         terminal.enter("latest");
         terminal.expect("got:latest");
         terminal.press(CTRL_D);
@@ -601,12 +606,11 @@ fn fg_continues_all_of_a_job_that_needs_the_terminal() {
             drop(holder);
             let before = terminal.screen().len();
             eventually(PATIENCE, "the job has stopped", || {
-                terminal.enter(" jobs");
+                terminal.command("jobs");
                 terminal.expect(PROMPT);
                 terminal.screen()[before..].contains("Stopped")
             });
-            // Bash can lose the first byte while it hears of a child that has stopped.
-            terminal.enter(" fg");
+            terminal.command("fg");
             terminal.enter("late");
             terminal.expect("got:late");
             terminal.press(CTRL_D);
@@ -684,7 +688,7 @@ fn ctrl_z_stops_all_of_a_pipeline_and_all_of_a_script() {
             terminal.expect("got:one");
             terminal.press(CTRL_Z);
             terminal.expect(PROMPT);
-            terminal.enter("fg");
+            terminal.command("fg");
             terminal.enter("two");
             terminal.expect("got:two");
             terminal.press(CTRL_D);
@@ -718,7 +722,7 @@ fn a_shell_under_the_lock_has_job_control_of_its_own() {
         terminal.expect("got:one");
         terminal.press(CTRL_Z);
         terminal.expect("inner> ");
-        terminal.enter("fg");
+        terminal.command("fg");
         terminal.enter("two");
         terminal.expect("got:two");
         terminal.press(CTRL_C);
@@ -743,7 +747,7 @@ fn ctrl_z_and_ctrl_c_work_while_it_waits_for_the_lock() {
         terminal.enter("jobs");
         terminal.expect("Stopped");
         terminal.expect(PROMPT);
-        terminal.enter("fg");
+        terminal.command("fg");
         terminal.expect("run k");
         terminal.wait_for_the_job();
         terminal.press(CTRL_C);
@@ -840,7 +844,7 @@ fn hold_in_the_background_holds_until_it_is_ended() {
         eventually(PATIENCE, "the lock is held", || is_held(daemon, "k"));
         // What is typed meanwhile is the shell's.
         terminal.expect_status(0);
-        terminal.enter("fg");
+        terminal.command("fg");
         terminal.wait_for_the_job();
         terminal.press(CTRL_Z);
         terminal.expect(PROMPT);
@@ -864,7 +868,7 @@ fn a_lock_that_is_lost_while_the_job_is_stopped_ends_it_at_fg() {
         terminal.press(CTRL_Z);
         terminal.expect(PROMPT);
         daemon.signal(Signal::KILL);
-        terminal.enter("fg");
+        terminal.command("fg");
         terminal.expect("the lock was lost");
         terminal.expect(PROMPT);
         terminal.expect_status(70);

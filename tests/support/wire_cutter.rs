@@ -52,7 +52,9 @@ impl WireCutter {
                 let swallows = ours.swallows_next.swap(false, Ordering::SeqCst);
                 let half_closes = ours.half_closes.load(Ordering::SeqCst);
                 let wire = Wire::between(client, server, swallows, half_closes);
-                ours.wires.lock().unwrap().push(wire);
+                // Who has got an answer over it finds it there.
+                ours.wires.lock().unwrap().push(Arc::clone(&wire));
+                wire.pass_on();
             }
         });
         WireCutter { addr, shared }
@@ -105,18 +107,20 @@ impl Wire {
         for stream in [&client, &server] {
             stream.set_nodelay(true).expect("TCP knows TCP_NODELAY");
         }
-        let wire = Arc::new(Wire {
+        Arc::new(Wire {
             client,
             server,
             stalls: AtomicBool::new(false),
             swallows: AtomicBool::new(swallows),
             half_closes,
-        });
+        })
+    }
+
+    fn pass_on(self: Arc<Wire>) {
         for is_reply in [false, true] {
-            let wire = Arc::clone(&wire);
+            let wire = Arc::clone(&self);
             thread::spawn(move || wire.copy(is_reply));
         }
-        wire
     }
 
     /// The end of the server's side is passed on.
