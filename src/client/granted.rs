@@ -18,13 +18,20 @@ pub(crate) struct Granted {
     pub(crate) grant: Grant,
     /// When the lease was asked for: it began then or later.
     pub(super) asked_at: Moment,
+    /// Whether the guard is to know the number of its slot.
+    pub(super) is_numbered: bool,
 }
 
 impl Granted {
     /// Makes a guard of it.
     pub(crate) fn keep(mut self) -> Result<Guard, Error> {
         self.connection.cancelled_by = None;
-        self.renewed_if_late().and_then(Guard::new)
+        // Before the look at the lease, of which this takes some.
+        #[cfg(feature = "statistics")]
+        let number = self.slot_number()?;
+        #[cfg(not(feature = "statistics"))]
+        let number = None;
+        Guard::new(self.renewed_if_late()?, number)
     }
 
     /// Fails with [`Error::LeaseExpired`] if the lease is over.

@@ -250,6 +250,7 @@ impl Client {
             slot,
             tag: "",
             needs: Abilities::default(),
+            is_numbered: false,
             cancelled_by: None,
         }
     }
@@ -280,6 +281,7 @@ pub struct Lock<'a> {
     tag: &'a str,
     /// What the server must be able to do.
     needs: Abilities,
+    is_numbered: bool,
     cancelled_by: Option<&'a CancelHandle>,
 }
 
@@ -344,6 +346,14 @@ impl<'a> Lock<'a> {
         self
     }
 
+    /// Asks for the number of the slot of a semaphore, see [`Guard::slot_number`], behind the
+    /// grant. The call blocks for at most the reply timeout more.
+    #[cfg(feature = "statistics")]
+    pub fn numbered(mut self) -> Lock<'a> {
+        self.is_numbered = true;
+        self
+    }
+
     /// Lets `handle` end the wait for a grant from another thread, also that of a place in the
     /// queue. It does not end an attempt to connect, which ends at its own timeout.
     pub fn cancelled_by(self, handle: &'a CancelHandle) -> Lock<'a> {
@@ -385,6 +395,7 @@ impl<'a> Lock<'a> {
             connection,
             key: self.key.to_owned(),
             slot: self.slot,
+            is_numbered: self.is_numbered,
             enqueued,
         })
     }
@@ -475,6 +486,7 @@ impl<'a> Lock<'a> {
             slot: self.slot,
             grant,
             asked_at,
+            is_numbered: self.is_numbered,
         }))
     }
 }
@@ -508,6 +520,7 @@ pub struct QueuePlace {
     connection: Connection,
     key: String,
     slot: Slot,
+    is_numbered: bool,
     enqueued: Enqueued,
 }
 
@@ -544,6 +557,7 @@ impl QueuePlace {
             slot: self.slot,
             grant,
             asked_at,
+            is_numbered: self.is_numbered,
         };
         granted.keep().map(Some)
     }

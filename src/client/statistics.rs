@@ -6,6 +6,7 @@ use serde_json::Value;
 
 use super::connection::Connection;
 use super::error::Error;
+use super::granted::Granted;
 use super::{Client, Kind};
 use crate::protocol::request::Request;
 
@@ -106,6 +107,20 @@ impl Connection {
             Ok(json) => parse(&json).ok_or_else(unsupported),
             Err(Error::Refused(_)) => Err(unsupported()),
             Err(error) => Err(error),
+        }
+    }
+}
+
+impl Granted {
+    /// Asks for the number of the slot, if the guard is to know it, and the server knows numbers.
+    pub(super) fn slot_number(&mut self) -> Result<Option<u32>, Error> {
+        let is_one_slot = self.slot.limit.is_some() && self.slot.slots.unwrap_or(1) == 1;
+        if !(self.is_numbered && is_one_slot) {
+            return Ok(None);
+        }
+        match self.connection.holder(&self.key, self.grant.token.fence()) {
+            Err(Error::Unsupported(_)) => Ok(None),
+            holder => Ok(holder?.and_then(|holder| holder.slot)),
         }
     }
 }

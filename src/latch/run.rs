@@ -19,8 +19,9 @@ use super::options::OnLost;
 use super::servers::Target;
 use super::{busy, complain, explain, options, shown, usage, BUSY, LOST, PROGRAM};
 
-/// What the command finds in its environment: the key, the token and the fence.
-pub(super) const VARIABLES: [&str; 3] = ["LATCH_KEY", "LATCH_TOKEN", "LATCH_FENCE"];
+/// What the command finds in its environment: the key, the token, the fence, and the number of its
+/// slot of a semaphore.
+pub(super) const VARIABLES: [&str; 4] = ["LATCH_KEY", "LATCH_TOKEN", "LATCH_FENCE", "LATCH_SLOT"];
 
 /// How long the release may take if the server has the connection, and if that is away: a little
 /// longer than the guard tries.
@@ -34,6 +35,7 @@ pub(super) fn run(options: &options::Run, command: &[OsString]) -> CommandResult
         return Err(usage("missing command to run, after --"));
     }
     let mut asking = options.asking(&command[0])?;
+    asking.target = asking.target.numbered();
     if options.at_least.is_some() {
         asking.target = asking.target.keepable();
     }
@@ -53,7 +55,7 @@ pub(super) fn run(options: &options::Run, command: &[OsString]) -> CommandResult
 /// Looks whether this process runs under the lock that it is to wait for, and so would wait for
 /// itself. Runs the command under that lock if `--nested` says so, and does not return then.
 fn already_held(target: &Target, options: &options::Run, command: &[OsString]) -> Option<u8> {
-    let [key, token, _] = VARIABLES.map(|name| env::var(name).unwrap_or_default());
+    let [key, token, ..] = VARIABLES.map(|name| env::var(name).unwrap_or_default());
     let token: Token = token.parse().ok()?;
     let never_waits = options::timeout(options.timeout, options.nonblock) == Some(Duration::ZERO);
     let is_meant = options.nested || (!never_waits && options.limit.unwrap_or(1) == 1);
@@ -110,13 +112,15 @@ fn run_under(
         true => confirmed.set(),
         false => look(),
     };
-    let [key, token, fence] = VARIABLES;
+    let [key, token, fence, slot] = VARIABLES;
+    let number = guard.slot_number().map(|number| number.to_string().into());
     let job = Job {
         command,
         environment: &[
-            (key, options.key.clone().into()),
-            (token, guard.token().to_string().into()),
-            (fence, guard.fence().to_string().into()),
+            (key, Some(options.key.clone().into())),
+            (token, Some(guard.token().to_string().into())),
+            (fence, Some(guard.fence().to_string().into())),
+            (slot, number),
         ],
         loss_signal: match options.on_lost {
             OnLost::Send(signal) => signal,

@@ -49,6 +49,7 @@ pub(super) struct Target {
     pub(super) slot: Slot,
     tag: String,
     is_keepable: bool,
+    is_numbered: bool,
 }
 
 impl Target {
@@ -65,6 +66,7 @@ impl Target {
             slot: lease.map_or(slot, |lease| slot.with_lease(lease)),
             tag: String::new(),
             is_keepable: false,
+            is_numbered: false,
         }
     }
 
@@ -87,10 +89,19 @@ impl Target {
         self
     }
 
+    /// Asks for the number of the slot, if it is one of a semaphore.
+    pub(super) fn numbered(mut self) -> Target {
+        self.is_numbered = true;
+        self
+    }
+
     pub(super) fn lock(&self) -> Lock<'_> {
-        let lock = self.client.slot(&self.key, self.slot).tag(&self.tag);
-        match self.is_keepable {
-            true => lock.keepable(),
+        let mut lock = self.client.slot(&self.key, self.slot).tag(&self.tag);
+        if self.is_keepable {
+            lock = lock.keepable();
+        }
+        match self.is_numbered {
+            true => lock.numbered(),
             false => lock,
         }
     }

@@ -68,7 +68,7 @@ fn run_under(
     };
     let job = Job {
         command: &request.words,
-        environment: &[("SEMA_PATH", path.into())],
+        environment: &[("SEMA_PATH", Some(path.into()))],
         loss_signal: Signal::TERM,
         kill_after: options.kill_after.unwrap_or(KILL_AFTER),
         inherited: Some(guard.as_fd()),

@@ -32,8 +32,8 @@ use terminal::Terminal;
 pub struct Job<'a> {
     /// The command and its arguments: at least one word.
     pub command: &'a [OsString],
-    /// Variables that the command gets besides those of this program.
-    pub environment: &'a [(&'a str, OsString)],
+    /// Variables of the command that are not those of this program; `None` removes one.
+    pub environment: &'a [(&'a str, Option<OsString>)],
     /// What the command gets when the lock is lost.
     pub loss_signal: Signal,
     /// How long the command may run on after that.

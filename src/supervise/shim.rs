@@ -76,8 +76,13 @@ pub(super) fn spawn(job: &Job<'_>, foreground: Foreground) -> io::Result<Pid> {
             Foreground::Ours => "-",
         })
         .args(job.command)
-        .envs(job.environment.iter().cloned())
         .process_group(0);
+    for (name, value) in job.environment {
+        match value {
+            Some(value) => shim.env(name, value),
+            None => shim.env_remove(name),
+        };
+    }
     let child = shim.spawn()?;
     Ok(Pid::from_child(&child))
 }

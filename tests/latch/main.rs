@@ -11,6 +11,7 @@ mod hold;
 mod keeping;
 mod monitoring;
 mod names;
+mod numbers;
 mod operators;
 mod reconnecting;
 mod restarts;
