@@ -75,7 +75,9 @@
 //! No module uses one of a higher row; which of its own row and of those below it may use is in
 //! `tests/house/layering.rs`. `bin/latch-all` is the four programs in one (feature `multicall`),
 //! and `fuzzing/` what the fuzzers of `fuzz/` and the tests feed. Each folder of `tests/` is one
-//! program's, or the house's own rules; `cargo test -- --ignored` runs the long tests.
+//! program's, or the house's own rules; `cargo test -- --ignored` runs the long tests, and
+//! `LATCHD_TEST_PROGRAMS=FOLDER cargo test` tries the programs in that folder instead of those
+//! that cargo has built: static ones, say.
 //!
 //! # Where to change what
 //!

@@ -8,7 +8,7 @@ use crate::house::{Etcd, Server, TAKE_OVER};
 use crate::support::latch::output;
 use crate::support::needs::needs;
 use crate::support::silent::{free_port, free_ports};
-use crate::support::Daemon;
+use crate::support::{program, Daemon};
 
 #[test]
 fn the_example_shows_a_failover() {
@@ -43,7 +43,7 @@ fn the_example_shows_a_rolling_upgrade() {
 /// Runs an example that prints lines which begin so.
 fn shows(example: &str, lines: &[&str]) {
     needs!("etcd");
-    let programs = Path::new(env!("CARGO_BIN_EXE_latchd")).parent();
+    let programs = Path::new(program("latchd")).parent();
     let programs = programs.expect("they are in a directory").display();
     let path = std::env::var("PATH").unwrap_or_default();
     let port = free_ports(9).to_string();
@@ -143,7 +143,7 @@ fn the_supervisor_hears_of_the_role() {
     assert!(!said.iter().any(|it| it.contains("Serving")), "{said:?}");
     active.kill();
     hears("STATUS=Active, epoch ");
-    let mut ping = Command::new(env!("CARGO_BIN_EXE_latch"));
+    let mut ping = Command::new(program("latch"));
     ping.args(["ping", "--server", &format!("127.0.0.1:{port}")]);
     assert!(output(&mut ping).status.success());
 }

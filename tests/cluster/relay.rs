@@ -10,10 +10,10 @@ use latchd::client::{Address, Client as Guards, Loss};
 
 use crate::house::{Etcd, Server, TAKE_OVER, TTL};
 use crate::stopping::acquire_as_adopter;
-use crate::support::latch::{output, wait, Latch, PROGRAM};
+use crate::support::latch::{output, wait, Latch};
 use crate::support::needs::{needs, Program};
 use crate::support::silent::free_port;
-use crate::support::{eventually, Client, Daemon, Event, Signal, PATIENCE};
+use crate::support::{eventually, program, Client, Daemon, Event, Signal, PATIENCE};
 
 /// One member of etcd, an active server and a standby.
 fn pair(programs: &[Program; 2], arguments: &[&str]) -> (Etcd, Server, Server) {
@@ -38,7 +38,7 @@ fn epoch(active: &Server) -> String {
 
 /// A command line of `latch` for a server.
 fn latch(server: &Server) -> Command {
-    let mut command = Command::new(PROGRAM);
+    let mut command = Command::new(program("latch"));
     command
         .env("LATCH_SERVER", address(server))
         .env_remove("LATCH_AUTH_TOKEN_FILE")

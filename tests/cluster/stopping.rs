@@ -11,12 +11,12 @@ use latchd::client::{Address, Client as Guards};
 
 use crate::house::{Etcd, Server, TAKE_OVER, TTL};
 use crate::support::amount::amount;
-use crate::support::latch::{wait, Latch, PROGRAM};
+use crate::support::latch::{wait, Latch};
 use crate::support::limited::raise_our_own_limit;
 use crate::support::needs::needs;
 use crate::support::silent::free_port;
 use crate::support::stalls::{fair_test, in_time};
-use crate::support::{eventually, Client, Event, Grant, Signal, PATIENCE};
+use crate::support::{eventually, program, Client, Event, Grant, Signal, PATIENCE};
 
 /// Says what the client can do, and has a lock granted.
 pub fn acquire_as_adopter(client: &mut Client, key: &str) -> Grant {
@@ -224,7 +224,7 @@ fn a_standby_that_stops_ends_none_of_the_jobs_behind_it() {
         // Half of them know no other server, and wait until it is back.
         let servers = [vec![&standby], vec![&standby, &active]];
         let job = |number: usize| {
-            let mut command = Command::new(PROGRAM);
+            let mut command = Command::new(program("latch"));
             command
                 .args(["run", "k", "--retry", "--server"])
                 .arg(cluster(&servers[number % 2]))
@@ -341,7 +341,7 @@ fn work_in_commands(servers: &str, number: usize, work: &Path, is_over: &AtomicB
     const SCRIPT: &str = r#"mkdir "$1" || exit 9; sleep 0.03; rmdir "$1"; exit 3"#;
     let mut count = 0;
     while !is_over.load(Ordering::Relaxed) {
-        let mut command = Command::new(PROGRAM);
+        let mut command = Command::new(program("latch"));
         command
             .args(["run", LOCKS[number % 2], "--retry", "--server", servers])
             .args(["--lease", "60", "--", "sh", "-c", SCRIPT, "sh"])

@@ -13,7 +13,7 @@ use crate::support::mounts::Mount;
 use crate::support::needs::needs;
 use crate::support::silent::refusing_addr;
 use crate::support::stalls::fair_test;
-use crate::support::{eventually, Daemon, PATIENCE};
+use crate::support::{eventually, program, Daemon, PATIENCE};
 use rustix::process::{kill_process, kill_process_group, Pid, Signal};
 
 #[test]
@@ -238,7 +238,7 @@ fn the_benchmark_of_lfpd_gives_its_ratio() {
 #[test]
 fn the_benchmark_compares_builds_and_running_servers() {
     let daemon = Daemon::start(&[]);
-    let latchd = env!("CARGO_BIN_EXE_latchd");
+    let latchd = program("latchd");
     let (old, new) = (format!("old={latchd}"), format!("new={latchd}"));
     let running = format!("running={}", address(&daemon));
     let printed = benchmark(
@@ -501,11 +501,13 @@ fn example(name: &str, daemon: &Daemon) -> Command {
 fn script(name: &str, daemon: &Daemon) -> Command {
     let examples = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples");
     let path = std::env::var("PATH").unwrap_or_default();
+    let bin = Path::new(program("latch")).parent();
+    let bin = bin.expect("a program is in a directory").display();
     let mut command = Command::new("sh");
     command
         .args(["-c", "umask 077; exec sh \"$@\"", "sh"])
         .arg(examples.join(name))
-        .env("PATH", format!("{}:{path}", programs().display()))
+        .env("PATH", format!("{bin}:{path}"))
         .env("LATCH_SERVER", address(daemon))
         .env_remove("LATCH_AUTH_TOKEN_FILE");
     command

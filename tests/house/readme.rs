@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use crate::support::needs::needs;
 use crate::support::silent::free_addr;
-use crate::support::{eventually, Daemon, Signal};
+use crate::support::{eventually, program, Daemon, Signal};
 use rustix::process::{kill_process_group, test_kill_process_group, Pid};
 
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -375,14 +375,14 @@ fn shell() -> Command {
 }
 
 /// A program which finds latchd and hears nothing of the environment of the test.
-fn in_our_path(program: &str) -> Command {
-    let latchd = Path::new(env!("CARGO_BIN_EXE_latchd"));
+fn in_our_path(name: &str) -> Command {
+    let latchd = Path::new(program("latchd"));
     let dir = latchd
         .parent()
         .expect("a program lies in a directory")
         .display();
     let path = std::env::var("PATH").unwrap_or_default();
-    let mut command = Command::new(program);
+    let mut command = Command::new(name);
     command
         .env_clear()
         .env("PATH", format!("{dir}:{path}"))

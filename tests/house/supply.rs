@@ -180,8 +180,7 @@ fn long(file: &[u8], at: usize) -> u64 {
     u64::from_ne_bytes(file[at..at + 8].try_into().expect("eight bytes"))
 }
 
-/// Those of the release build are linked with the same flags. LATCHD_TEST_PROGRAM names one more
-/// program to look at.
+/// Those of the release build are linked with the same flags.
 #[test]
 #[cfg(all(target_pointer_width = "64", target_env = "gnu"))]
 fn the_programs_are_linked_with_all_hardening() {
@@ -191,9 +190,8 @@ fn the_programs_are_linked_with_all_hardening() {
         env!("CARGO_BIN_EXE_sema"),
         env!("CARGO_BIN_EXE_lfpd"),
     ];
-    let named = std::env::var("LATCHD_TEST_PROGRAM").ok();
-    for program in built.map(str::to_owned).into_iter().chain(named) {
-        let found = weaknesses(&fs::read(&program).expect("it is built"));
+    for program in built {
+        let found = weaknesses(&fs::read(program).expect("it is built"));
         assert!(found.is_empty(), "{program}: {found:?}");
     }
 }

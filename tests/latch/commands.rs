@@ -15,11 +15,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::support::latch::{
-    is_held, latch, output, run, signal, state, status, text, wait, Latch, PROGRAM,
+    is_held, latch, output, run, signal, state, status, text, wait, Latch,
 };
 use crate::support::needs::{needs, skipped};
 use crate::support::silent::{refusing_addr, FullBacklog};
-use crate::support::{eventually, Daemon, Signal, PATIENCE};
+use crate::support::{eventually, program, Daemon, Signal, PATIENCE};
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::fs::{flock, FlockOperation};
 use rustix::process::Pid;
@@ -72,7 +72,7 @@ fn any_command_goes_on_to_the_next_server_of_the_cluster() {
     });
     let cluster = format!("{first}|{}", daemon.addr());
     let ask = |words: &[&str]| {
-        let mut command = Command::new(PROGRAM);
+        let mut command = Command::new(program("latch"));
         command.args(words).env("LATCH_SERVER", &cluster);
         let output = command.output().expect("it was built by cargo");
         (
@@ -674,7 +674,10 @@ fn a_server_that_is_down_or_goes_away_is_69() {
 fn a_system_without_resources_is_71() {
     let daemon = Daemon::start(&[]);
     let status_with = |descriptors: u32| {
-        let script = format!("ulimit -n {descriptors}; exec {PROGRAM} run k -- true");
+        let script = format!(
+            "ulimit -n {descriptors}; exec {} run k -- true",
+            program("latch")
+        );
         let mut command = Command::new("sh");
         command.args(["-c", &script]);
         command.env("LATCH_SERVER", daemon.addr().to_string());
@@ -1107,7 +1110,8 @@ fn the_checksum_of_a_key_selects_its_server() {
         let output = output(release.env("LATCH_SERVER", addresses.join(", ")));
         assert_eq!(output.status.code(), Some(0), "{key}");
         let script = format!(
-            "{PROGRAM} run {key} --timeout 0 -E 9 --server {} -- true",
+            "{} run {key} --timeout 0 -E 9 --server {} -- true",
+            program("latch"),
             { &addresses[server] }
         );
         let mut arguments = vec!["run", key];
@@ -1249,7 +1253,7 @@ struct Check {
 fn check_fence(file: &Path, fence: u64, kill_after: Option<Duration>) -> Check {
     let began = Instant::now();
     let mut child = Latch::start(
-        Command::new(PROGRAM)
+        Command::new(program("latch"))
             .arg("fence-check")
             .arg(file)
             .arg(format!("{fence:016x}{:016x}", 0x5a17))
@@ -1312,7 +1316,7 @@ fn fence_check_gives_up_on_a_file_that_stays_locked() {
     let path = directory.path().join("fence");
     let file = File::create(&path).expect("there is room");
     flock(&file, FlockOperation::LockExclusive).expect("a lock");
-    let mut command = Command::new(PROGRAM);
+    let mut command = Command::new(program("latch"));
     command
         .arg("fence-check")
         .arg(&path)
@@ -1382,7 +1386,7 @@ fn the_directory_of_a_links_target_is_synced() {
         .args(["-f", "-y", "-e", "trace=fsync", "-o"])
         .arg(&trace);
     command
-        .args([PROGRAM, "fence-check"])
+        .args([program("latch"), "fence-check"])
         .arg(&link)
         .arg("0123456789abcdef".repeat(2));
     let output = output(&mut command);

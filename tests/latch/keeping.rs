@@ -5,9 +5,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::reconnecting::{listener, Peer};
-use crate::support::latch::{is_held, output, run, status, text, PROGRAM};
+use crate::support::latch::{is_held, output, run, status, text};
 use crate::support::wire_cutter::WireCutter;
-use crate::support::{eventually, Daemon, Scheme, PATIENCE};
+use crate::support::{eventually, program, Daemon, Scheme, PATIENCE};
 use latchd::client::{Address, Client, Error};
 
 #[test]
@@ -92,7 +92,7 @@ fn a_server_that_cannot_keep_is_refused_before_the_job() {
             peer.answer("ok");
             peer.grant(60);
         });
-        let mut command = Command::new(PROGRAM);
+        let mut command = Command::new(program("latch"));
         command
             .args(arguments)
             .env("LATCH_SERVER", addr.to_string());
@@ -137,7 +137,7 @@ fn a_reservation_is_given_back_as_it_says() {
     );
     // By a shell, whatever is in the key.
     let mut shell = Command::new("sh");
-    let release = value("release: ").replacen("latch", PROGRAM, 1);
+    let release = value("release: ").replacen("latch", program("latch"), 1);
     shell.arg("-c").arg(&release);
     shell.env("LATCH_SERVER", daemon.addr().to_string());
     assert_eq!(output(&mut shell).status.code(), Some(0), "{release}");

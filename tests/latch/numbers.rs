@@ -5,10 +5,10 @@ use std::process::{Command, Stdio};
 use std::thread;
 
 use crate::reconnecting::{listener, Peer};
-use crate::support::latch::{latch, output, text, wait, Latch, PROGRAM};
+use crate::support::latch::{latch, output, text, wait, Latch};
 use crate::support::silent::free_port;
 use crate::support::wire_cutter::WireCutter;
-use crate::support::{eventually, Daemon, Signal, PATIENCE};
+use crate::support::{eventually, program, Daemon, Signal, PATIENCE};
 use latchd::client::{Address, Client, Guard};
 
 /// Prints the number, or `none` without one.
@@ -83,7 +83,7 @@ fn an_older_server_gives_no_number() {
         assert_eq!(peer.request(), format!("sr pool {TOKEN}"));
         peer.answer("ok");
     });
-    let mut command = Command::new(PROGRAM);
+    let mut command = Command::new(program("latch"));
     command
         .args(["run", "pool", "--limit", "3", "--", "sh", "-c", PRINT])
         .env("LATCH_SERVER", addr.to_string());

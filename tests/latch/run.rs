@@ -16,12 +16,12 @@ use crate::reconnecting::{listener, Peer};
 use crate::support::amount::amount;
 use crate::support::latch::{
     fed, fill, is_gone, is_held, latch, number_in, output, ready, run, signal, started, state,
-    status, text, wait_as_shell, Latch, PROGRAM,
+    status, text, wait_as_shell, Latch,
 };
 use crate::support::limited::{copy_program, program_for_all};
 use crate::support::needs::{needs, skipped};
 use crate::support::stalls::{fair_test, in_time};
-use crate::support::{children_of, eventually, Daemon, Signal, PATIENCE};
+use crate::support::{children_of, eventually, program, Daemon, Signal, PATIENCE};
 use rustix::process::{kill_process, Pid};
 use rustix_libc_wrappers::process::SignalExt;
 
@@ -171,7 +171,7 @@ fn a_command_that_cannot_run_gives_one_line_and_a_status() {
 #[test]
 fn an_unreadable_directory_in_path_hides_no_error() {
     let daemon = Daemon::start(&[]);
-    let (directory, program) = program_for_all(PROGRAM);
+    let (directory, program) = program_for_all(program("latch"));
     let closed = directory.path().join("closed");
     fs::create_dir(&closed).expect("there is room");
     fs::write(directory.path().join("plain"), "no program\n").expect("there is room");
@@ -394,7 +394,10 @@ fn latch_dies_of_the_signal_that_ended_its_command() {
     for (sent, name) in SIGNALS {
         let directory = directory();
         let script = "eval \"$READY\"; exec sleep 60";
-        let latch = format!("ulimit -c unlimited; exec {PROGRAM} run k -- sh -c '{script}'");
+        let latch = format!(
+            "ulimit -c unlimited; exec {} run k -- sh -c '{script}'",
+            program("latch")
+        );
         let mut command = Command::new("sh");
         command
             .args(["-c", &latch])
@@ -440,7 +443,10 @@ fn a_signal_that_latch_ignores_is_ignored_by_the_command() {
     let daemon = Daemon::start(&[]);
     let directory = directory();
     let inner = "eval \"$READY\"; exec sleep 60";
-    let script = format!("trap '' HUP INT; exec {PROGRAM} run k -- sh -c '{inner}'");
+    let script = format!(
+        "trap '' HUP INT; exec {} run k -- sh -c '{inner}'",
+        program("latch")
+    );
     let mut command = Command::new("sh");
     command
         .args(["-c", &script])
@@ -461,7 +467,7 @@ fn signals_that_were_blocked_at_the_start_are_handled() {
     let daemon = Daemon::start(&[]);
     let blocked = |arguments: &[&str]| {
         let mut command = Command::new("env");
-        command.args(["--block-signal", PROGRAM, "run", "k", "--"]);
+        command.args(["--block-signal", program("latch"), "run", "k", "--"]);
         command.args(arguments);
         command.env("LATCH_SERVER", daemon.addr().to_string());
         command
@@ -577,7 +583,7 @@ fn a_stopped_command_that_must_end_is_continued() {
 fn a_command_does_not_start_after_latch_was_killed() {
     let directory = directory();
     let file = directory.path().join("file");
-    let mut orphan = Command::new(PROGRAM);
+    let mut orphan = Command::new(program("latch"));
     // The exec shim of a latch that was killed at once finds another parent.
     orphan.args(["--exec-shim", "0", "-", "touch"]).arg(&file);
     assert_eq!(output(&mut orphan).status.code(), Some(143));
@@ -840,7 +846,7 @@ fn a_lock_lost_before_the_command_starts_starts_none() {
     // The command inherits that SIGTERM is ignored: it would run, if it were started.
     let script = "trap '' TERM; exec \"$0\" run k --tag '' -- touch \"$1\"";
     let mut command = Command::new("sh");
-    command.args(["-c", script, PROGRAM, &ran]);
+    command.args(["-c", script, program("latch"), &ran]);
     command.env("LATCH_SERVER", addr.to_string());
     command.stdin(Stdio::null()).stderr(Stdio::piped());
     let mut child = Latch::start(&mut command);
@@ -859,7 +865,7 @@ fn a_lock_lost_before_the_command_starts_starts_none() {
 #[test]
 fn a_refused_release_is_reported() {
     let daemon = Daemon::start(&[]);
-    let script = format!("{PROGRAM} release k $LATCH_TOKEN; exit 4");
+    let script = format!("{} release k $LATCH_TOKEN; exit 4", program("latch"));
     let output = run(&daemon, &["run", "k", "--", "sh", "-c", &script]);
     let said = text(&output.stderr);
     assert_eq!(output.status.code(), Some(70), "{said}");
@@ -976,7 +982,7 @@ fn without_job_control_the_command_is_not_stopped() {
     let daemon = Daemon::start(&[]);
     let mut command = Command::new("setsid");
     command
-        .args(["-w", PROGRAM, "run", "k", "--"])
+        .args(["-w", program("latch"), "run", "k", "--"])
         .args(["sh", "-c", "kill -TSTP $$; exit 3"])
         .env("LATCH_SERVER", daemon.addr().to_string());
     assert_eq!(output(&mut command).status.code(), Some(3));
@@ -1022,15 +1028,15 @@ fn an_upgrade_does_not_disturb_a_running_wait() {
     let mut holder = daemon.connect();
     let grant = holder.acquire("k", 0);
     let directory = directory();
-    let program = directory.path().join("latch");
-    copy_program(PROGRAM, &program);
+    let copy = directory.path().join("latch");
+    copy_program(program("latch"), &copy);
     let mut child = Latch::start(
-        Command::new(&program)
+        Command::new(&copy)
             .args(["run", "k", "--", "sh", "-c", "exit 4"])
             .env("LATCH_SERVER", daemon.addr().to_string()),
     );
     daemon.wait_for_waiters("k", 1);
-    fs::remove_file(&program).expect("the old version");
+    fs::remove_file(&copy).expect("the old version");
     assert_eq!(holder.request("r", "k", &grant.token), "ok");
     assert_eq!(wait_as_shell(&mut child), Some(4));
 }
@@ -1125,7 +1131,7 @@ fn a_process_that_leaves_the_group_goes_on() {
 fn a_process_of_another_user_in_the_group_keeps_the_lock() {
     needs!(root);
     let daemon = Daemon::start(&[]);
-    let (_directory, program) = program_for_all(PROGRAM);
+    let (_directory, program) = program_for_all(program("latch"));
     let mut command = Command::new("setpriv");
     command
         .args(["--reuid=65534", "--regid=65534", "--clear-groups"])
@@ -1204,7 +1210,7 @@ fn streams_pass_through_unchanged_however_big() {
     let pipe = "cat \"$2\" | \"$1\" run k -- cat | cat > \"$3\"";
     let mut command = Command::new("sh");
     command
-        .args(["-c", pipe, "sh", PROGRAM])
+        .args(["-c", pipe, "sh", program("latch")])
         .args([&from, &to])
         .env("LATCH_SERVER", daemon.addr().to_string());
     assert_eq!(output(&mut command).status.code(), Some(0));
@@ -1217,7 +1223,7 @@ fn a_closed_pipe_ends_the_command_as_without_latch() {
     let pipe = "\"$1\" run k -- yes | head -n 1; echo \"${PIPESTATUS[@]}\"";
     let mut command = Command::new("bash");
     command
-        .args(["-c", pipe, "bash", PROGRAM])
+        .args(["-c", pipe, "bash", program("latch")])
         .env("LATCH_SERVER", daemon.addr().to_string());
     let output = output(&mut command);
     assert_eq!(text(&output.stdout), "y\n141 0\n");
@@ -1231,7 +1237,7 @@ fn closed_streams_do_no_harm() {
         let script = format!("\"$1\" run k -- sh -c 'cat; exit 7' {closed}");
         let mut command = Command::new("sh");
         command
-            .args(["-c", &script, "sh", PROGRAM])
+            .args(["-c", &script, "sh", program("latch")])
             .stdin(Stdio::null())
             .env("LATCH_SERVER", daemon.addr().to_string());
         assert_eq!(output(&mut command).status.code(), Some(7), "{closed}");
@@ -1251,7 +1257,10 @@ fn the_command_has_the_same_descriptors_as_without_latch() {
     };
     let without = descriptors("");
     assert!(without.contains('7'), "{without}");
-    assert_eq!(descriptors(&format!("{PROGRAM} run k --")), without);
+    assert_eq!(
+        descriptors(&format!("{} run k --", program("latch"))),
+        without
+    );
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -1267,7 +1276,14 @@ fn it_works_as_cron_would_start_it() {
             .args(["-w", "env", "-i", "PATH=/usr/bin:/bin"])
             .args(home)
             .arg(format!("LATCH_SERVER={}", daemon.addr()))
-            .args([PROGRAM, "run", "nightly", "--timeout", "0", "--busy-ok"])
+            .args([
+                program("latch"),
+                "run",
+                "nightly",
+                "--timeout",
+                "0",
+                "--busy-ok",
+            ])
             .args(["--", "sh", "-c", script])
             .current_dir("/")
             .stdin(Stdio::null());
@@ -1287,7 +1303,7 @@ fn it_works_as_cron_would_start_it() {
 fn as_process_1(daemon: &Daemon, options: &[&str], script: &str) -> Option<Command> {
     let mut command = process_1(daemon, &[])?;
     command
-        .args([PROGRAM, "run", "k"])
+        .args([program("latch"), "run", "k"])
         .args(options)
         .args(["--", "sh", "-c", script]);
     Some(command)
@@ -1331,7 +1347,10 @@ fn as_process_1_it_reaps_while_it_waits_for_the_lock() {
     let go_on = directory.path().join("go-on");
     // The shell starts a child, and then becomes latch.
     let orphan = format!("until [ -e {} ]; do sleep 0.02; done", go_on.display());
-    let script = format!("{orphan} & exec {PROGRAM} run k -- sh -c 'exit 7'");
+    let script = format!(
+        "{orphan} & exec {} run k -- sh -c 'exit 7'",
+        program("latch")
+    );
     let Some(mut command) = process_1(&daemon, &[]) else {
         return;
     };
@@ -1363,7 +1382,7 @@ fn through_the_dynamic_loader_it_fails_before_the_wait() {
     };
     let mut command = Command::new(loader);
     command
-        .args([PROGRAM, "run", "k", "--", "true"])
+        .args([program("latch"), "run", "k", "--", "true"])
         .env("LATCH_SERVER", daemon.addr().to_string());
     let output = output(&mut command);
     assert_eq!(output.status.code(), Some(71));
@@ -1378,7 +1397,10 @@ fn without_proc_it_fails_before_the_wait() {
     let daemon = Daemon::start(&[]);
     let mut holder = daemon.connect();
     holder.acquire("k", 0);
-    let script = format!("mount -t tmpfs none /proc && exec {PROGRAM} run k -- true");
+    let script = format!(
+        "mount -t tmpfs none /proc && exec {} run k -- true",
+        program("latch")
+    );
     let Some(mut command) = process_1(&daemon, &["--mount"]) else {
         return;
     };
@@ -1489,7 +1511,7 @@ fn a_command_may_go_on_after_a_loss() {
 fn a_command_under_its_own_lock_is_told_so_or_runs_nested() {
     let daemon = Daemon::start(&[]);
     let nested = |options: &str| {
-        let script = format!("{} run k {options} -- echo inside", PROGRAM);
+        let script = format!("{} run k {options} -- echo inside", program("latch"));
         run(&daemon, &["run", "k", "--", "sh", "-c", &script])
     };
     let waiting = nested("");
@@ -1510,7 +1532,7 @@ fn a_command_under_its_own_lock_is_told_so_or_runs_nested() {
     assert_eq!(alone.status.code(), Some(0));
     assert_ne!(text(&alone.stdout).trim(), "0");
     // Nor does the lock of another key.
-    let script = format!("{PROGRAM} run other -- echo inside");
+    let script = format!("{} run other -- echo inside", program("latch"));
     let other = run(&daemon, &["run", "k", "--", "sh", "-c", &script]);
     assert_eq!(text(&other.stdout), "inside\n");
 }

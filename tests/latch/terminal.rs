@@ -11,11 +11,11 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::support::latch::{is_gone, is_held, number_in, PROGRAM};
+use crate::support::latch::{is_gone, is_held, number_in};
 use crate::support::needs::{needs, Program};
 use crate::support::silent::free_addr;
 use crate::support::stalls::{fair_test, in_time};
-use crate::support::{children_of, eventually, stat_of, Daemon, Scheme, Signal, PATIENCE};
+use crate::support::{children_of, eventually, program, stat_of, Daemon, Scheme, Signal, PATIENCE};
 use rustix::fs::{Mode, OFlags};
 use rustix::process::kill_process;
 use rustix::termios::{tcflow, Action};
@@ -54,7 +54,7 @@ impl Terminal {
             .args(["env", &format!("PS1={PROMPT}")])
             .args(command)
             .env("LATCH_SERVER", daemon.addr().to_string())
-            .env("LATCH", PROGRAM)
+            .env("LATCH", program("latch"))
             .env("TERM", "dumb")
             .env_remove("ENV")
             // Without this, bash writes what the test types into the user's history.
@@ -881,8 +881,8 @@ fn without_a_shell_ctrl_z_does_not_hang_the_terminal() {
     let daemon = Daemon::start(&[]);
     // As with `ssh -t host latch run ...`: no shell is there to continue it.
     let script = format!("printf '{PROMPT}'; exec {SAY}");
-    let command = [PROGRAM, "run", "k", "--", "sh", "-c", &script];
-    let nested = [&[PROGRAM, "run", "a", "--"], &command[..]].concat();
+    let command = [program("latch"), "run", "k", "--", "sh", "-c", &script];
+    let nested = [&[program("latch"), "run", "a", "--"], &command[..]].concat();
     for command in [&command[..], &nested] {
         let mut terminal = Terminal::start(&python, &daemon, command);
         terminal.enter("one");

@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 
 use crate::reconnecting::{listener, Peer};
 use crate::support::latch::{
-    fed, fill, latch, output, run, signal, status, text, wait, wait_as_shell, Latch, PROGRAM,
+    fed, fill, latch, output, run, signal, status, text, wait, wait_as_shell, Latch,
 };
 use crate::support::silent::{refusing_addr, FullBacklog};
-use crate::support::{eventually, Client, Daemon, Scheme, Signal, PATIENCE};
+use crate::support::{eventually, program, Client, Daemon, Scheme, Signal, PATIENCE};
 
 /// Starts a command with its stderr in a pipe.
 fn piped(daemon: &Daemon, arguments: &[&str]) -> Latch {
@@ -319,7 +319,7 @@ fn a_wait_at_a_server_without_hello_is_no_outage() {
         }
     });
     let address = addr.to_string();
-    let mut command = Command::new(PROGRAM);
+    let mut command = Command::new(program("latch"));
     command.args(["run", "k", "--server", &address, "--retry=3", "--", "true"]);
     let _child = Latch::start(command.stdin(Stdio::null()).stderr(Stdio::null()));
     server.join().expect("it came again");
@@ -352,7 +352,7 @@ fn a_signal_ends_the_wait_for_a_server_that_is_not_there() {
     ];
     for (server, connected) in servers {
         let fixed = ["run", "k", "--retry", "--connect-timeout", "1h", "--server"];
-        let mut command = Command::new(PROGRAM);
+        let mut command = Command::new(program("latch"));
         command.args(fixed).args([server, "--", "true"]);
         let mut waiting = Latch::start(command.stdin(Stdio::null()).stderr(Stdio::null()));
         let _peer = connected();
@@ -378,7 +378,7 @@ fn retry_goes_on_from_a_server_that_says_nothing() {
     });
     let address = addr.to_string();
     let fixed = ["run", "k", "--connect-timeout", "3", "--retry", "--server"];
-    let mut command = Command::new(PROGRAM);
+    let mut command = Command::new(program("latch"));
     command.args(fixed).args([&address, "--", "true"]);
     let mut child = Latch::start(command.stdin(Stdio::null()).stderr(Stdio::null()));
     server.join().expect("it came again");
@@ -397,7 +397,7 @@ fn retries_at_a_server_that_says_nothing_end_with_their_time() {
         "--retry=2",
         "--server",
     ];
-    let mut command = Command::new(PROGRAM);
+    let mut command = Command::new(program("latch"));
     command.args(fixed).args([&address, "--", "true"]);
     let mut child = Latch::start(command.stdin(Stdio::null()).stderr(Stdio::null()));
     assert_eq!(wait(&mut child), Some(69));

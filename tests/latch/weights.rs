@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::reconnecting::{listener, Peer};
 use crate::support::latch::{latch, output, run, status, text, Latch};
-use crate::support::{eventually, waiter_count, Daemon, PATIENCE};
+use crate::support::{eventually, program, waiter_count, Daemon, PATIENCE};
 use latchd::client::{Address, Client, Error};
 
 fn client(daemon: &Daemon) -> Client {
@@ -102,7 +102,7 @@ fn an_older_server_is_refused_before_the_command() {
             thread::sleep(Duration::from_millis(50));
         });
         let addr = addr.to_string();
-        let mut command = std::process::Command::new(crate::support::latch::PROGRAM);
+        let mut command = std::process::Command::new(program("latch"));
         command.args(["run", "k"]).args(option);
         command.args(["--server", &addr, "--", "true"]);
         let refused = output(&mut command);

@@ -17,7 +17,7 @@ use crate::support::amount::amount;
 use crate::support::limited::{limit_to, limited};
 use crate::support::needs::{needs, skipped, Program};
 use crate::support::stalls::{fair_test, in_time};
-use crate::support::{eventually, Client, Daemon, Signal, PATIENCE};
+use crate::support::{eventually, program, Client, Daemon, Signal, PATIENCE};
 use rustix::net::{bind, connect, socket, AddressFamily, SocketType};
 use rustix::process::Resource;
 
@@ -329,7 +329,7 @@ fn a_file_in_place_of_the_bound_socket_is_left_alone() {
         let mut command = Daemon::command_of(&strace);
         command.args(["-f", "-qq", "-e", "trace=bind"]);
         command.args(["-e", "inject=bind:delay_exit=1500000"]);
-        command.arg(env!("CARGO_BIN_EXE_latchd"));
+        command.arg(program("latchd"));
         command.args(["--port", "off", "--unix-mode", "0666", "--unix"]);
         let group = rustix::process::getegid().to_string();
         command.arg(&path).args(["--unix-group", &group]);

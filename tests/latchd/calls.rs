@@ -5,7 +5,7 @@ use std::process::Command;
 
 use crate::support::limited::{behind, with_surroundings_of};
 use crate::support::needs::needs;
-use crate::support::{eventually, Client, Daemon, PATIENCE};
+use crate::support::{eventually, program, Client, Daemon, PATIENCE};
 
 const PAIR_COUNT: usize = 50;
 
@@ -29,7 +29,7 @@ fn an_uncontended_pair_is_two_receives_and_two_sends() {
     let trace = directory.path().join("trace");
     let (strace, trace_path) = (strace.path().to_string_lossy(), trace.to_string_lossy());
     let wrapper = [&strace, "-D", "-f", "-qq", "-o", &trace_path];
-    let mut plain = Command::new(env!("CARGO_BIN_EXE_latchd"));
+    let mut plain = Command::new(program("latchd"));
     plain.args(["--port", "0", "--print-port"]);
     let command = with_surroundings_of(&Daemon::command(), behind(&wrapper, &plain));
     let daemon = Daemon::from_command(command);

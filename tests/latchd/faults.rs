@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use crate::fences::{inject, may_attach};
 use crate::support::limited::{behind, is_served, with_surroundings_of};
 use crate::support::needs::needs;
-use crate::support::{eventually, parse_grant, processor_time, Client, Daemon, PATIENCE};
+use crate::support::{eventually, parse_grant, processor_time, program, Client, Daemon, PATIENCE};
 
 /// The system is out of something: clients keep what they have, new ones wait in the backlog.
 #[test]
@@ -170,7 +170,7 @@ fn without_getrandom_tokens_are_random_all_the_same() {
         let inject = format!("inject=getrandom:error={error}");
         let strace = strace.path().to_string_lossy();
         let wrapper = [&strace, "-D", "-f", "-qq", "-o", "/dev/null", "-e", &inject];
-        let mut plain = Command::new(env!("CARGO_BIN_EXE_latchd"));
+        let mut plain = Command::new(program("latchd"));
         plain.args(["--port", "0", "--print-port"]);
         let command = with_surroundings_of(&Daemon::command(), behind(&wrapper, &plain));
         let daemon = Daemon::from_command(command);

@@ -17,7 +17,7 @@ use crate::support::limited::{copy_program, limit_to, with_surroundings_of};
 use crate::support::needs::{needs, skipped, Program};
 use crate::support::stalls::lateness_during;
 use crate::support::{
-    come_to_rest, eventually, fence, parse_grant, Client, Daemon, Event, Signal, PATIENCE,
+    come_to_rest, eventually, fence, parse_grant, program, Client, Daemon, Event, Signal, PATIENCE,
 };
 use rustix::process::{Pid, Resource};
 
@@ -241,21 +241,21 @@ fn what_is_no_file_is_refused_in_one_line() {
 fn what_permissions_forbid_is_refused_in_one_line() {
     let directory = tempfile::tempdir().expect("there is room");
     open_to_all(directory.path(), 0o755);
-    let program = directory.path().join("latchd");
-    copy_program(env!("CARGO_BIN_EXE_latchd"), &program);
+    let copy = directory.path().join("latchd");
+    copy_program(program("latchd"), &copy);
     let file = directory.path().join("fences");
     fs::write(&file, record(1, 7)).expect("there is room");
 
     for mode in [0o000, 0o400, 0o200] {
         open_to_all(&file, mode);
-        refuses(as_nobody(&program, &file), &file, "permission denied");
+        refuses(as_nobody(&copy, &file), &file, "permission denied");
     }
     // A new file in a directory where nothing may be made.
     let locked = directory.path().join("locked");
     fs::create_dir(&locked).expect("there is room");
     open_to_all(&locked, 0o555);
     let missing = locked.join("fences");
-    refuses(as_nobody(&program, &missing), &missing, "permission denied");
+    refuses(as_nobody(&copy, &missing), &missing, "permission denied");
     // A directory that may be searched, but not synced.
     if rustix::process::geteuid().is_root() {
         let unlisted = directory.path().join("unlisted");
@@ -264,7 +264,7 @@ fn what_permissions_forbid_is_refused_in_one_line() {
         fs::write(&there, "").expect("there is room");
         open_to_all(&there, 0o666);
         open_to_all(&unlisted, 0o711);
-        refuses(as_nobody(&program, &there), &there, "permission denied");
+        refuses(as_nobody(&copy, &there), &there, "permission denied");
     }
 }
 
@@ -273,14 +273,14 @@ fn what_permissions_forbid_is_refused_in_one_line() {
 fn a_file_of_ours_in_a_directory_that_is_not_ours_will_do() {
     let directory = tempfile::tempdir().expect("there is room");
     open_to_all(directory.path(), 0o755);
-    let program = directory.path().join("latchd");
-    copy_program(env!("CARGO_BIN_EXE_latchd"), &program);
+    let copy = directory.path().join("latchd");
+    copy_program(program("latchd"), &copy);
     let ahead = now() + DAY;
     let file = directory.path().join("fences");
     fs::write(&file, record(1, ahead)).expect("there is room");
     open_to_all(&file, 0o666);
     open_to_all(directory.path(), 0o555);
-    let daemon = Daemon::from_command(as_nobody(&program, &file));
+    let daemon = Daemon::from_command(as_nobody(&copy, &file));
     assert_eq!(first_fence(&daemon), ahead + 1);
     open_to_all(directory.path(), 0o755); // so that it can be removed
 }

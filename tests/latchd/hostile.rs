@@ -24,8 +24,8 @@ use crate::support::needs::needs;
 use crate::support::silent::{leave_socket, FullBacklog};
 use crate::support::stalls::{fair_test, in_time};
 use crate::support::{
-    described, eventually, parse_grant, processor_time, waiter_count, Client, Daemon, Deadline,
-    Event, Scheme, Signal, PATIENCE,
+    described, eventually, parse_grant, processor_time, program, waiter_count, Client, Daemon,
+    Deadline, Event, Scheme, Signal, PATIENCE,
 };
 
 // ---- those that do not read ------------------------------------------------------------------
@@ -779,7 +779,7 @@ fn a_server_starts_on_a_socket_in_an_unreadable_directory() {
     let mut command = Daemon::command_of("setpriv");
     // Without these, root reads no more than other users do.
     command.arg("--bounding-set=-dac_override,-dac_read_search");
-    command.args([env!("CARGO_BIN_EXE_latchd"), "--port=off", "--unix"]);
+    command.args([program("latchd"), "--port=off", "--unix"]);
     command.arg(&path);
     let _daemon = Daemon::from_command(command);
     eventually(PATIENCE, "the socket answers", || {

@@ -9,9 +9,7 @@ use rustix::fs::{mknodat, FileType, Mode, CWD};
 
 use crate::support::limited::copy_program;
 use crate::support::needs::needs;
-use crate::support::{Daemon, PATIENCE};
-
-const LATCH: &str = env!("CARGO_BIN_EXE_latch");
+use crate::support::{program, Daemon, PATIENCE};
 
 /// A user who is neither root nor the one of the test.
 const OTHER: u32 = 54_321;
@@ -68,7 +66,7 @@ fn refusal(option: &str, path: &Path) -> String {
 }
 
 fn fence_check(file: &Path) -> std::process::Output {
-    let mut command = Command::new(LATCH);
+    let mut command = Command::new(program("latch"));
     command.arg("fence-check").arg(file).arg("0".repeat(32));
     command.output().expect("it runs")
 }
@@ -118,16 +116,16 @@ fn latch_refuses_the_socket_of_an_impostor() {
     let mut command = Daemon::command_of("setpriv");
     command.args([&format!("--reuid={OTHER}"), "--clear-groups"]);
     // The other user need not be able to read the directory of the build.
-    let program = directory.path().join("latchd");
-    copy_program(env!("CARGO_BIN_EXE_latchd"), &program);
-    command.arg(program);
+    let copy = directory.path().join("latchd");
+    copy_program(program("latchd"), &copy);
+    command.arg(copy);
     command
         .args(["--port", "off", "--unix-mode", "0666", "--unix"])
         .arg(&socket);
     let impostor = Daemon::from_command(command);
     impostor.wait_for_log("listening", PATIENCE);
     let ping = || {
-        let mut latch = Command::new(LATCH);
+        let mut latch = Command::new(program("latch"));
         latch.arg("ping").arg("--server").arg(&socket);
         latch.output().expect("it runs")
     };
@@ -156,7 +154,7 @@ fn a_fifo_in_place_of_a_token_file_is_refused_at_once() {
 fn the_pipe_of_a_shell_is_read_as_a_token_file() {
     let mut command = Daemon::command_of("bash");
     let script = "exec \"$0\" --port 0 --auth-token-file <(sleep 0.2; echo secret) \"$@\"";
-    command.args(["-c", script, env!("CARGO_BIN_EXE_latchd"), "--print-port"]);
+    command.args(["-c", script, program("latchd"), "--print-port"]);
     let daemon = Daemon::from_command(command);
     assert_eq!(daemon.connect().request("auth", "_", "secret"), "ok");
 }

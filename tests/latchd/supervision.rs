@@ -23,14 +23,12 @@ use crate::support::needs::{needs, skipped, Program};
 use crate::support::silent::free_addr;
 use crate::support::syslog::Syslog;
 use crate::support::{
-    children_of, come_to_rest, described, eventually, fence, parse_grant, stat_of, Client, Daemon,
-    Deadline, Event, Signal, PATIENCE,
+    children_of, come_to_rest, described, eventually, fence, parse_grant, program, stat_of, Client,
+    Daemon, Deadline, Event, Signal, PATIENCE,
 };
 use rustix::net::{bind, ipproto, listen, socket, AddressFamily, SocketType};
 use rustix::process::{kill_process, Pid};
 use tempfile::TempDir;
-
-const PROGRAM: &str = env!("CARGO_BIN_EXE_latchd");
 
 /// Where the examples have it.
 const INSTALLED: &str = "/usr/sbin/latchd";
@@ -383,7 +381,7 @@ fn the_units_command_serves_a_tcp_socket_of_systemd() {
         .lines()
         .find_map(|line| line.strip_prefix("ExecStart="));
     let command = command.expect("the unit has a command");
-    let command = edited(command, INSTALLED, PROGRAM);
+    let command = edited(command, INSTALLED, program("latchd"));
     let command = edited(&command, "--idle-exit 300", "--idle-exit 1");
     let state = directory.path().to_str().expect("UTF-8");
     let command = command.replace("%S/latchd", state);
@@ -402,7 +400,11 @@ fn a_unix_socket_of_systemd_is_served_and_left_in_its_place() {
     let directory = world_readable_directory();
     let path = directory.path().join("socket");
     let place = path.to_str().expect("UTF-8");
-    let daemon = activated(&activate, &[place], &[PROGRAM, "--idle-exit", "1"]);
+    let daemon = activated(
+        &activate,
+        &[place],
+        &[program("latchd"), "--idle-exit", "1"],
+    );
     Client::unix(&path).acquire("k", 0);
     leaves_when_idle(&daemon);
     assert!(path.exists(), "it belongs to systemd");
@@ -420,7 +422,7 @@ fn all_sockets_of_systemd_lead_to_the_same_locks() {
         second.to_string(),
     ];
     let places: Vec<&str> = places.iter().map(String::as_str).collect();
-    let daemon = activated(&activate, &places, &[PROGRAM, "--idle-exit", "1"]);
+    let daemon = activated(&activate, &places, &[program("latchd"), "--idle-exit", "1"]);
 
     let mut holder = Client::tcp(second);
     holder.acquire("k", 0);
@@ -470,7 +472,13 @@ fn signals_that_a_supervisor_has_blocked_end_the_server() {
     // With its settings there already, the server need not start itself again.
     for settings in [None, Some(("LATCHD_MALLOC", "set"))] {
         let mut command = Daemon::command_of("env");
-        command.args(["--block-signal", PROGRAM, "--port", "0", "--print-port"]);
+        command.args([
+            "--block-signal",
+            program("latchd"),
+            "--port",
+            "0",
+            "--print-port",
+        ]);
         command.envs(settings);
         let daemon = Daemon::from_command(command);
         daemon.signal(Signal::TERM);
@@ -484,7 +492,7 @@ fn signals_that_a_supervisor_has_blocked_end_the_server() {
 fn a_server_keeps_the_name_of_its_file() {
     let directory = world_readable_directory();
     let link = directory.path().join("called");
-    std::os::unix::fs::symlink(PROGRAM, &link).expect("there is room");
+    std::os::unix::fs::symlink(program("latchd"), &link).expect("there is room");
     for argument in ["called", "-odd", ""] {
         let mut command = Daemon::command_of(&link);
         command.arg0(argument).args(["--port", "0", "--print-port"]);
@@ -822,7 +830,7 @@ fn the_s6_script_becomes_the_server_and_reports_readiness() {
         let mut command = Daemon::command_of("sh");
         command.args(["-c", &format!("{fd_3}; exec sh \"$0\"")]);
         command.arg(examples().join("s6-latchd-run")).arg(&ready);
-        command.env("DAEMON", PROGRAM).env("RUN_AS", "");
+        command.env("DAEMON", program("latchd")).env("RUN_AS", "");
         command.env("OPTIONS", format!("--port {}", addr.port()));
         command.stdout(File::create(&log).expect("there is room"));
         let daemon = Daemon::from_command(command);
@@ -853,7 +861,7 @@ fn the_s6_script_serves_without_a_port_to_report() {
     let mut command = Daemon::command_of("sh");
     command.args(["-c", "exec 3>\"$1\"; exec sh \"$0\""]);
     command.arg(examples().join("s6-latchd-run")).arg(&ready);
-    command.env("DAEMON", PROGRAM).env("RUN_AS", "");
+    command.env("DAEMON", program("latchd")).env("RUN_AS", "");
     command.env("OPTIONS", format!("--port=off --unix {}", socket.display()));
     command.stdout(Stdio::null());
     let daemon = Daemon::from_command(command);
@@ -1132,7 +1140,7 @@ fn as_systemd_does(descriptor: impl Into<OwnedFd>, listen_pid: &str) -> Command 
         "exec 3<&0 </dev/null; export LISTEN_FDS=1 LISTEN_PID={listen_pid}; exec \"$0\" \"$@\""
     );
     let mut command = Daemon::command_of("sh");
-    command.args(["-c", &script, PROGRAM]);
+    command.args(["-c", &script, program("latchd")]);
     command.stdin(descriptor.into());
     command
 }
@@ -1263,12 +1271,8 @@ fn edited(text: &str, old: &str, new: &str) -> String {
 /// The units with the path of the program that is tested.
 fn units_of_this_build() -> TempDir {
     let directory = world_readable_directory();
-    let service = edited(&example("latchd.service"), INSTALLED, PROGRAM);
-    let lfpd = edited(
-        &example("lfpd.service"),
-        "/usr/sbin/lfpd",
-        env!("CARGO_BIN_EXE_lfpd"),
-    );
+    let service = edited(&example("latchd.service"), INSTALLED, program("latchd"));
+    let lfpd = edited(&example("lfpd.service"), "/usr/sbin/lfpd", program("lfpd"));
     for (name, unit) in [
         ("latchd.service", service),
         ("latchd.socket", example("latchd.socket")),
@@ -1364,9 +1368,9 @@ fn world_readable_directory() -> TempDir {
 
 /// A copy of the program in a place where any user may run it.
 fn copy_for_all(directory: &Path) -> PathBuf {
-    let program = directory.join("latchd");
-    copy_program(PROGRAM, &program);
-    program
+    let copy = directory.join("latchd");
+    copy_program(program("latchd"), &copy);
+    copy
 }
 
 fn is_running(pid: Pid) -> bool {

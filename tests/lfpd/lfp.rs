@@ -11,7 +11,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::support::limited::{behind, with_surroundings_of};
-use crate::support::{Client, Daemon, PATIENCE};
+use crate::support::{program, Client, Daemon, PATIENCE};
 
 /// A running `lfpd` with lock directories of its own.
 pub struct Lfpd {
@@ -85,7 +85,7 @@ pub fn lock_dirs() -> tempfile::TempDir {
 
 /// Gives a command which runs `lfpd` on the lock directories below `dirs`.
 pub fn command(dirs: &Path) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_lfpd"));
+    let mut command = Command::new(program("lfpd"));
     for name in [
         "LISTEN_FDS",
         "LISTEN_PID",

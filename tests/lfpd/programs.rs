@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use crate::lfp::{greeted, lock_dirs, names_in, Alive, Lfpd, Rxtx};
 use crate::support::needs::{needs, skipped, Program};
-use crate::support::{children_of, eventually, Client, PATIENCE};
+use crate::support::{children_of, eventually, program, Client, PATIENCE};
 use rustix::process::{kill_process, Pid, Signal};
 
 const OKAY: &str = "200 Command okay.\r";
@@ -52,7 +52,7 @@ fn minicom_cu_kermit_and_mgetty_respect_our_locks_and_we_theirs() {
         .arg(directory.path())
         .arg(&python)
         .arg(support_file("serial_programs.py"))
-        .arg(env!("CARGO_BIN_EXE_lfpd"))
+        .arg(program("lfpd"))
         .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
         .env("RUST_LOG", "warn")
         .output()
@@ -136,7 +136,7 @@ impl Inetd {
             String::from_utf8_lossy(&user).trim(),
             within("own"),
             within("other"),
-            program = env!("CARGO_BIN_EXE_lfpd"),
+            program = program("lfpd"),
         );
         let config = dirs.path().join("inetd.conf");
         fs::write(&config, line).expect("written");
@@ -287,7 +287,7 @@ fn behind_socat_and_on_sockets_of_systemd_it_serves() {
     let [socat, activate] = needs!("socat", "systemd-socket-activate");
     let dirs = lock_dirs();
     let lfpd = [
-        env!("CARGO_BIN_EXE_lfpd").to_owned(),
+        program("lfpd").to_owned(),
         "--inetd".to_owned(),
         format!("--lock-dir={}", dirs.path().join("own").display()),
         format!("--search-dirs={}", dirs.path().join("other").display()),

@@ -19,7 +19,7 @@ use crate::support::limited::{copy_program, with_surroundings_of, without_users}
 use crate::support::needs::{needs, skipped, Program};
 use crate::support::stalls::{fair_test, in_time};
 use crate::support::syslog::Syslog;
-use crate::support::{eventually, Client, Daemon, Event, Signal, PATIENCE};
+use crate::support::{eventually, program, Client, Daemon, Event, Signal, PATIENCE};
 
 const OKAY: &str = "200 Command okay.\r";
 const BUSY: &str = "450 : File busy\r";
@@ -919,7 +919,7 @@ fn a_lock_does_not_pass_to_another_users_process() {
         .args(["-k", "5", "50", "unshare", "--mount", "--pid", "--fork"])
         .args(["--kill-child", "--mount-proc", "python3"])
         .arg(script)
-        .arg(env!("CARGO_BIN_EXE_lfpd"))
+        .arg(program("lfpd"))
         .args(["own", "other"].map(|name| dirs.path().join(name)));
     let output = unshare.output().expect("timeout");
     let said = String::from_utf8_lossy(&output.stderr);
@@ -1017,9 +1017,9 @@ fn server_of_another_user(dirs: &Path, mode_of_other: u32) -> (Daemon, Client) {
         let permissions = fs::Permissions::from_mode(mode);
         fs::set_permissions(dirs.join(name), permissions).expect("it is ours");
     }
-    let program = dirs.join("lfpd");
-    copy_program(env!("CARGO_BIN_EXE_lfpd"), &program);
-    let mut lfpd = Command::new(&program);
+    let copy = dirs.join("lfpd");
+    copy_program(program("lfpd"), &copy);
+    let mut lfpd = Command::new(&copy);
     lfpd.args(command(dirs).get_args())
         .uid(65_534)
         .stdin(Stdio::null())

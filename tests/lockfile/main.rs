@@ -31,7 +31,7 @@ use support::limited::copy_program;
 use support::locks::{flocked, locked_in_every_way};
 use support::needs::{needs, skipped, Program};
 use support::stalls::{fair_test, in_time};
-use support::{eventually, PATIENCE};
+use support::{eventually, program, PATIENCE};
 
 /// The number of no process.
 const DEAD: u32 = 999_999_999;
@@ -2091,7 +2091,7 @@ fn slots_are_shared_with_sema_and_have_one_holder_each() {
     let two = slots(2).expect("a lock path");
     let first = two.try_acquire().expect("a free slot");
     let sema = |arguments: &[&str]| {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_sema"));
+        let mut command = Command::new(program("sema"));
         let command = command.arg(arguments[0]).arg(&path).args(&arguments[1..]);
         command.output().expect("it starts").status.code()
     };

@@ -20,7 +20,7 @@ use support::latch::shell_status;
 use support::limited::copy_program;
 use support::locks::locked_in_every_way;
 use support::needs::{needs, skipped};
-use support::{eventually, stat_of, PATIENCE};
+use support::{eventually, program, stat_of, PATIENCE};
 
 /// A number that no process has: it is above every process number.
 const NO_PROCESS: &str = "99999999";
@@ -71,7 +71,7 @@ impl Place {
         };
         for name in ["sema", "file-semaphore", "semats", "file-semaphore-ts"] {
             let link = place.bin.path().join(name);
-            symlink(env!("CARGO_BIN_EXE_sema"), link).expect("a link");
+            symlink(program("sema"), link).expect("a link");
         }
         place
     }
@@ -105,10 +105,10 @@ impl Place {
     }
 
     /// A program by one of its names.
-    fn command(&self, program: &str, arguments: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_sema"));
+    fn command(&self, name: &str, arguments: &[&str]) -> Command {
+        let mut command = Command::new(program("sema"));
         command
-            .arg0(program)
+            .arg0(name)
             .args(arguments)
             .current_dir(self.directory.path())
             .stdin(Stdio::null())
@@ -126,11 +126,11 @@ impl Place {
     }
 
     /// The same, as a user who is not root and owns nothing here.
-    fn as_nobody(&self, program: &str, arguments: &[&str]) -> Output {
+    fn as_nobody(&self, name: &str, arguments: &[&str]) -> Output {
         let bin = self.bin.path().join("for-all");
         if !bin.exists() {
             fs::create_dir(&bin).expect("a directory");
-            copy_program(env!("CARGO_BIN_EXE_sema"), &bin.join("sema"));
+            copy_program(program("sema"), &bin.join("sema"));
             symlink("sema", bin.join("semats")).expect("a link");
             for directory in [self.bin.path(), &bin] {
                 let mode = fs::Permissions::from_mode(0o755);
@@ -145,7 +145,7 @@ impl Place {
             command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]);
         }
         command
-            .arg(bin.join(program))
+            .arg(bin.join(name))
             .args(arguments)
             .current_dir(self.directory.path())
             .stdin(Stdio::null())
@@ -1374,7 +1374,7 @@ fn in_a_namespace(place: &Place, words: &[&str]) -> Option<Output> {
         command
             .args(&flags)
             .args(words)
-            .env("sema", env!("CARGO_BIN_EXE_sema"))
+            .env("sema", program("sema"))
             .current_dir(place.directory.path())
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
@@ -1458,7 +1458,7 @@ fn a_lock_for_no_known_process_is_granted_with_a_note() {
     assert_eq!(text(&output.stderr), NO_CALLER);
     assert_eq!(place.status(&["release", "f", "--force"]), 0);
     // As process 1, the program has no caller in its namespace.
-    let words = [env!("CARGO_BIN_EXE_sema"), "acquire", "f"];
+    let words = [program("sema"), "acquire", "f"];
     let output = in_a_namespace(&place, &words).expect("just now it could");
     assert_eq!(text(&output.stdout), "Lock acquired: f\n");
     assert_eq!(text(&output.stderr), NO_CALLER);
@@ -1556,7 +1556,7 @@ fn a_takeover_that_was_cut_short_blocks_nobody() {
         let mut command = strace.command();
         command
             .args(["-f", "-o", "/dev/null", "-e", &kill])
-            .arg(env!("CARGO_BIN_EXE_sema"))
+            .arg(program("sema"))
             .args(["run", "f", "-n", "--", "true"])
             .current_dir(place.directory.path())
             .stdin(Stdio::null())
@@ -1855,7 +1855,7 @@ fn a_living_holder_is_not_stale_where_flock_is_refused() {
             let output = strace
                 .command()
                 .args(["-f", "-e", &inject, "-o", "/dev/null"])
-                .arg(env!("CARGO_BIN_EXE_sema"))
+                .arg(program("sema"))
                 .args(arguments)
                 .current_dir(place.directory.path())
                 .output()
@@ -1927,11 +1927,11 @@ fn no_lock_is_taken_for_a_process_that_has_ended() {
         let mut holder = Command::new("sleep").arg("60").spawn().expect("sleep");
         let pid = holder.id().to_string();
         let mut command = match is_old {
-            false => Command::new(env!("CARGO_BIN_EXE_sema")),
+            false => Command::new(program("sema")),
             true => strace.command(),
         };
         if is_old {
-            command.args(old_kernel).arg(env!("CARGO_BIN_EXE_sema"));
+            command.args(old_kernel).arg(program("sema"));
         }
         let mut waiter = command
             .args(["acquire", "f", "--pid", &pid])
@@ -2287,7 +2287,7 @@ fn a_short_command_sets_up_no_inotify_watch() {
                 .args(["-f", "--seccomp-bpf", "-qq", "-ttt", "-e"])
                 .arg("trace=execve,inotify_init1")
                 .args(["-e", "signal=none"])
-                .arg(env!("CARGO_BIN_EXE_sema"))
+                .arg(program("sema"))
                 .args(["run", "f", "--no-sync", "--", "sh", "-c", command])
                 .current_dir(place.directory.path())
                 .stdin(Stdio::null())
@@ -2448,7 +2448,7 @@ fn a_wait_on_a_terminal_shows_one_line_until_the_grant() {
                   pty.spawn(sys.argv[1:], read)";
     let mut command = python3.command();
     command
-        .args(["-c", python, env!("CARGO_BIN_EXE_sema")])
+        .args(["-c", python, program("sema")])
         .args(["run", "f", "--", "echo", "done"])
         .current_dir(place.directory.path())
         .stdin(Stdio::null())

@@ -172,7 +172,7 @@ fn a_guard_with_another_boot_id_and_name_is_judged_by_its_lock() {
     let mut command = Command::new("unshare");
     command
         .args(["--mount", "--uts", "--pid", "--fork", "--kill-child"])
-        .args(["sh", "-c", script, env!("CARGO_BIN_EXE_sema")])
+        .args(["sh", "-c", script, program("sema")])
         .current_dir(place.directory.path());
     let mut container = command.spawn().expect("unshare");
     eventually(PATIENCE, "the command runs", || {

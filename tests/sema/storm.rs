@@ -143,7 +143,7 @@ fn storm(name: &str, directory: &Path, programs: &[PathBuf]) {
 #[ignore = "long: cargo test --release --test sema storm -- --ignored --nocapture"]
 fn in_a_storm_of_kills_no_two_are_inside_and_none_is_stuck() {
     let (root, bindfs) = (needs!(root), needs!("bindfs"));
-    let mut programs = vec![PathBuf::from(env!("CARGO_BIN_EXE_sema"))];
+    let mut programs = vec![PathBuf::from(program("sema"))];
     // Another release of sema, to run beside this one.
     programs.extend(std::env::var_os("LATCHD_STORM_OTHER").map(PathBuf::from));
     storm("temporary directory", &std::env::temp_dir(), &programs);

@@ -13,10 +13,7 @@ use std::time::Duration;
 use rustix::fs::OFlags;
 use rustix::process::{kill_process, test_kill_process, Pid};
 
-use super::{eventually, stat_of, Daemon, Deadline, Signal, PATIENCE};
-
-/// Where the program is.
-pub const PROGRAM: &str = env!("CARGO_BIN_EXE_latch");
+use super::{eventually, program, stat_of, Daemon, Deadline, Signal, PATIENCE};
 
 /// A running `latch`, killed when dropped: its command gets SIGTERM from the system then.
 pub struct Latch(Child);
@@ -56,7 +53,7 @@ impl Drop for Latch {
 
 /// A command line of `latch` for a server, deaf to whatever the environment of the test says.
 pub fn latch(daemon: &Daemon, arguments: &[&str]) -> Command {
-    let mut command = Command::new(PROGRAM);
+    let mut command = Command::new(program("latch"));
     command
         .args(arguments)
         .env("LATCH_SERVER", daemon.addr().to_string())

@@ -10,11 +10,11 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use rustix::process::{getrlimit, prlimit, setrlimit, Pid, Resource, Rlimit};
 
 use super::needs::{root, skipped};
-use super::{described, Client, Daemon, Event, PATIENCE};
+use super::{described, program, Client, Daemon, Event, PATIENCE};
 
 /// A server behind `wrapper`, which is a command and its arguments.
 pub fn limited(wrapper: &[&str]) -> Command {
-    limited_copy(wrapper, Path::new(env!("CARGO_BIN_EXE_latchd")))
+    limited_copy(wrapper, Path::new(program("latchd")))
 }
 
 fn limited_copy(wrapper: &[&str], program: &Path) -> Command {
@@ -77,7 +77,7 @@ pub fn is_served(client: &mut Client) -> bool {
 pub fn with_processes(count: u32) -> Option<(tempfile::TempDir, Daemon)> {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     root()?;
-    let (directory, program) = program_for_all(env!("CARGO_BIN_EXE_latchd"));
+    let (directory, program) = program_for_all(program("latchd"));
     let user = 70_000 + std::process::id() % 10_000 * 8 + NEXT.fetch_add(1, Ordering::Relaxed);
     let wrapper = [
         "setpriv",

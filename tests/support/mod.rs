@@ -25,14 +25,15 @@ pub mod tunnel;
 pub mod wire_cutter;
 
 use std::ffi::OsStr;
+use std::fs;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{mpsc, Arc, Mutex};
+use std::sync::{mpsc, Arc, LazyLock, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -47,6 +48,27 @@ pub const PATIENCE: Duration = Duration::from_secs(30);
 const START_PATIENCE: Duration = Duration::from_secs(180);
 
 const POLL_INTERVAL: Duration = Duration::from_millis(3);
+
+/// The path of a program of this package: the one that cargo has built, or the one in the folder
+/// that `LATCHD_TEST_PROGRAMS` names.
+pub fn program(name: &str) -> &'static str {
+    static FOLDER: LazyLock<Option<PathBuf>> = LazyLock::new(|| {
+        let folder = std::env::var("LATCHD_TEST_PROGRAMS").ok()?;
+        let absolute = fs::canonicalize(&folder);
+        Some(absolute.unwrap_or_else(|error| panic!("{folder}: {error}")))
+    });
+    let built = match name {
+        "latch" => env!("CARGO_BIN_EXE_latch"),
+        "latchd" => env!("CARGO_BIN_EXE_latchd"),
+        "lfpd" => env!("CARGO_BIN_EXE_lfpd"),
+        "sema" => env!("CARGO_BIN_EXE_sema"),
+        _ => panic!("no program is called {name}"),
+    };
+    match &*FOLDER {
+        Some(folder) => format!("{}/{name}", folder.display()).leak(),
+        None => built,
+    }
+}
 
 // ---------------------------------------------------------------------------------------------
 // The daemon
@@ -135,7 +157,7 @@ impl Daemon {
     /// Gives a command which runs `latchd` without arguments, deaf to whatever the environment of
     /// the test says. Stdin is empty, stdout and stderr are collected unless set otherwise.
     pub fn command() -> Command {
-        Daemon::command_of(env!("CARGO_BIN_EXE_latchd"))
+        Daemon::command_of(program("latchd"))
     }
 
     /// The same of another program, which starts `latchd` or becomes it.

@@ -13,7 +13,7 @@ use latchd::client::{Address, Client, Error, Settings, Tls};
 use crate::support::needs::needs;
 use crate::support::stalls::fair_test;
 use crate::support::tls::{common, Set};
-use crate::support::{Daemon, Signal, PATIENCE};
+use crate::support::{program, Daemon, Signal, PATIENCE};
 
 /// What `openssl x509 -req` makes without a file of extensions.
 const VERSION_1: &str = "\
@@ -29,7 +29,7 @@ yBUf2lkF3dekuYTHQaxjZndvTiOpu5aCDMLzIOg8TZhStLVUjn8YJp9rsip2qeXt
 
 /// How `latch ping` ends, and what it says.
 fn ping(daemon: &Daemon, ca: &Path) -> (Option<i32>, String) {
-    let mut latch = Command::new(env!("CARGO_BIN_EXE_latch"));
+    let mut latch = Command::new(program("latch"));
     latch.arg("ping").arg("--tls-ca").arg(ca);
     latch.arg(format!("--server=localhost:{}", daemon.port()));
     let output = latch.output().expect("it was built by cargo");

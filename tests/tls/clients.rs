@@ -18,7 +18,7 @@ use signal_hook::consts::SIGUSR1;
 
 use crate::support::stalls::{fair_test, in_time};
 use crate::support::tls::{common, serving, Set};
-use crate::support::{Daemon, Scheme, Signal, PATIENCE};
+use crate::support::{program, Daemon, Scheme, Signal, PATIENCE};
 
 fn daemon() -> Daemon {
     Daemon::start_over(Scheme::Tls, &[])
@@ -342,7 +342,7 @@ fn long_replies_come_whole_over_tls() {
 type Variables<'a> = &'a [(&'a str, &'a str)];
 
 fn latch(daemon: &Daemon, arguments: &[&str], variables: Variables<'_>) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_latch"));
+    let mut command = Command::new(program("latch"));
     for name in [
         "LATCH_TLS",
         "LATCH_TLS_CA",

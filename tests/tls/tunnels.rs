@@ -6,7 +6,7 @@ use std::process::Command;
 use crate::support::needs::needs;
 use crate::support::tls::common;
 use crate::support::tunnel::Tunnel;
-use crate::support::{Client, Daemon, Scheme};
+use crate::support::{program, Client, Daemon, Scheme};
 
 #[test]
 fn latch_reaches_a_plain_server_behind_stunnel() {
@@ -21,7 +21,7 @@ fn latch_reaches_a_plain_server_behind_stunnel() {
             common().key().display(),
         ),
     );
-    let mut latch = Command::new(env!("CARGO_BIN_EXE_latch"));
+    let mut latch = Command::new(program("latch"));
     latch.args(["run", "k", "--tls-ca"]).arg(common().ca());
     latch.arg(format!("--server={}", tunnel.addr()));
     let output = latch.args(["--", "echo", "done"]).output();
