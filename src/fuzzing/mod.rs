@@ -16,6 +16,7 @@ mod inputs;
 mod tests;
 mod wire;
 
+pub use crate::latchd::connection::pieces::opening;
 pub use crate::table::tests::histories::play_choices as table;
 pub use files::{fence_file, handover_file, lock_file_record, uucp_record};
 pub use wire::{lfp_command, lines, reply, request};

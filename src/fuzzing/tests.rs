@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::inputs::call;
 use super::*;
+use crate::latchd::connection::pieces::SECRET;
 
 const INPUTS: u64 = 20_000;
 
@@ -90,6 +91,44 @@ fn any_chunks_of_telnet_and_text_mean_the_same() {
     ];
     // The longest words of all make these inputs the slowest.
     call(lines, &words, INPUTS / 4);
+}
+
+#[test]
+fn any_pieces_of_an_opening_mean_the_same() {
+    let words: [&[u8]; 30] = [
+        &[0, 0, 0],
+        &[1, 5, 2],
+        b"help\n",
+        b"?\r\n",
+        b"quit\n",
+        b"_\n",
+        b"\n",
+        b"\r",
+        b"\0",
+        b"auth\n",
+        SECRET,
+        b" ",
+        b"l\nkey\n10\n",
+        b"relay\n",
+        b"cluster\n",
+        b"GET / HTTP/1.1\r\n",
+        b"Host: a\r\n",
+        b"HTTP/",
+        b"\x16",
+        b"\x16\x03\x01\x02",
+        b"\x03",
+        b"\xff",
+        b"\xff\xf4",
+        b"\xff\xf4",
+        b"\xff\xf4\xff\xfd\x06",
+        b"\xff\xfd\x01",
+        b"\xff\xfa",
+        b"\xff\xf0",
+        &[b'x'; 255],
+        &[b'x'; 256],
+    ];
+    // Each takes a few sockets.
+    call(opening, &words, INPUTS / 4);
 }
 
 #[test]

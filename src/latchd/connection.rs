@@ -10,6 +10,8 @@
 
 pub(super) mod input;
 pub(super) mod outbox;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod pieces;
 mod rules;
 
 use std::io;

@@ -2,7 +2,7 @@
 
 mod capacity;
 mod cluster_options;
-mod connection;
+pub(crate) mod connection;
 pub(crate) mod handover;
 #[cfg_attr(not(feature = "http"), path = "http/absent.rs")]
 mod http;

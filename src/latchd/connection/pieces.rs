@@ -1,0 +1,204 @@
+//! The opening of a connection whose bytes arrive in any pieces.
+
+use std::fs::File;
+use std::io::{ErrorKind, IoSlice, Read};
+use std::net::Shutdown;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use parking_lot::RwLock;
+use rustix::cmsg_space;
+use rustix::net::{sendmsg, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+
+use super::input::Input;
+use super::outbox::Outbox;
+use super::{Ending, SessionRules};
+use crate::latchd::opening::{open, Origin};
+use crate::latchd::requests::Offer;
+use crate::log::{Log, SourceThrottle};
+use crate::net::hangup::HangupWatch;
+use crate::net::stream::Stream;
+use crate::protocol::abilities::Abilities;
+use crate::table::ConnId;
+
+/// The secret of a server that has one.
+pub(crate) const SECRET: &[u8] = b"secret";
+
+/// The most bytes of a connection: the replies to so many must fit into the socket's buffer.
+const MAX_LEN: usize = 1024;
+
+/// The most pieces behind the first. Each is in flight with a descriptor, which the system counts.
+const MAX_PIECES: usize = 64;
+
+const HOUR: Duration = Duration::from_secs(3600);
+
+/// What an opening comes to does not depend on the pieces in which its bytes arrive, and neither
+/// does what is left to the session.
+pub fn opening(input: &[u8]) {
+    let [secret, first_len, len, bytes @ ..] = input else {
+        return;
+    };
+    let bytes = &bytes[..bytes.len().min(MAX_LEN)];
+    let rules = rules((secret % 2 == 1).then(|| SECRET.into()));
+    let whole = Opened::from([bytes], &rules);
+    let (first, rest) = bytes.split_at(bytes.len().min(usize::from(*first_len)));
+    let len = 1 + usize::from(*len);
+    let (short, last) = rest.split_at(rest.len().min(len * MAX_PIECES));
+    let pieces = [first].into_iter().chain(short.chunks(len)).chain([last]);
+    assert_eq!(Opened::from(pieces, &rules), whole);
+}
+
+fn rules(auth_token: Option<Box<[u8]>>) -> SessionRules {
+    SessionRules {
+        offer: Offer {
+            default_lease: HOUR,
+            max_lease: HOUR,
+            abilities: Abilities::default(),
+        },
+        read_timeout: HOUR,
+        write_timeout: Some(Duration::ZERO),
+        auth_token,
+        admin_token: None,
+        auth_refusals: SourceThrottle::default(),
+        cap_warnings: SourceThrottle::default(),
+        replies: RwLock::default(),
+        log: Log::silent(),
+        office: None,
+    }
+}
+
+/// What a connection comes to.
+#[derive(Debug, PartialEq, Eq)]
+struct Opened {
+    /// Why it ended in its opening; `None` if the session got what follows.
+    refused: Option<String>,
+    frames: Vec<[Vec<u8>; 3]>,
+    end: String,
+    replies: String,
+    /// The replies to telnet commands. They may come earlier than replies to the text before them.
+    telnet: Vec<u8>,
+}
+
+impl Opened {
+    fn from<'p>(pieces: impl IntoIterator<Item = &'p [u8]>, rules: &SessionRules) -> Opened {
+        static WATCH: OnceLock<HangupWatch> = OnceLock::new();
+        let watch = WATCH.get_or_init(|| HangupWatch::new().expect("an epoll instance"));
+        let (client, ours) = UnixStream::pair().expect("a socket pair");
+        client.set_nonblocking(true).expect("a socket");
+        for piece in pieces.into_iter().filter(|piece| !piece.is_empty()) {
+            send_apart(&client, piece);
+        }
+        client.shutdown(Shutdown::Write).expect("a connection");
+        let stream = Stream::Unix(ours);
+        let mut input = Input::new(&stream, rules);
+        let mut outbox = Outbox::new(&stream, rules, watch, ConnId(1));
+        let opened = open(&mut input, &mut outbox, rules);
+        let mut frames = Vec::new();
+        let (refused, end) = match opened {
+            Err(ending) => (Some(ending.reason()), ending),
+            Ok(Origin::Standby) => unreachable!("no server of a cluster"),
+            Ok(Origin::Client) => (None, rest_of(&mut input, &mut outbox, &mut frames)),
+        };
+        let mut sent = Vec::new();
+        let received = (&client).read_to_end(&mut sent);
+        assert!(received.is_err_and(|error| error.kind() == ErrorKind::WouldBlock));
+        sent.append(&mut outbox.out);
+        let (replies, mut telnet) = apart(&sent);
+        // What follows the end is answered or not, as it happens to have arrived.
+        if !matches!(end, Ending::PeerClosed) {
+            telnet.clear();
+        }
+        Opened {
+            refused,
+            frames,
+            end: end.reason(),
+            replies,
+            telnet,
+        }
+    }
+}
+
+/// Reads the frames that a session would be given.
+fn rest_of(input: &mut Input, outbox: &mut Outbox, frames: &mut Vec<[Vec<u8>; 3]>) -> Ending {
+    loop {
+        let read = match input.has_frame() {
+            Ok(true) => {
+                frames.push(input.frame().map(<[u8]>::to_vec));
+                input.end_frame();
+                continue;
+            }
+            Ok(false) => input.read(None, &mut outbox.out),
+            Err(ending) => Err(ending),
+        };
+        if let Err(ending) = read {
+            return ending;
+        }
+    }
+}
+
+/// Sends bytes that no read gets together with others: a read of a Unix socket ends behind a
+/// message with a descriptor.
+fn send_apart(client: &UnixStream, piece: &[u8]) {
+    static NOTHING: OnceLock<File> = OnceLock::new();
+    let nothing = NOTHING.get_or_init(|| File::open("/dev/null").expect("/dev/null"));
+    let descriptors = [nothing.as_fd()];
+    let mut space = [std::mem::MaybeUninit::uninit(); cmsg_space!(ScmRights(1))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    assert!(ancillary.push(SendAncillaryMessage::ScmRights(&descriptors)));
+    let sent = sendmsg(
+        client,
+        &[IoSlice::new(piece)],
+        &mut ancillary,
+        SendFlags::empty(),
+    );
+    assert_eq!(sent, Ok(piece.len()));
+}
+
+/// Tells replies in text from those to telnet commands, which are IAC and two more bytes.
+fn apart(sent: &[u8]) -> (String, Vec<u8>) {
+    let (mut text, mut telnet) = (String::new(), Vec::new());
+    let mut bytes = sent.iter();
+    while let Some(byte) = bytes.next() {
+        match byte {
+            0xff => telnet.extend(bytes.by_ref().take(2)),
+            byte => text.push(char::from(*byte)),
+        }
+    }
+    (text, telnet)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_arrive_one_by_one() {
+        let (client, ours) = UnixStream::pair().expect("a socket pair");
+        for piece in [&b"ab"[..], b"c", b"def"] {
+            send_apart(&client, piece);
+        }
+        let mut buffer = [0; 8];
+        let mut lens = [0; 3];
+        for len in &mut lens {
+            *len = (&ours).read(&mut buffer).expect("input");
+        }
+        assert_eq!(lens, [2, 1, 3]);
+    }
+
+    #[test]
+    fn a_line_behind_an_interrupt_is_judged_as_a_first_line() {
+        let rules = rules(None);
+        for (line, refused) in [
+            (&b"quit\n"[..], Some("quit")),
+            (b"GET / HTTP/1.1\r\n", Some("http")),
+            (b"\x16\x03\x01\n", Some("tls")),
+            (b"ping\n", None),
+        ] {
+            let stream = [b"l\n\xff\xf4", line, b"_\n_\n"].concat();
+            let opened = Opened::from([&stream[..]], &rules);
+            assert_eq!(opened.refused.as_deref(), refused);
+        }
+    }
+}
