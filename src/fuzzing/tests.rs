@@ -131,6 +131,41 @@ fn any_pieces_of_an_opening_mean_the_same() {
     call(opening, &words, INPUTS / 4);
 }
 
+#[cfg(feature = "http")]
+#[test]
+fn any_pieces_of_a_request_in_http_mean_the_same() {
+    let words: [&[u8]; 27] = [
+        b"GET / HTTP/1.1\r\n",
+        b"GET /metrics?x HTTP/1.0\n",
+        b"HEAD /v1/stats HTTP/1.1\r\nHost: db\r\n",
+        b"POST ",
+        b"/",
+        b"?",
+        b" HTTP/1.1\r\n",
+        b"Host: ",
+        b"host:",
+        b"localhost",
+        b"db",
+        b".example",
+        b"127.0.0.1",
+        b"[::1]",
+        b":6389",
+        b"Authorization: Basic ",
+        b"authorization: bearer ",
+        b"YTpiOmM=",
+        b"=",
+        b"\r\n",
+        b"\n",
+        b"\r",
+        b"\r\n\r\n",
+        b"\t ",
+        b"\0",
+        b"\xc3\xa4",
+        &[b'a'; 1000],
+    ];
+    call(http_request, &words, INPUTS);
+}
+
 #[test]
 fn any_line_is_a_reply_or_none() {
     let words: [&[u8]; 16] = [

@@ -5,7 +5,7 @@ mod cluster_options;
 pub(crate) mod connection;
 pub(crate) mod handover;
 #[cfg_attr(not(feature = "http"), path = "http/absent.rs")]
-mod http;
+pub(crate) mod http;
 mod http_options;
 mod opening;
 mod options;

@@ -6,6 +6,8 @@
 //! of this module.
 
 mod answer;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod pieces;
 mod request;
 
 use std::io::Read;
@@ -152,26 +154,13 @@ impl Guide {
         // Base64 makes four bytes of three.
         let max_len = MAX_HEAD_LEN + 2 * secret_len;
         let _reservation = memory::reserve(2 * max_len, Purpose::Newcomer)?;
-        let (mut head, mut len) = (Vec::new(), 0);
-        loop {
-            if len == max_len {
-                return Some(Err(Refusal::TooLong));
-            }
-            if len == head.len() {
-                head.resize((2 * len).clamp(1024, max_len), 0);
-            }
+        request::read(max_len, |room| {
             let left = due.saturating_duration_since(Instant::now());
             if left.is_zero() || stream.set_read_timeout(left).is_err() {
-                return None;
+                return 0;
             }
-            len += match (&mut &*stream).read(&mut head[len..]) {
-                Ok(0) | Err(_) => return None,
-                Ok(read_len) => read_len,
-            };
-            if let Some(asked) = request::parse(&head[..len]).transpose() {
-                return Some(asked);
-            }
-        }
+            (&mut &*stream).read(room).unwrap_or(0)
+        })
     }
 
     fn answer(&self, request: &Request, answer: &Answer<'_>) -> Sent {

@@ -57,7 +57,7 @@ pub(super) struct Request {
     /// The answer is to have no body.
     pub(super) is_head: bool,
     /// The host that the client takes this server for.
-    host: Option<String>,
+    pub(super) host: Option<String>,
     /// The secret in the header `Authorization`.
     pub(super) secret: Option<Vec<u8>>,
 }
@@ -71,8 +71,30 @@ pub(super) enum Refusal {
     TooLong,
 }
 
+/// Reads the head of a request, of fewer than `max_len` bytes, with a function that tells how many
+/// bytes it has put into the room it is given; `None` if it gets no more.
+pub(super) fn read(
+    max_len: usize,
+    mut read: impl FnMut(&mut [u8]) -> usize,
+) -> Option<Result<Request, Refusal>> {
+    let (mut head, mut len) = (Vec::new(), 0);
+    while len < max_len {
+        if len == head.len() {
+            head.resize((2 * len).clamp(1024, max_len), 0);
+        }
+        match read(&mut head[len..]) {
+            0 => return None,
+            read_len => len += read_len,
+        }
+        if let Some(asked) = parse(&head[..len]).transpose() {
+            return Some(asked);
+        }
+    }
+    Some(Err(Refusal::TooLong))
+}
+
 /// Reads the head of a request; `None` if it has not arrived in full.
-pub(super) fn parse(bytes: &[u8]) -> Result<Option<Request>, Refusal> {
+fn parse(bytes: &[u8]) -> Result<Option<Request>, Refusal> {
     let mut headers = [EMPTY_HEADER; MAX_HEADERS];
     let mut head = httparse::Request::new(&mut headers);
     match head.parse(bytes) {

@@ -1,0 +1,48 @@
+//! A request in HTTP whose bytes arrive in any pieces.
+
+use std::io::Read;
+
+use super::request::{self, Refusal, Request};
+use crate::base64;
+
+/// The limit of a head in bytes: some inputs are longer.
+const MAX_LEN: usize = 3000;
+
+/// A name of the server.
+const NAME: &str = "db";
+
+/// The head of a request means the same in any pieces. The server goes by its addresses and names
+/// alone, and any secret can be given as a password.
+pub fn http_request(input: &[u8]) {
+    let Some((size, head)) = input.split_first() else {
+        return;
+    };
+    let whole = read(head, MAX_LEN, u64::MAX);
+    assert_eq!(read(head, MAX_LEN, 1 + u64::from(*size)), whole);
+    if let Some(Ok(request)) = whole {
+        if request.is_for(&[NAME.to_owned()]) {
+            assert!(request.host.as_deref().is_none_or(is_own), "{request:?}");
+        }
+    }
+    let password = base64::encode(&[b"any:", head].concat());
+    let with_password = format!("GET / HTTP/1.0\r\nAuthorization: Basic {password}\r\n\r\n");
+    let request = read(with_password.as_bytes(), usize::MAX, u64::MAX);
+    let secret = request.and_then(|request| request.ok()?.secret);
+    assert_eq!(secret.as_deref(), Some(head));
+}
+
+/// Reads a head that arrives in pieces of this size, at most.
+fn read(mut head: &[u8], max_len: usize, size: u64) -> Option<Result<Request, Refusal>> {
+    request::read(max_len, |room| {
+        (&mut head).take(size).read(room).unwrap_or(0)
+    })
+}
+
+/// Whether a host may be this server, written in another way than the server has it.
+fn is_own(host: &str) -> bool {
+    let host = host.to_ascii_lowercase();
+    let (name, port) = host.split_once(':').unwrap_or((&host, ""));
+    let is_port = port.bytes().all(|byte| byte.is_ascii_digit());
+    let is_in_address = |byte: u8| byte.is_ascii_hexdigit() || b".:[]".contains(&byte);
+    ([NAME, "localhost"].contains(&name) && is_port) || host.bytes().all(is_in_address)
+}
