@@ -40,6 +40,9 @@ const ANNOYING: u64 = 3;
 
 const PING_PAUSE: Duration = Duration::from_millis(20);
 
+/// How long a thread takes to run once the server has looked for the memory for it.
+const THREAD_STARTS: Duration = Duration::from_millis(100);
+
 /// How late a server may be on a machine that is idle.
 const SLACK: Duration = Duration::from_secs(1);
 
@@ -258,8 +261,12 @@ impl Chaos {
             }
             false => {
                 self.count("memory limited");
-                let left = self.random.below(40) << 20;
-                (Resource::As, (status_kib(pid, "VmSize:") << 10) + left)
+                let leaving = |mib: u64| (status_kib(pid, "VmSize:") + (mib << 10)) << 10;
+                // So little keeps the server from starting threads. One that it has looked for
+                // memory for would end it if that were taken away before the thread runs.
+                limit_to(pid, Resource::As, Some(leaving(16)));
+                thread::sleep(THREAD_STARTS);
+                (Resource::As, leaving(1 + self.random.below(40)))
             }
         };
         limit_to(pid, resource, Some(limit));
