@@ -13,6 +13,9 @@ use crate::support::{described, parse_grant, Client, Daemon, Event, Signal, PATI
 /// How long a server waits for its holders in these tests.
 const GRACE: Duration = Duration::from_secs(1);
 
+/// How long a server that has drained, or tried to, waits for the next session to end.
+const FAREWELL: Duration = Duration::from_millis(600);
+
 // ---- drains ----------------------------------------------------------------------------------
 
 #[test]
@@ -99,17 +102,26 @@ fn replies_on_their_way_when_a_drain_ends_arrive_whole_once() {
     }
     let mut reader = Client::unix(&socket);
     reader.send(&"stats\n_\n_\n".repeat(REPLIES));
+    let told = Instant::now();
     daemon.signal(Signal::TERM);
     daemon.wait_for_log("stopping reason=shutdown-timeout", PATIENCE);
-    for number in 0..REPLIES {
-        // A session has a second for what is left of its replies.
-        match reader.next_event(PATIENCE) {
-            Event::Line(line) => assert!(line.starts_with(b"ok {") && line.ends_with(b"}")),
-            _ => in_time!(false, "reply {number} is not whole"),
-        }
+    for _ in 0..REPLIES {
+        expect_statistics(&mut reader, told + GRACE);
     }
     let status = daemon.wait_exit(PATIENCE).expect("the drain ends");
     assert_eq!(status.code(), Some(0));
+}
+
+/// Reads a whole reply to `stats`, unless this is too late for a server whose farewell had not
+/// begun, or gone on, before `since`.
+fn expect_statistics(reader: &mut Client, since: Instant) {
+    match reader.next_event(PATIENCE) {
+        Event::Line(line) => assert!(line.starts_with(b"ok {") && line.ends_with(b"}")),
+        end => {
+            in_time!(since.elapsed() < FAREWELL, "the server has left");
+            panic!("a reply is not whole: {}", described(&end));
+        }
+    }
 }
 
 /// Each reader takes its turn, as if the sessions of a big crowd ended one after the other.
@@ -135,15 +147,15 @@ fn the_exit_waits_while_sessions_go_on_ending_once() {
         reader
     });
     thread::sleep(Duration::from_millis(300)); // until the replies have begun
+    let mut last = Instant::now();
     drop(holder);
     daemon.signal(Signal::TERM);
     daemon.wait_for_log("stopping reason=drained", PATIENCE);
     for mut reader in readers {
         thread::sleep(Duration::from_millis(250));
-        match reader.next_event(PATIENCE) {
-            Event::Line(line) => assert!(line.starts_with(b"ok {") && line.ends_with(b"}")),
-            _ => in_time!(false, "a reply is not whole"),
-        }
+        let began = Instant::now();
+        expect_statistics(&mut reader, last);
+        last = began;
     }
     let status = daemon.wait_exit(PATIENCE).expect("the drain ends");
     assert_eq!(status.code(), Some(0));

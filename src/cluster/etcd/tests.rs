@@ -63,8 +63,9 @@ fn refused_because(status: u16, code: u64, why: &str) -> String {
     )
 }
 
+/// A gateway that even a late machine answers in time.
 fn gateway(members: &[Member]) -> Gateway {
-    Gateway::new(&settings(members, None), Duration::from_secs(5))
+    Gateway::new(&settings(members, None), Duration::from_secs(60))
 }
 
 fn settings(members: &[Member], user: Option<(&str, &Path)>) -> ClusterSettings {
