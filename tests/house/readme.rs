@@ -8,17 +8,17 @@
 use std::collections::HashMap;
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Seek, Write};
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Command, ExitStatus, Stdio};
 use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::support::group::Group;
 use crate::support::needs::needs;
 use crate::support::silent::free_addr;
-use crate::support::{eventually, program, Daemon, Signal};
-use rustix::process::{kill_process_group, test_kill_process_group, Pid};
+use crate::support::{eventually, program, Daemon};
+use rustix::process::test_kill_process_group;
 
 const PATIENCE: Duration = Duration::from_secs(30);
 const CONVERSATION: &str = "$ nc localhost 6388";
@@ -355,7 +355,7 @@ fn end_of(command: &mut Command, input: &str) -> Ended {
             None => thread::sleep(Duration::from_millis(5)),
         }
     };
-    let left_over = test_kill_process_group(Pid::from_child(&group.0)).is_ok();
+    let left_over = test_kill_process_group(group.pid()).is_ok();
     drop(group);
     output.rewind().expect("it is a file");
     let mut printed = String::new();
@@ -388,24 +388,6 @@ fn in_our_path(name: &str) -> Command {
         .env("PATH", format!("{dir}:{path}"))
         .current_dir(root());
     command
-}
-
-/// A process and all it starts, killed when dropped.
-struct Group(Child);
-
-impl Group {
-    fn spawn(command: &mut Command) -> Group {
-        Group(command.process_group(0).spawn().expect("there is a sh"))
-    }
-}
-
-impl Drop for Group {
-    fn drop(&mut self) {
-        // Not reaped before this, so the number is still ours. An empty group is an error, and
-        // well.
-        let _ = kill_process_group(Pid::from_child(&self.0), Signal::KILL);
-        let _ = self.0.wait();
-    }
 }
 
 fn lines_of(stdout: impl Read + Send + 'static) -> mpsc::Receiver<String> {

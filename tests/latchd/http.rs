@@ -8,7 +8,7 @@ use crate::support::needs::needs;
 use crate::support::{eventually, Daemon, Signal, PATIENCE};
 
 /// A daemon with a door, and where that is.
-fn daemon_with_door(options: &[&str]) -> (Daemon, SocketAddr) {
+pub(super) fn daemon_with_door(options: &[&str]) -> (Daemon, SocketAddr) {
     let daemon = Daemon::start_alone(&[&["--http", "127.0.0.1:0"], options].concat());
     daemon.wait_for_log("listening http=", PATIENCE);
     let log = daemon.log();

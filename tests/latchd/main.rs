@@ -5,6 +5,8 @@
 mod support;
 
 mod auth;
+#[cfg(feature = "http")]
+mod browser;
 mod calls;
 mod faults;
 mod fences;

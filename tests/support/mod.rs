@@ -9,6 +9,7 @@ pub mod amount;
 pub mod clock;
 pub mod cluster;
 pub mod footprint;
+pub mod group;
 mod inherited;
 pub mod latch;
 pub mod limited;

@@ -5,6 +5,8 @@
 const MINUTES = 5;
 const KEYS_AT_ONCE = 200;
 const PATIENCE_MS = 5000;
+// Longer than the longest pause and the slowest answer.
+const GAP_MS = 15000;
 
 const byId = (id) => document.getElementById(id);
 const history = [];
@@ -94,7 +96,7 @@ function plot(name, unit, measure) {
       start = null;
     };
     for (const [at, it] of points) {
-      if (it === null || (before !== null && at - before > 4000)) close();
+      if (it === null || (before !== null && at - before > GAP_MS)) close();
       if (it === null) continue;
       const step = `${start === null ? "M" : "L"}${x(at)} ${y(it)}`;
       if (start === null) start = at;
@@ -111,7 +113,7 @@ function plot(name, unit, measure) {
 const plots = [
   plot("Grants a second", number, (sample) => sample.rate),
   plot("Clients waiting", number, (sample) => sample.waiters),
-  plot("Mean wait of those granted", time, (sample) => sample.wait),
+  plot("Wait for a grant", time, (sample) => sample.wait),
 ];
 
 function note(counters, now) {
@@ -141,7 +143,7 @@ function note(counters, now) {
   show("oldest", kind ? time(gauges.oldest_wait_s[kind]) : "–",
     kind ? counters.oldest_wait[kind] : "nobody waits");
   show("connections", number(gauges.connections), `${number(counts.disconnects)} closed`);
-  show("expiries", number(counts.expiries), `${number(counts.breaks)} broken by an operator`);
+  show("expiries", number(counts.expiries), `${number(counts.breaks)} broken`);
   for (const draw of plots) draw(now);
   say(byId("place"), `${location.host} · ${counters.version}`);
   document.body.classList.toggle("draining", gauges.draining === 1);
@@ -194,11 +196,8 @@ function showHolder(holder, parent) {
 function showWaiter(waiter, turn, parent) {
   const made = element("div", `waiter${waiter.age_s >= 60 ? " late" : ""}`, parent);
   say(element("span", "turn", made), String(turn));
-  const name = element("div", "who", made);
-  const peer = waiter.peer || `connection ${waiter.conn_id}`;
-  say(name, waiter.tag || peer);
-  name.title = `${waiter.tag || ""} ${peer}`.trim();
-  if (waiter.tag) say(element("span", "peer", name), peer);
+  const peer = who(waiter, made);
+  if (peer) say(element("span", "peer", made.lastChild), ` ${peer}`);
   say(element("div", "age", made), time(waiter.age_s));
 }
 
@@ -262,7 +261,9 @@ function take(answer) {
 // ---- asking
 
 async function ask(path) {
-  const answer = await fetch(path, { signal: AbortSignal.timeout(PATIENCE_MS) });
+  // The page's own URL may have a user and a password in it, with which nothing can be fetched.
+  const signal = AbortSignal.timeout(PATIENCE_MS);
+  const answer = await fetch(new URL(path, location.origin), { signal });
   if (!answer.ok) throw new Error((await answer.text()).trim() || `status ${answer.status}`);
   return answer.json();
 }
