@@ -4,8 +4,10 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
+use crate::support::group::Group;
 use crate::support::needs::needs;
-use crate::support::{eventually, Daemon, Signal, PATIENCE};
+use crate::support::silent::free_addr;
+use crate::support::{eventually, is_soon, Daemon, Signal, PATIENCE};
 
 /// A daemon with a door, and where that is.
 pub(super) fn daemon_with_door(options: &[&str]) -> (Daemon, SocketAddr) {
@@ -93,6 +95,41 @@ fn promtool_accepts_the_metrics_of_the_door() {
     let checked = checking.wait_with_output().expect("it is ours");
     assert_eq!(String::from_utf8_lossy(&checked.stderr), "");
     assert!(checked.status.success());
+}
+
+#[test]
+fn prometheus_scrapes_the_door() {
+    let prometheus = needs!("prometheus");
+    let (daemon, door) = daemon_with_door(&["--auth-token", "s3cret"]);
+    let mut client = daemon.connect();
+    assert_eq!(client.request("auth", "_", "s3cret"), "ok");
+    client.acquire("k", 0);
+    let folder = tempfile::tempdir().expect("there is room for a directory");
+    let config = folder.path().join("prometheus.yml");
+    let scrape = format!(
+        "scrape_configs:\n- job_name: latchd\n  scrape_interval: 100ms\n  scrape_timeout: 100ms\n  \
+         authorization: {{credentials: s3cret}}\n  static_configs: [{{targets: ['{door}']}}]\n"
+    );
+    std::fs::write(&config, scrape).expect("it is ours");
+    let addr = free_addr();
+    let mut command = prometheus.command();
+    command.arg(format!("--config.file={}", config.display()));
+    command.arg(format!("--storage.tsdb.path={}", folder.path().display()));
+    command.arg(format!("--web.listen-address={addr}"));
+    command.stderr(std::process::Stdio::null());
+    let _prometheus = Group::spawn(&mut command);
+    for series in ["up", "latchd_grants_total", "latchd_keys{kind=\"lock\"}"] {
+        let query = series.replace('"', "%22");
+        let path = format!("/api/v1/query?query={query}");
+        let mut answer = String::new();
+        let is_found = is_soon(PATIENCE, || {
+            if TcpStream::connect(addr).is_ok() {
+                answer = get_with(addr, &path, "Connection: close\r\n").1;
+            }
+            answer.contains("\"__name__\"") && answer.contains(",\"1\"]")
+        });
+        assert!(is_found, "{series}: {answer}");
+    }
 }
 
 #[test]
