@@ -38,7 +38,8 @@ use crossbeam_channel::Receiver;
 use crate::fence::source::Salts;
 use crate::sys::memory::{self, Purpose, Reservation};
 use crate::table::{
-    Answer, Caps, ConnId, HolderRecord, Holdings, Key, KeySnapshot, LockTable, Scope, Ticket,
+    Answer, Caps, ConnId, HolderRecord, Holdings, Key, KeySnapshot, LockTable, Refusal, Scope,
+    Ticket,
 };
 use crate::token::{FenceSource, Grant};
 use clock::Clock;
@@ -158,7 +159,7 @@ enum WaitState {
     BeingSent,
     /// Decided by that visit. The connection's own thread sends what is left of the reply.
     Decided {
-        answer: Answer,
+        answer: Result<Answer, Refusal>,
         sent_len: usize,
     },
     /// Decided by the connection's own thread: the ticket is spent, and nothing is sent yet.
@@ -403,16 +404,16 @@ impl Arbiter {
             let outlet = seat.outlet.as_ref().filter(|_| may_send && !seat.is_gone);
             let mut sending = None;
             if let (WaitState::Queued(ticket), Some(outlet)) = (&seat.wait, outlet) {
-                match state.table.collect_fresh(*ticket, state.now) {
-                    Some(Answer::Granted(grant)) => {
+                match state.table.collect(*ticket, state.now) {
+                    Ok(Answer::WouldWait) => {}
+                    Ok(Answer::Granted(grant)) => {
                         sending = Some((Arc::clone(outlet), grant));
                         seat.wait = WaitState::BeingSent;
                     }
-                    Some(answer) => {
+                    answer => {
                         let sent_len = 0;
                         seat.wait = WaitState::Decided { answer, sent_len };
                     }
-                    None => {}
                 }
             }
             wake_ups.add(WakeUp {
@@ -433,7 +434,7 @@ impl Arbiter {
                 let sent_len = outlet.send_grant(grant);
                 let mut state = self.state.lock();
                 if let Some(seat) = state.seats.get_mut(&wake_up.conn) {
-                    let answer = Answer::Granted(grant);
+                    let answer = Ok(Answer::Granted(grant));
                     seat.wait = WaitState::Decided { answer, sent_len };
                 }
             }

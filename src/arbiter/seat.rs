@@ -4,10 +4,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::sync::{Condvar, MutexGuard};
-use super::{Arbiter, Outlet, SeatState, State, Visit, WaitState, RELEASED_AT_ONCE};
-use crate::table::{
-    Answer, Ask, Claim, Claimant, ConnId, Holdings, Kind, LockTable, Refusal, Scope, Ticket,
-};
+use super::{Arbiter, Outlet, SeatState, State, WaitState, RELEASED_AT_ONCE};
+use crate::table::{Answer, Ask, Claimant, ConnId, Holdings, Kind, Refusal, Scope, Ticket};
 use crate::token::Token;
 
 /// After this time a wait is long, and worth a system call or two more.
@@ -75,20 +73,13 @@ impl Seat {
     /// Asks for a key without taking a place in its queue: [`Answer::WouldWait`] if the claim would
     /// wait. That is not counted, because the caller may go on to wait. Does not block, except
     /// perhaps for the kernel's randomness.
-    pub fn try_acquire(&self, ask: &Ask<'_>) -> Answer {
-        match self.try_now(ask) {
-            (_, Answer::WouldWait) => Answer::WouldWait,
-            (mut visit, answer) => visit.table.counted(answer),
-        }
-    }
-
-    fn try_now(&self, ask: &Ask<'_>) -> (Visit<'_>, Answer) {
+    pub fn try_acquire(&self, ask: &Ask<'_>) -> Result<Answer, Refusal> {
         let claimant = self.claimant();
         let (mut visit, now) = self.arbiter.visit(Scope::Ask(self.conn, ask));
-        let answer = claimant.map_or_else(Answer::Refused, |claimant| {
-            try_acquire(&mut visit.table, claimant, ask, now)
-        });
-        (visit, answer)
+        match claimant.and_then(|claimant| visit.table.try_acquire(claimant, ask, now)) {
+            Ok(Answer::WouldWait) => Ok(Answer::WouldWait),
+            answer => visit.table.counted(answer),
+        }
     }
 
     /// Asks for a key. Blocks until it is granted or refused, the peer hangs up, or `wait_timeout`
@@ -99,41 +90,37 @@ impl Seat {
         ask: &Ask<'_>,
         wait_timeout: Duration,
         tell: &mut dyn FnMut(WaitStage),
-    ) -> Answer {
-        if wait_timeout.is_zero() {
-            let (mut visit, answer) = self.try_now(ask);
-            return visit.table.counted(answer);
-        }
+    ) -> Result<Answer, Refusal> {
         let claimant = self.claimant();
         let (mut visit, now) = self.arbiter.visit(Scope::Ask(self.conn, ask));
-        let claim = claimant.and_then(|claimant| visit.table.acquire(claimant, ask, now));
-        let answer = match claim {
-            Ok(Claim::Acquired(grant)) => Answer::Granted(grant),
-            Ok(Claim::Queued(ticket)) => {
+        let answer = claimant.and_then(|claimant| match wait_timeout.is_zero() {
+            true => visit.table.try_acquire(claimant, ask, now),
+            false => visit.table.acquire(claimant, ask, now),
+        });
+        let answer = match answer {
+            Ok(Answer::Queued(ticket)) => {
                 self.wait_with(visit.guard(), (ask.key, ticket), wait_timeout, tell)
             }
-            Err(refusal) => Answer::Refused(refusal),
+            answer => answer,
         };
         visit.table.counted(answer)
     }
 
     /// Asks for a key, and keeps the grant or the place in the queue for [`Seat::wait`]. Does not
     /// block, except perhaps for the kernel's randomness.
-    pub fn enqueue(&self, ask: &Ask<'_>) -> Answer {
+    pub fn enqueue(&self, ask: &Ask<'_>) -> Result<Answer, Refusal> {
         let claimant = self.claimant();
         let (mut visit, now) = self.arbiter.visit(Scope::Ask(self.conn, ask));
-        let answer = claimant.map_or_else(Answer::Refused, |claimant| {
-            visit.table.enqueue(claimant, ask, now)
-        });
+        let answer = claimant.and_then(|claimant| visit.table.enqueue(claimant, ask, now));
         visit.table.counted(answer)
     }
 
     /// As [`Seat::wait`], but [`Answer::WouldWait`] if it would block; the place is kept.
-    pub fn try_wait(&self, key: &str, kind: Kind) -> Answer {
+    pub fn try_wait(&self, key: &str, kind: Kind) -> Result<Answer, Refusal> {
         let (mut visit, now) = self.arbiter.visit(Scope::Key(key));
         match visit.table.try_wait(self.conn, key, kind, now) {
-            Some(answer) => visit.table.counted(answer),
-            None => Answer::WouldWait,
+            Ok(Answer::WouldWait) => Ok(Answer::WouldWait),
+            answer => visit.table.counted(answer),
         }
     }
 
@@ -145,28 +132,28 @@ impl Seat {
         kind: Kind,
         wait_timeout: Duration,
         tell: &mut dyn FnMut(WaitStage),
-    ) -> Answer {
+    ) -> Result<Answer, Refusal> {
         let (mut visit, now) = self.arbiter.visit(Scope::Key(key));
-        if let Some(answer) = visit.table.try_wait(self.conn, key, kind, now) {
-            return visit.table.counted(answer);
-        }
-        let ticket = visit.table.take_ticket(self.conn, key, kind);
-        let ticket = ticket.expect("a claim that waits has a ticket");
-        if !wait_timeout.is_zero() {
-            let answer = self.wait_with(visit.guard(), (key, ticket), wait_timeout, tell);
-            return visit.table.counted(answer);
-        }
-        // A try does not wait, so it is answered even if the peer has hung up.
-        visit.table.cancel(ticket, now);
-        visit.table.counted(Answer::TimedOut)
+        let answer = match visit.table.wait(self.conn, key, kind, now) {
+            // A try does not wait, so it is answered even if the peer has hung up.
+            Ok(Answer::Queued(ticket)) if wait_timeout.is_zero() => {
+                let cancelled = visit.table.cancel(ticket, now);
+                cancelled.map(|()| Answer::TimedOut)
+            }
+            Ok(Answer::Queued(ticket)) => {
+                self.wait_with(visit.guard(), (key, ticket), wait_timeout, tell)
+            }
+            answer => answer,
+        };
+        visit.table.counted(answer)
     }
 
     /// Gives back a slot, whichever connection it was granted to. [`Refusal::NotHeld`] if the token
     /// is not that of a live holder.
-    pub fn release(&self, key: &str, kind: Kind, token: Token) -> Result<(), Refusal> {
+    pub fn release(&self, key: &str, kind: Kind, token: Token) -> Result<Answer, Refusal> {
         let (mut visit, now) = self.arbiter.visit(Scope::Key(key));
         let released = visit.table.release(self.conn, key, kind, token, now);
-        released.inspect_err(|refusal| visit.table.note_answer(&Answer::Refused(*refusal)))
+        visit.table.counted(released)
     }
 
     /// Starts a lease anew, whichever connection it was granted to. [`Refusal::NotHeld`] if the
@@ -177,37 +164,37 @@ impl Seat {
         kind: Kind,
         token: Token,
         lease: Duration,
-    ) -> Result<(), Refusal> {
+    ) -> Result<Answer, Refusal> {
         let (mut visit, now) = self.arbiter.visit(Scope::Key(key));
         let renewed = visit.table.renew(self.conn, key, kind, token, lease, now);
-        renewed.inspect_err(|refusal| visit.table.note_answer(&Answer::Refused(*refusal)))
+        visit.table.counted(renewed)
     }
 
     /// Starts a lease anew, and makes the grant one of this connection, whichever had it. The
     /// connection must renew it once more: if it ends before, the grant becomes an orphan.
-    /// [`Refusal::MaxLocks`] if the connection has as much as it may; [`Refusal::NotHeld`] if the
-    /// token is not that of a live holder. `None`, and nothing changes, if the peer has hung up.
-    /// Costs a system call.
-    pub fn adopt(&self, key: &str, token: Token, lease: Duration) -> Option<Result<(), Refusal>> {
+    /// [`Answer::Gone`], and nothing changes, if the peer has hung up. [`Refusal::MaxLocks`] if the
+    /// connection has as much as it may; [`Refusal::NotHeld`] if the token is not that of a live
+    /// holder. Costs a system call.
+    pub fn adopt(&self, key: &str, token: Token, lease: Duration) -> Result<Answer, Refusal> {
         let outlet = self.state_in(&mut self.arbiter.state.lock()).outlet.clone();
         let has_hung_up = outlet.is_some_and(|outlet| outlet.has_hung_up());
         let (mut visit, now) = self.arbiter.visit(Scope::Everything);
         if has_hung_up || self.state_in(&mut visit).is_gone {
-            return None;
+            return Ok(Answer::Gone);
         }
         let adopted = visit.table.adopt(self.conn, key, token, lease, now);
-        Some(adopted.inspect_err(|refusal| visit.table.note_answer(&Answer::Refused(*refusal))))
+        visit.table.counted(adopted)
     }
 
     /// Starts a lease anew, and takes the grant from its connection: it lives until the lease ends.
     /// [`Refusal::MaxLocks`] if as many grants are kept as may be; [`Refusal::NotHeld`] if the
     /// token is not that of a live holder, or if the lease is too long for a kept grant.
-    pub fn keep(&self, key: &str, token: Token, lease: Duration) -> Result<(), Refusal> {
+    pub fn keep(&self, key: &str, token: Token, lease: Duration) -> Result<Answer, Refusal> {
         let (mut visit, now) = self.arbiter.visit(Scope::Everything);
         let State { table, seats, .. } = &mut *visit;
         let tag_of = |conn| seats.get(&conn).and_then(|seat| seat.tag.clone());
         let kept = table.keep(key, token, lease, tag_of, now);
-        kept.inspect_err(|refusal| table.note_answer(&Answer::Refused(*refusal)))
+        table.counted(kept)
     }
 
     /// Sets whether the client can adopt its grants over another connection.
@@ -253,7 +240,7 @@ impl Seat {
         (key, ticket): (&str, Ticket),
         wait_timeout: Duration,
         tell: &mut dyn FnMut(WaitStage),
-    ) -> Answer {
+    ) -> Result<Answer, Refusal> {
         tell(WaitStage::Begins);
         self.state_in(state).wait = WaitState::Queued(ticket);
         let answer = self.wait_in_queue(state, (key, ticket), wait_timeout, tell);
@@ -267,7 +254,7 @@ impl Seat {
         (key, ticket): (&str, Ticket),
         wait_timeout: Duration,
         tell: &mut dyn FnMut(WaitStage),
-    ) -> Answer {
+    ) -> Result<Answer, Refusal> {
         let arbiter = &self.arbiter;
         let began = state.now;
         let deadline = began.checked_add(wait_timeout);
@@ -297,17 +284,18 @@ impl Seat {
             // the hang-up wins and the slot passes to the next waiter: the peer would not release
             // it.
             if seat.is_gone {
-                let refusal = state.table.cancel(ticket, now);
-                return refusal.map_or(Answer::Gone, Answer::Refused);
+                let cancelled = state.table.cancel(ticket, now);
+                return cancelled.map(|()| Answer::Gone);
             }
             // A release may have granted the key between the last look and the deadline. The grant
             // wins: answering `timeout` now would strand the slot until its lease runs out.
-            if let Some(answer) = state.table.collect(ticket, now) {
+            let answer = state.table.collect(ticket, now);
+            if answer != Ok(Answer::WouldWait) {
                 return self.unless_gone(state, answer);
             }
             if deadline.is_some_and(|deadline| deadline <= now) {
-                state.table.cancel(ticket, now);
-                return Answer::TimedOut;
+                let cancelled = state.table.cancel(ticket, now);
+                return cancelled.map(|()| Answer::TimedOut);
             }
             // This look may have ended the lease of another connection.
             if arbiter.pass_on(state) {
@@ -324,8 +312,12 @@ impl Seat {
 
     /// The answer to a wait, of which nothing has been sent. The peer may have hung up shortly
     /// before its grant: then the slot passes to the next waiter, as if this had been known.
-    fn unless_gone(&self, state: &mut MutexGuard<'_, State>, answer: Answer) -> Answer {
-        let Answer::Granted(grant) = answer else {
+    fn unless_gone(
+        &self,
+        state: &mut MutexGuard<'_, State>,
+        answer: Result<Answer, Refusal>,
+    ) -> Result<Answer, Refusal> {
+        let Ok(Answer::Granted(grant)) = answer else {
             return answer;
         };
         let seat = self.state_in(state);
@@ -337,20 +329,12 @@ impl Seat {
         }
         let now = self.arbiter.catch_up(state, Scope::Nothing);
         state.table.take_back(grant.token.fence, now);
-        Answer::Gone
+        Ok(Answer::Gone)
     }
 
     fn state_in<'a>(&self, state: &'a mut State) -> &'a mut SeatState {
         let seat = state.seats.get_mut(&self.conn);
         seat.expect("a seat is known until it is dropped")
-    }
-}
-
-fn try_acquire(table: &mut LockTable, claimant: Claimant, ask: &Ask<'_>, now: Instant) -> Answer {
-    match table.try_acquire(claimant, ask, now) {
-        Ok(Some(grant)) => Answer::Granted(grant),
-        Ok(None) => Answer::WouldWait,
-        Err(refusal) => Answer::Refused(refusal),
     }
 }
 

@@ -16,7 +16,7 @@ use crate::fence::source::ClockFences;
 use crate::table::{Answer, Ask, Grant, Kind, Limit, Refusal};
 
 const FOREVER: Duration = Duration::from_secs(60);
-const DRAINING: Answer = Answer::Refused(Refusal::Draining);
+const DRAINING: Result<Answer, Refusal> = Err(Refusal::Draining);
 
 fn arbiter(holdings: Holdings) -> Arc<Arbiter> {
     let rules = Rules {
@@ -67,16 +67,16 @@ fn slot_of(limit: u32) -> Ask<'static> {
 
 fn granted(seat: &Seat, lease: Duration) -> Grant {
     match seat.try_acquire(&lock(lease)) {
-        Answer::Granted(grant) => grant,
+        Ok(Answer::Granted(grant)) => grant,
         other => panic!("the lock should be free: {other:?}"),
     }
 }
 
-fn acquire(seat: &Seat, wait_timeout: Duration) -> Answer {
+fn acquire(seat: &Seat, wait_timeout: Duration) -> Result<Answer, Refusal> {
     seat.acquire(&lock(FOREVER), wait_timeout, &mut |_| {})
 }
 
-fn wait(seat: &Seat, wait_timeout: Duration) -> Answer {
+fn wait(seat: &Seat, wait_timeout: Duration) -> Result<Answer, Refusal> {
     seat.wait("k", Kind::Lock, wait_timeout, &mut |_| {})
 }
 
@@ -95,14 +95,14 @@ fn waiter_count(arbiter: &Arbiter) -> usize {
 }
 
 /// A seat that blocks in another thread.
-struct Blocked(JoinHandle<(Seat, Answer)>);
+struct Blocked(JoinHandle<(Seat, Result<Answer, Refusal>)>);
 
 impl Blocked {
     /// Starts the thread. The claim is in its queue when this returns.
     fn start(
         arbiter: &Arbiter,
         seat: Seat,
-        block: impl FnOnce(&Seat) -> Answer + Send + 'static,
+        block: impl FnOnce(&Seat) -> Result<Answer, Refusal> + Send + 'static,
     ) -> Blocked {
         let before = waiter_count(arbiter);
         let thread = thread::spawn(move || {
@@ -113,13 +113,16 @@ impl Blocked {
         Blocked(thread)
     }
 
-    fn end(self) -> (Seat, Answer) {
+    fn end(self) -> (Seat, Result<Answer, Refusal>) {
         self.0.join().expect("no panic")
     }
 }
 
 fn release(seat: &Seat, grant: Grant) {
-    assert_eq!(seat.release("k", Kind::Lock, grant.token), Ok(()));
+    assert_eq!(
+        seat.release("k", Kind::Lock, grant.token),
+        Ok(Answer::Released)
+    );
 }
 
 /// Releases the lock `k` of connection 1 in one visit with what `first` does.
@@ -130,7 +133,7 @@ fn release_after(arbiter: &Arbiter, grant: Grant, first: impl FnOnce(&mut State)
     let released = state
         .table
         .release(ConnId(1), "k", Kind::Lock, grant.token, now);
-    assert_eq!(released, Ok(()));
+    assert_eq!(released, Ok(Answer::Released));
     arbiter.leave(state);
 }
 
@@ -151,15 +154,18 @@ fn a_release_wakes_the_waiter() {
     let grant = granted(&holder, FOREVER);
     let blocked = Blocked::start(&arbiter, waiter, |seat| acquire(seat, FOREVER));
     release(&holder, grant);
-    assert!(matches!(blocked.end().1, Answer::Granted(_)));
+    assert!(matches!(blocked.end().1, Ok(Answer::Granted(_))));
 }
 
 #[test]
 fn a_release_wakes_a_wait_for_an_enqueued_key() {
     let (arbiter, holder, waiter) = arbiter_and_two(Holdings::Release);
     let grant = granted(&holder, FOREVER);
-    assert_eq!(waiter.enqueue(&lock(FOREVER)), Answer::Queued);
-    assert_eq!(waiter.try_wait("k", Kind::Lock), Answer::WouldWait);
+    assert!(matches!(
+        waiter.enqueue(&lock(FOREVER)),
+        Ok(Answer::Queued(_))
+    ));
+    assert_eq!(waiter.try_wait("k", Kind::Lock), Ok(Answer::WouldWait));
     let (began, has_begun) = bounded(1);
     let waiting = thread::spawn(move || {
         waiter.wait("k", Kind::Lock, FOREVER, &mut |stage| {
@@ -170,7 +176,7 @@ fn a_release_wakes_a_wait_for_an_enqueued_key() {
     assert_eq!(waiter_count(&arbiter), 1);
     release(&holder, grant);
     let answer = waiting.join().expect("no panic");
-    assert!(matches!(answer, Answer::Granted(_)));
+    assert!(matches!(answer, Ok(Answer::Granted(_))));
 }
 
 #[test]
@@ -183,7 +189,7 @@ fn the_reaper_passes_an_expired_lease_on_in_time() {
     assert_eq!(waiter_count(&arbiter), 1);
     // Only the reaper sleeps until the end of the lease.
     arbiter.advance(Duration::from_nanos(1));
-    assert!(matches!(blocked.end().1, Answer::Granted(_)));
+    assert!(matches!(blocked.end().1, Ok(Answer::Granted(_))));
 }
 
 #[test]
@@ -200,7 +206,7 @@ fn a_witness_gets_in_between() -> bool {
     let holder = arbiter.connect(ConnId(1), None);
     let ask = slot_of(1 << 20);
     for _ in 0..SLOTS {
-        assert!(matches!(holder.try_acquire(&ask), Answer::Granted(_)));
+        assert!(matches!(holder.try_acquire(&ask), Ok(Answer::Granted(_))));
     }
     let mut state = arbiter.state.lock();
     arbiter.clock.advance(FOREVER);
@@ -228,13 +234,16 @@ fn a_wait_that_times_out_gives_up_its_place() {
     assert_eq!(waiter_count(&arbiter), 1);
     arbiter.advance(Duration::from_nanos(1));
     let (waiter, answer) = blocked.end();
-    assert_eq!(answer, Answer::TimedOut);
+    assert_eq!(answer, Ok(Answer::TimedOut));
     release(&holder, grant);
     granted(&holder, FOREVER);
 
-    assert_eq!(waiter.enqueue(&lock(FOREVER)), Answer::Queued);
-    assert_eq!(wait(&waiter, Duration::ZERO), Answer::TimedOut);
-    assert_eq!(wait(&waiter, Duration::ZERO), Answer::NotEnqueued);
+    assert!(matches!(
+        waiter.enqueue(&lock(FOREVER)),
+        Ok(Answer::Queued(_))
+    ));
+    assert_eq!(wait(&waiter, Duration::ZERO), Ok(Answer::TimedOut));
+    assert_eq!(wait(&waiter, Duration::ZERO), Err(Refusal::NotEnqueued));
     assert_eq!(waiter_count(&arbiter), 0);
 }
 
@@ -245,7 +254,7 @@ fn a_grant_that_is_there_beats_a_time_that_is_over() {
     let timeout = Duration::from_secs(10);
     let blocked = Blocked::start(&arbiter, waiter, move |seat| acquire(seat, timeout));
     release_after(&arbiter, grant, |_| arbiter.clock.advance(timeout));
-    assert!(matches!(blocked.end().1, Answer::Granted(_)));
+    assert!(matches!(blocked.end().1, Ok(Answer::Granted(_))));
 }
 
 #[test]
@@ -255,10 +264,13 @@ fn a_hang_up_ends_a_wait_before_and_while_it_lasts() {
     let blocked = Blocked::start(&arbiter, waiter, |seat| acquire(seat, FOREVER));
     arbiter.hang_up(ConnId(2));
     let (waiter, answer) = blocked.end();
-    assert_eq!(answer, Answer::Gone);
-    assert_eq!(acquire(&waiter, FOREVER), Answer::Gone);
-    assert_eq!(waiter.enqueue(&lock(FOREVER)), Answer::Queued);
-    assert_eq!(wait(&waiter, FOREVER), Answer::Gone);
+    assert_eq!(answer, Ok(Answer::Gone));
+    assert_eq!(acquire(&waiter, FOREVER), Ok(Answer::Gone));
+    assert!(matches!(
+        waiter.enqueue(&lock(FOREVER)),
+        Ok(Answer::Queued(_))
+    ));
+    assert_eq!(wait(&waiter, FOREVER), Ok(Answer::Gone));
     arbiter.hang_up(ConnId(77)); // has no seat
 }
 
@@ -267,9 +279,12 @@ fn a_hang_up_does_not_end_a_try() {
     let (arbiter, holder, waiter) = arbiter_and_two(Holdings::Release);
     granted(&holder, FOREVER);
     arbiter.hang_up(ConnId(2));
-    assert_eq!(acquire(&waiter, Duration::ZERO), Answer::WouldWait);
-    assert_eq!(waiter.enqueue(&lock(FOREVER)), Answer::Queued);
-    assert_eq!(wait(&waiter, Duration::ZERO), Answer::TimedOut);
+    assert_eq!(acquire(&waiter, Duration::ZERO), Ok(Answer::WouldWait));
+    assert!(matches!(
+        waiter.enqueue(&lock(FOREVER)),
+        Ok(Answer::Queued(_))
+    ));
+    assert_eq!(wait(&waiter, Duration::ZERO), Ok(Answer::TimedOut));
 }
 
 #[test]
@@ -280,11 +295,11 @@ fn a_cut_off_ends_the_wait_that_lasts_and_no_later_one() {
     let blocked = Blocked::start(&arbiter, waiter, |seat| acquire(seat, FOREVER));
     release(&holder, grant);
     let (waiter, answer) = blocked.end();
-    assert!(matches!(answer, Answer::Granted(_)));
+    assert!(matches!(answer, Ok(Answer::Granted(_))));
     assert!(!arbiter.cut_off(ConnId(2)));
     let blocked = Blocked::start(&arbiter, holder, |seat| acquire(seat, FOREVER));
     assert!(arbiter.cut_off(ConnId(1)));
-    assert_eq!(blocked.end().1, Answer::Gone);
+    assert_eq!(blocked.end().1, Ok(Answer::Gone));
     drop(waiter);
     assert!(!arbiter.cut_off(ConnId(77))); // has no seat
 }
@@ -307,7 +322,7 @@ fn a_grant_that_meets_a_hang_up_passes_on() {
     let grant = granted(&holder, FOREVER);
     let blocked = Blocked::start(&arbiter, waiter, |seat| acquire(seat, FOREVER));
     release_after(&arbiter, grant, hang_up_unnoticed);
-    assert_eq!(blocked.end().1, Answer::Gone);
+    assert_eq!(blocked.end().1, Ok(Answer::Gone));
     granted(&holder, FOREVER);
 }
 
@@ -329,7 +344,7 @@ fn a_long_wait_is_told_once_after_a_second() {
     assert_eq!(told.recv(), Ok(WaitStage::IsLong));
     arbiter.advance(Duration::from_secs(5));
     release(&holder, grant);
-    assert!(matches!(blocked.end().1, Answer::Granted(_)));
+    assert!(matches!(blocked.end().1, Ok(Answer::Granted(_))));
     assert!(told.is_empty());
 }
 
@@ -399,7 +414,8 @@ fn a_connection_is_idle_since_it_last_had_anything() {
     arbiter.advance(Duration::from_secs(3));
     assert_eq!(holder.idle_since(), Some(released_at));
     // An entry counts until its lease is over.
-    holder.enqueue(&lock(Duration::from_secs(2)));
+    let enqueued = holder.enqueue(&lock(Duration::from_secs(2)));
+    assert!(matches!(enqueued, Ok(Answer::Granted(_))));
     arbiter.advance(Duration::from_secs(1));
     assert_eq!(holder.idle_since(), Some(arbiter.clock.now()));
     arbiter.advance(Duration::from_secs(2));
@@ -432,19 +448,19 @@ fn compete(arbiter: &Arc<Arbiter>, thread: u64, inside: &AtomicUsize, stop_at: I
         let answer = match round % 2 {
             0 => acquire(&seat, wait_timeout),
             _ => match seat.enqueue(&lock(FOREVER)) {
-                Answer::Granted(_) | Answer::Queued => wait(&seat, wait_timeout),
+                Ok(Answer::Granted(_)) | Ok(Answer::Queued(_)) => wait(&seat, wait_timeout),
                 other => panic!("{other:?}"),
             },
         };
         match answer {
-            Answer::Granted(grant) => {
+            Ok(Answer::Granted(grant)) => {
                 let others = inside.fetch_add(1, Ordering::SeqCst);
                 assert_eq!(others, 0, "two holders at once");
                 inside.fetch_sub(1, Ordering::SeqCst);
                 grants += 1;
                 release(&seat, grant);
             }
-            Answer::WouldWait | Answer::TimedOut | Answer::Gone => {}
+            Ok(Answer::WouldWait) | Ok(Answer::TimedOut) | Ok(Answer::Gone) => {}
             other => panic!("{other:?}"),
         }
         if round % 7 == 0 {

@@ -486,8 +486,8 @@ impl Connection {
             Reply::Error | Reply::Refused(Refusal::NotHeld | Refusal::NoToken) => {
                 Error::Refused(asked)
             }
-            Reply::AlreadyEnqueued => Error::AlreadyEnqueued(asked),
-            Reply::NotEnqueued => Error::NotEnqueued(asked),
+            Reply::Refused(Refusal::AlreadyEnqueued) => Error::AlreadyEnqueued(asked),
+            Reply::Refused(Refusal::NotEnqueued) => Error::NotEnqueued(asked),
             Reply::Refused(Refusal::LimitMismatch) => Error::LimitMismatch(asked),
             Reply::Refused(Refusal::MaxLocks) => Error::MaxLocks(asked),
             Reply::Refused(Refusal::MaxWaiters) => Error::MaxWaiters(asked),

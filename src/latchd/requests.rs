@@ -65,69 +65,63 @@ pub(super) fn carry_out(
     peer: &mut impl Peer,
 ) -> Result<Reply, Ending> {
     let default_lease = offer.default_lease;
-    let renew = |lease: Option<Duration>, act: &dyn Fn(Duration) -> Option<Result<(), Refusal>>| {
-        let lease = lease.unwrap_or(default_lease);
-        let answer = act(lease).ok_or(Ending::HungUpAdopting)?;
-        Ok(answer.map_or_else(Reply::Refused, |()| Reply::Renewed(lease)))
-    };
-    Ok(match *request {
+    let lease_or_default = |lease: Option<Duration>| lease.unwrap_or(default_lease);
+    let answer = match *request {
         Request::Acquire(wanted, wait_timeout) => {
             let ask = ask(seat, wanted, default_lease);
-            let attempt = || seat.try_acquire(&ask);
-            let answer = prepare_and_block(wait_timeout, peer, attempt, |tell| {
-                seat.acquire(&ask, wait_timeout, tell)
-            });
-            reply_to(answer?)?
+            if must_prepare(wait_timeout, peer) {
+                match seat.try_acquire(&ask) {
+                    Ok(Answer::WouldWait) => peer.prepare_to_wait()?,
+                    answer => return reply_to(answer),
+                }
+            }
+            seat.acquire(&ask, wait_timeout, &mut |stage| peer.note(stage))
         }
         Request::Enqueue(wanted) => match seat.enqueue(&ask(seat, wanted, default_lease)) {
-            Answer::Granted(grant) => Reply::Acquired(grant),
-            answer => reply_to(answer)?,
+            Ok(Answer::Granted(grant)) => return Ok(Reply::Acquired(grant)),
+            answer => answer,
         },
         Request::Wait {
             key,
             kind,
             wait_timeout,
         } => {
-            let attempt = || seat.try_wait(key, kind);
-            let answer = prepare_and_block(wait_timeout, peer, attempt, |tell| {
-                seat.wait(key, kind, wait_timeout, tell)
-            });
-            reply_to(answer?)?
+            if must_prepare(wait_timeout, peer) {
+                match seat.try_wait(key, kind) {
+                    Ok(Answer::WouldWait) => peer.prepare_to_wait()?,
+                    answer => return reply_to(answer),
+                }
+            }
+            seat.wait(key, kind, wait_timeout, &mut |stage| peer.note(stage))
         }
-        Request::Release { key, kind, token } => {
-            (seat.release(key, kind, token)).map_or_else(Reply::Refused, |()| Reply::Ok)
-        }
+        Request::Release { key, kind, token } => seat.release(key, kind, token),
         Request::Renew {
             key,
             kind,
             token,
             lease,
-        } => renew(lease, &|lease| Some(seat.renew(key, kind, token, lease)))?,
+        } => seat.renew(key, kind, token, lease_or_default(lease)),
         Request::Adopt { key, token, lease } => {
-            renew(lease, &|lease| seat.adopt(key, token, lease))?
+            match seat.adopt(key, token, lease_or_default(lease)) {
+                Ok(Answer::Gone) => return Err(Ending::HungUpAdopting),
+                answer => answer,
+            }
         }
-        Request::Keep { key, token, lease } => {
-            renew(lease, &|lease| Some(seat.keep(key, token, lease)))?
-        }
-        Request::Hello(client) => {
-            seat.set_can_adopt(client.adopt);
-            Reply::Hello(offer.abilities)
-        }
-        Request::Ping => Reply::Ok,
-        Request::Tag(text) => {
-            seat.set_tag(text);
-            Reply::Ok
-        }
+        Request::Keep { key, token, lease } => seat.keep(key, token, lease_or_default(lease)),
         Request::Break {
             key,
             fence,
             admin_token,
-        } => match (peer.is_operator(admin_token), admin_token) {
-            (true, _) => break_grants(seat, key, fence.map(Fence), &peer.identity()),
-            (false, None) => Reply::AuthFailed,
-            // A token is not to be guessed over and over.
-            (false, Some(_)) => return Err(Ending::AuthFailed),
-        },
+        } => return break_grants(seat, peer, key, fence.map(Fence), admin_token),
+        Request::Hello(client) => {
+            seat.set_can_adopt(client.adopt);
+            return Ok(Reply::Hello(offer.abilities));
+        }
+        Request::Tag(text) => {
+            seat.set_tag(text);
+            return Ok(Reply::Ok);
+        }
+        Request::Ping => return Ok(Reply::Ok),
         // No `auth` is due any more. The session knows whether this is the first `stable-ref`, and
         // writes the replies to `stats` piece by piece.
         Request::Auth(_)
@@ -135,8 +129,9 @@ pub(super) fn carry_out(
         | Request::Stats
         | Request::Queues(_)
         | Request::Holder { .. }
-        | Request::Counters => Reply::Error,
-    })
+        | Request::Counters => return Ok(Reply::Error),
+    };
+    reply_to(answer)
 }
 
 /// How certain the reply to a request must be, and which holder it is about; none for all.
@@ -171,7 +166,21 @@ fn ask<'a>(seat: &Seat, wanted: Wanted<'a>, default_lease: Duration) -> Ask<'a> 
     }
 }
 
-fn break_grants(seat: &Seat, key: &str, fence: Option<Fence>, operator: &str) -> Reply {
+fn break_grants(
+    seat: &Seat,
+    peer: &impl Peer,
+    key: &str,
+    fence: Option<Fence>,
+    admin_token: Option<&str>,
+) -> Result<Reply, Ending> {
+    if !peer.is_operator(admin_token) {
+        return match admin_token {
+            None => Ok(Reply::AuthFailed),
+            // A token is not to be guessed over and over.
+            Some(_) => Err(Ending::AuthFailed),
+        };
+    }
+    let operator = peer.identity();
     let broken = seat.arbiter().break_grants(key, fence, seat.id());
     for grant in &broken {
         let (key, operator) = (Escaped(key.as_bytes()), Escaped(operator.as_bytes()));
@@ -186,40 +195,28 @@ fn break_grants(seat: &Seat, key: &str, fence: Option<Fence>, operator: &str) ->
             seat.id()
         );
     }
-    match broken.is_empty() {
+    Ok(match broken.is_empty() {
         true => Reply::Refused(Refusal::NotHeld),
         false => Reply::Ok,
-    }
+    })
 }
 
-/// Lets a request block, but only after the replies to earlier requests have been sent: a peer that
-/// does not read them must not hold a place in a queue meanwhile, and one that does needs them now.
-/// A client that never waits is spared the watch.
-fn prepare_and_block(
-    wait_timeout: Duration,
-    peer: &mut impl Peer,
-    attempt: impl FnOnce() -> Answer,
-    block: impl FnOnce(&mut dyn FnMut(WaitStage)) -> Answer,
-) -> Result<Answer, Ending> {
-    if !wait_timeout.is_zero() && !peer.is_ready_to_wait() {
-        match attempt() {
-            Answer::WouldWait => {}
-            answer => return Ok(answer),
-        }
-        peer.prepare_to_wait()?;
-    }
-    Ok(block(&mut |stage| peer.note(stage)))
+/// Whether a request that may block must be tried first. It blocks only after the replies to earlier
+/// requests have been sent: a client that does not read them must not hold a place in a queue, and
+/// one that does needs them now. And a client that never waits is spared the watch.
+fn must_prepare(wait_timeout: Duration, peer: &impl Peer) -> bool {
+    !wait_timeout.is_zero() && !peer.is_ready_to_wait()
 }
 
-fn reply_to(answer: Answer) -> Result<Reply, Ending> {
+fn reply_to(answer: Result<Answer, Refusal>) -> Result<Reply, Ending> {
     Ok(match answer {
-        Answer::Granted(grant) => Reply::Granted(grant),
-        Answer::Queued => Reply::Queued,
-        Answer::WouldWait | Answer::TimedOut => Reply::Timeout,
-        Answer::Gone => return Err(Ending::HungUpWaiting),
-        Answer::AlreadyEnqueued => Reply::AlreadyEnqueued,
-        Answer::NotEnqueued => Reply::NotEnqueued,
-        Answer::Refused(refusal) => Reply::Refused(refusal),
+        Ok(Answer::Granted(grant)) => Reply::Granted(grant),
+        Ok(Answer::Queued(_)) => Reply::Queued,
+        Ok(Answer::WouldWait | Answer::TimedOut) => Reply::Timeout,
+        Ok(Answer::Gone) => return Err(Ending::HungUpWaiting),
+        Ok(Answer::Released) => Reply::Ok,
+        Ok(Answer::Renewed(lease)) => Reply::Renewed(lease),
+        Err(refusal) => Reply::Refused(refusal),
     })
 }
 
@@ -374,9 +371,9 @@ mod tests {
         let answers = [
             ("l k 0", Reply::Timeout),
             ("e k", Reply::Queued),
-            ("e k", Reply::AlreadyEnqueued),
+            ("e k", Reply::Refused(Refusal::AlreadyEnqueued)),
             ("w k 0", Reply::Timeout),
-            ("w k 10", Reply::NotEnqueued),
+            ("w k 10", Reply::Refused(Refusal::NotEnqueued)),
             ("sl k 10 1", Reply::Refused(Refusal::LimitMismatch)),
             ("ping _", Reply::Ok),
         ];
@@ -463,12 +460,18 @@ mod tests {
             panic!("the lock should be free");
         };
         assert_eq!(house.client.ask_for("w k 10"), Reply::Granted(grant));
-        assert_eq!(house.client.ask_for("w k 10"), Reply::NotEnqueued);
+        assert_eq!(
+            house.client.ask_for("w k 10"),
+            Reply::Refused(Refusal::NotEnqueued)
+        );
         house.arbiter.advance(DEFAULT_LEASE);
         assert!(matches!(house.client.ask_for("e k"), Reply::Acquired(_)));
         house.arbiter.advance(DEFAULT_LEASE);
         let expired = Reply::Refused(Refusal::LeaseExpired);
         assert_eq!(house.client.ask_for("w k 10"), expired);
-        assert_eq!(house.client.ask_for("w k 10"), Reply::NotEnqueued);
+        assert_eq!(
+            house.client.ask_for("w k 10"),
+            Reply::Refused(Refusal::NotEnqueued)
+        );
     }
 }

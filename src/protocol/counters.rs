@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use super::stats::{put, write_string, Seconds};
-use crate::table::{CountersSnapshot, Key, KeySnapshot, Kind, Reason};
+use crate::table::{CountersSnapshot, Key, KeySnapshot, Kind, Refusal};
 
 /// The kinds of keys with their names.
 const KINDS: [(Kind, &str); 2] = [(Kind::Lock, "lock"), (Kind::Semaphore, "semaphore")];
@@ -74,10 +74,9 @@ impl Figures {
         oldest: &Oldest,
     ) -> Figures {
         let counters = &snapshot.counters;
-        let refusals = Reason::ALL.iter().map(|(reason, name)| {
-            let count = counters.refusals(*reason);
-            ((*name).to_owned(), count.to_string())
-        });
+        let refusals = Refusal::ALL.map(|(refusal, name)| (name, counters.refusals(refusal)));
+        let refusals = [("busy", counters.busy)].into_iter().chain(refusals);
+        let refusals = refusals.map(|(name, count)| (name.to_owned(), count.to_string()));
         let keys = [snapshot.lock_count, snapshot.semaphore_count].map(|count| count.to_string());
         let age = |oldest: &Option<(Key, Duration)>| {
             let age = oldest.as_ref().map_or(Duration::ZERO, |(_, age)| *age);

@@ -35,7 +35,9 @@ pub struct Counters {
     pub disconnects: u64,
     /// How long the claims that were queued waited for their grants.
     pub waits: WaitHistogram,
-    refusals: [u64; Reason::ALL.len()],
+    /// Claims that found their key held and were not to wait.
+    pub busy: u64,
+    refusals: [u64; Refusal::ALL.len()],
 }
 
 /// How many waits were how long.
@@ -45,22 +47,6 @@ pub struct WaitHistogram {
     pub sum: Duration,
     /// How many waits each bucket has; in the last one are those beyond the bounds.
     buckets: [u64; WAIT_BOUNDS.len() + 1],
-}
-
-/// Why a request was refused, as it is counted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reason {
-    /// The key was held, and the claim was not to wait.
-    Busy,
-    LimitMismatch,
-    MaxLocks,
-    MaxWaiters,
-    LeaseExpired,
-    NotHeld,
-    Draining,
-    NoToken,
-    AlreadyEnqueued,
-    NotEnqueued,
 }
 
 /// The counters, and how much is in the table at the same time.
@@ -84,46 +70,10 @@ pub struct CountersSnapshot {
     pub is_draining: bool,
 }
 
-impl Reason {
-    /// All reasons with their names, in the order of their declaration.
-    pub const ALL: [(Reason, &str); 10] = [
-        (Reason::Busy, "busy"),
-        (Reason::LimitMismatch, "limit_mismatch"),
-        (Reason::MaxLocks, "max_locks"),
-        (Reason::MaxWaiters, "max_waiters"),
-        (Reason::LeaseExpired, "lease_expired"),
-        (Reason::NotHeld, "not_held"),
-        (Reason::Draining, "draining"),
-        (Reason::NoToken, "no_token"),
-        (Reason::AlreadyEnqueued, "already_enqueued"),
-        (Reason::NotEnqueued, "not_enqueued"),
-    ];
-
-    fn of(answer: &Answer) -> Option<Reason> {
-        Some(match answer {
-            Answer::Refused(Refusal::LimitMismatch) => Reason::LimitMismatch,
-            Answer::Refused(Refusal::MaxLocks) => Reason::MaxLocks,
-            Answer::Refused(Refusal::MaxWaiters) => Reason::MaxWaiters,
-            Answer::Refused(Refusal::LeaseExpired) => Reason::LeaseExpired,
-            Answer::Refused(Refusal::NotHeld) => Reason::NotHeld,
-            Answer::Refused(Refusal::Draining) => Reason::Draining,
-            Answer::Refused(Refusal::NoToken) => Reason::NoToken,
-            Answer::AlreadyEnqueued => Reason::AlreadyEnqueued,
-            Answer::NotEnqueued => Reason::NotEnqueued,
-            Answer::WouldWait => Reason::Busy,
-            Answer::Granted(_) | Answer::Queued | Answer::TimedOut | Answer::Gone => return None,
-        })
-    }
-}
-
 impl Counters {
     /// How many requests were refused for this reason.
-    pub fn refusals(&self, reason: Reason) -> u64 {
+    pub fn refusals(&self, reason: Refusal) -> u64 {
         self.refusals[reason as usize]
-    }
-
-    fn refuse(&mut self, reason: Reason) {
-        self.refusals[reason as usize] += 1;
     }
 }
 
@@ -150,17 +100,15 @@ impl WaitHistogram {
 }
 
 impl LockTable {
-    /// Counts the answer to a request, if it refuses it.
-    pub fn note_answer(&mut self, answer: &Answer) {
-        self.counters.wait_timeouts += u64::from(*answer == Answer::TimedOut);
-        if let Some(reason) = Reason::of(answer) {
-            self.counters.refuse(reason);
+    /// The same answer to a request, counted if the client does not get what it asked for.
+    pub fn counted(&mut self, answer: Result<Answer, Refusal>) -> Result<Answer, Refusal> {
+        let counters = &mut self.counters;
+        match answer {
+            Err(refusal) => counters.refusals[refusal as usize] += 1,
+            Ok(Answer::WouldWait) => counters.busy += 1,
+            Ok(Answer::TimedOut) => counters.wait_timeouts += 1,
+            Ok(_) => {}
         }
-    }
-
-    /// The same answer, counted if it refuses the request.
-    pub fn counted(&mut self, answer: Answer) -> Answer {
-        self.note_answer(&answer);
         answer
     }
 
@@ -204,12 +152,9 @@ mod tests {
     }
 
     #[test]
-    fn each_reason_has_a_counter_of_its_own() {
-        let mut counters = Counters::default();
-        for (at, (reason, _)) in Reason::ALL.into_iter().enumerate() {
-            (0..=at).for_each(|_| counters.refuse(reason));
+    fn each_refusal_has_a_counter_of_its_own() {
+        for (at, (refusal, name)) in Refusal::ALL.into_iter().enumerate() {
+            assert_eq!(refusal as usize, at, "{name}");
         }
-        let counted = Reason::ALL.map(|(reason, _)| counters.refusals(reason));
-        assert_eq!(counted, [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]);
     }
 }

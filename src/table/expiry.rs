@@ -2,8 +2,6 @@
 
 use std::time::{Duration, Instant};
 
-use super::place::PlaceState;
-use super::queue::KeyId;
 use super::types::{Ask, ConnId, Scope};
 use super::LockTable;
 use crate::token::Fence;
@@ -40,15 +38,10 @@ impl LockTable {
         if self.next_deadline().is_none_or(|over_at| over_at > now) {
             return false;
         }
-        let has_due = |key: KeyId| self.due(key, now).next().is_some();
-        let is_due = |key: &str| self.names.get(key).is_some_and(|key| has_due(*key));
+        let is_due = |key: &str| self.due(key, now).next().is_some();
         match scope {
             Scope::Nothing => false,
             Scope::Key(key) => is_due(key),
-            Scope::Ticket(ticket) => {
-                let place = &self.places[ticket.place];
-                !matches!(place.state, PlaceState::Ended(_)) && has_due(place.key)
-            }
             // What has run out must not count against a cap.
             Scope::Ask(conn, ask) => is_due(ask.key) || self.is_at_a_cap(conn, ask),
             Scope::Everything => true,
@@ -63,9 +56,8 @@ impl LockTable {
         }
         let last = match scope {
             Scope::Nothing => None,
-            Scope::Key(key) => self.last_due_of(key, now),
-            Scope::Ask(_, ask) => self.last_due_of(ask.key, now),
-            Scope::Ticket(ticket) => self.due(self.places[ticket.place].key, now).max(),
+            Scope::Key(key) => self.due(key, now).max(),
+            Scope::Ask(_, ask) => self.due(ask.key, now).max(),
             Scope::Everything => self.leases.keys().next_back().copied(),
         };
         while last.is_some_and(|last| self.first_due(now).is_some_and(|first| first <= last)) {
@@ -87,14 +79,12 @@ impl LockTable {
         (first.0 <= now).then_some(*first)
     }
 
-    /// The lease that ran out last of those of a key that have by `now`.
-    fn last_due_of(&self, key: &str, now: Instant) -> Option<(Instant, Fence)> {
-        self.due(*self.names.get(key)?, now).max()
-    }
-
     /// The leases of a key that have run out by `now`.
-    fn due(&self, key: KeyId, now: Instant) -> impl Iterator<Item = (Instant, Fence)> + '_ {
-        let holders = self.keys[key].holders.iter(&self.places);
+    fn due(&self, key: &str, now: Instant) -> impl Iterator<Item = (Instant, Fence)> + '_ {
+        let queue = self.names.get(key).map(|key| &self.keys[*key]);
+        let holders = queue
+            .into_iter()
+            .flat_map(|queue| queue.holders.iter(&self.places));
         let leases = holders.filter_map(|id| self.places[id].lease_end());
         leases.filter(move |(expires_at, _)| *expires_at <= now)
     }

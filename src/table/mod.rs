@@ -39,14 +39,14 @@ use crate::token::{Fence, FenceSource, Token};
 #[cfg_attr(not(feature = "cluster"), allow(unused_imports))]
 pub use changes::{Change, HolderRecord};
 use connection::ConnectionEntry;
-pub use counters::{Counters, CountersSnapshot, Reason};
+pub use counters::{Counters, CountersSnapshot};
 use place::{PlaceId, PlaceState, Places};
 use queue::{KeyId, KeyList, KeyQueue, Queues};
 use slab::Slab;
 pub use snapshot::{KeySnapshot, PlaceSnapshot};
 pub use types::{
-    Answer, Ask, Cap, Caps, Claim, Claimant, ConnId, Grant, Holdings, Key, Kind, Limit, Refusal,
-    Scope, Ticket, Weight,
+    Answer, Ask, Cap, Caps, Claimant, ConnId, Grant, Holdings, Key, Kind, Limit, Refusal, Scope,
+    Ticket, Weight,
 };
 
 /// Waiters that are granted slots in one step. The end of one lock can be the turn of as many
@@ -131,7 +131,7 @@ impl LockTable {
         }
     }
 
-    /// Asks for a key: it is granted now, or the claim is queued behind those before it. Refusals,
+    /// Asks for a key: it is granted now, or the claim is queued behind the earlier ones. Refusals,
     /// in this order: [`Refusal::Draining`], [`Refusal::LimitMismatch`], [`Refusal::MaxLocks`] for
     /// what the connection has and for the slots in all, [`Refusal::NoToken`] while waiters are
     /// owed slots, [`Refusal::MaxLocks`] for a key not known yet, [`Refusal::NoToken`],
@@ -141,9 +141,10 @@ impl LockTable {
         claimant: Claimant,
         ask: &Ask<'_>,
         now: Instant,
-    ) -> Result<Claim, Refusal> {
-        if let Some(grant) = self.try_acquire(claimant, ask, now)? {
-            return Ok(Claim::Acquired(grant));
+    ) -> Result<Answer, Refusal> {
+        let answer = self.try_acquire(claimant, ask, now)?;
+        if answer != Answer::WouldWait {
+            return Ok(answer);
         }
         let key = self.names[ask.key];
         let arrival = self.next_arrival;
@@ -153,17 +154,17 @@ impl LockTable {
         let queue = &mut self.keys[key];
         queue.waiters.push(&mut self.places, place);
         self.waiter_count += 1;
-        Ok(Claim::Queued(Ticket { arrival, place }))
+        Ok(Answer::Queued(Ticket { arrival, place }))
     }
 
-    /// Asks for a key without ever taking a place in its queue: `None` if the claim would wait.
-    /// Refuses as [`LockTable::acquire`] does.
+    /// Asks for a key without ever taking a place in its queue: [`Answer::WouldWait`] if it is not
+    /// granted now. Refuses as [`LockTable::acquire`] does.
     pub fn try_acquire(
         &mut self,
         claimant: Claimant,
         ask: &Ask<'_>,
         now: Instant,
-    ) -> Result<Option<Grant>, Refusal> {
+    ) -> Result<Answer, Refusal> {
         if self.draining {
             return Err(Refusal::Draining);
         }
@@ -178,7 +179,7 @@ impl LockTable {
         }
         let queue = known.map(|key| &self.keys[key]);
         let Some(queue) = queue.filter(|queue| queue.must_wait(ask.weight, &self.places)) else {
-            return self.grant(claimant, known, ask, now).map(Some);
+            return self.grant(claimant, known, ask, now).map(Answer::Granted);
         };
         let waiter_count = queue.waiters.len();
         if ask
@@ -193,7 +194,7 @@ impl LockTable {
         if self.waiter_count >= self.caps.max_waiters_total {
             return Err(self.refuse_at(Cap::WaitersTotal));
         }
-        Ok(None)
+        Ok(Answer::WouldWait)
     }
 
     /// Takes note of the cap that a claim is refused for.
@@ -249,49 +250,44 @@ impl LockTable {
         Ok(Grant { token, lease })
     }
 
-    /// Looks whether a queued claim has been decided: `None` while it waits. A grant that is alive
-    /// is handed over with its lease started anew. Any answer spends the ticket.
-    pub fn collect(&mut self, ticket: Ticket, now: Instant) -> Option<Answer> {
-        self.settle(Scope::Ticket(ticket), now);
+    /// Looks whether a queued claim has been decided: [`Answer::WouldWait`] while it waits. A grant
+    /// that is alive is handed over with its lease started anew. Any other answer spends the
+    /// ticket.
+    ///
+    /// Ends no lease, because it is called for many tickets in one step. A grant whose lease has
+    /// run out is only refused once that lease has been ended, and waits until then.
+    pub fn collect(&mut self, ticket: Ticket, now: Instant) -> Result<Answer, Refusal> {
         self.collect_place(ticket.place, now)
     }
 
-    /// As [`LockTable::collect`], but ends no lease: `None` also once the lease has run out.
-    pub fn collect_fresh(&mut self, ticket: Ticket, now: Instant) -> Option<Answer> {
-        let id = ticket.place;
-        if matches!(self.places[id].state, PlaceState::Held { expires_at, .. } if expires_at <= now)
-        {
-            return None;
-        }
-        self.collect_place(id, now)
-    }
-
-    fn collect_place(&mut self, id: PlaceId, now: Instant) -> Option<Answer> {
+    fn collect_place(&mut self, id: PlaceId, now: Instant) -> Result<Answer, Refusal> {
         let place = &self.places[id];
         let (lease, salt) = (place.lease, place.salt);
         match place.state {
-            PlaceState::Waiting { .. } => None,
-            PlaceState::Ended(refusal) => {
-                self.remove_place(id, now);
-                Some(Answer::Refused(refusal))
-            }
-            PlaceState::Held { fence, .. } => {
+            PlaceState::Held { fence, expires_at } if expires_at > now => {
                 self.begin_lease(id, now + lease);
                 self.mark_token_known(id);
                 let token = Token { fence, salt };
-                Some(Answer::Granted(Grant { token, lease }))
+                Ok(Answer::Granted(Grant { token, lease }))
+            }
+            PlaceState::Held { .. } | PlaceState::Waiting { .. } => Ok(Answer::WouldWait),
+            PlaceState::Ended(refusal) => {
+                self.remove_place(id, now);
+                Err(refusal)
             }
         }
     }
 
-    /// Gives up a place. A grant that has come meanwhile passes to the next waiter; a refusal by
-    /// the drain that has come meanwhile is returned.
-    pub fn cancel(&mut self, ticket: Ticket, now: Instant) -> Option<Refusal> {
-        self.settle(Scope::Ticket(ticket), now);
+    /// Gives up a place. A grant that has arrived passes to the next waiter.
+    /// [`Refusal::Draining`] if the drain has dismissed the claim. Ends no lease.
+    pub fn cancel(&mut self, ticket: Ticket, now: Instant) -> Result<(), Refusal> {
         let dismissed = PlaceState::Ended(Refusal::Draining);
         let was_dismissed = self.places[ticket.place].state == dismissed;
         self.abandon_place(ticket.place, now);
-        was_dismissed.then_some(Refusal::Draining)
+        match was_dismissed {
+            true => Err(Refusal::Draining),
+            false => Ok(()),
+        }
     }
 
     /// Gives back a slot. If `conn` has enqueued for it, that ends the two phases: many clients
@@ -304,7 +300,7 @@ impl LockTable {
         kind: Kind,
         token: Token,
         now: Instant,
-    ) -> Result<(), Refusal> {
+    ) -> Result<Answer, Refusal> {
         let holder = self.find_holder(key, kind, token, now)?;
         let place = &self.places[holder];
         if place.conn == conn && place.is_told {
@@ -312,7 +308,7 @@ impl LockTable {
         }
         self.revoke(holder, now);
         self.counters.releases += 1;
-        Ok(())
+        Ok(Answer::Released)
     }
 
     /// Ends a grant as if its lease were over, and returns the connection that held it; `None` if
@@ -337,11 +333,11 @@ impl LockTable {
         token: Token,
         lease: Duration,
         now: Instant,
-    ) -> Result<(), Refusal> {
+    ) -> Result<Answer, Refusal> {
         let holder = self.find_holder(key, kind, token, now)?;
         self.check_hold(holder, lease, now)?;
         self.renew_holder(holder, conn, lease, now);
-        Ok(())
+        Ok(Answer::Renewed(lease))
     }
 
     /// Makes sure that a grant may be held until the end of a lease that begins now.

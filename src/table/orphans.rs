@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::place::PlaceId;
-use super::types::{Cap, ConnId, Refusal, Scope};
+use super::types::{Answer, Cap, ConnId, Refusal, Scope};
 use super::LockTable;
 use crate::token::{Fence, Token};
 
@@ -28,7 +28,7 @@ impl LockTable {
         token: Token,
         lease: Duration,
         now: Instant,
-    ) -> Result<(), Refusal> {
+    ) -> Result<Answer, Refusal> {
         // What has run out must not count against the connection's cap.
         self.settle(Scope::Everything, now);
         let holder = self.find_told(key, token);
@@ -43,7 +43,7 @@ impl LockTable {
             self.move_slot(holder, conn, now);
             self.places[holder].is_provisional = true;
         }
-        Ok(())
+        Ok(Answer::Renewed(lease))
     }
 
     /// Renews a grant of either kind, and makes it a kept one: an orphan. It is told apart from
@@ -60,7 +60,7 @@ impl LockTable {
         lease: Duration,
         tag_of: impl FnOnce(ConnId) -> Option<Arc<str>>,
         now: Instant,
-    ) -> Result<(), Refusal> {
+    ) -> Result<Answer, Refusal> {
         self.settle(Scope::Everything, now);
         let holder = self.find_told(key, token)?;
         self.check_hold(holder, lease, now)?;
@@ -79,7 +79,7 @@ impl LockTable {
         let was_kept = std::mem::replace(&mut self.places[holder].is_kept, true);
         self.kept_count += usize::from(!was_kept);
         self.note_kept(holder, lease);
-        Ok(())
+        Ok(Answer::Renewed(lease))
     }
 
     /// How many holders no connection has.

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use super::place::{PlaceId, PlaceState};
-use super::types::{Answer, Ask, Claim, Claimant, ConnId, Kind, Refusal, Scope, Ticket};
+use super::types::{Answer, Ask, Claimant, ConnId, Kind, Refusal, Scope, Ticket};
 use super::LockTable;
 
 /// A key that a connection has enqueued for and not yet waited for.
@@ -15,35 +15,55 @@ enum PhaseOne {
 }
 
 impl LockTable {
-    /// Asks for a key, and remembers it for [`LockTable::try_wait`] unless it is refused. An entry
+    /// Asks for a key, and remembers it for [`LockTable::wait`] unless it is refused. An entry
     /// whose lease is over makes way for the new one, or for the refusal.
-    pub fn enqueue(&mut self, claimant: Claimant, ask: &Ask<'_>, now: Instant) -> Answer {
+    pub fn enqueue(
+        &mut self,
+        claimant: Claimant,
+        ask: &Ask<'_>,
+        now: Instant,
+    ) -> Result<Answer, Refusal> {
         self.settle(Scope::Ask(claimant.conn, ask), now);
         match self.phase_one(claimant.conn, ask.key, ask.kind) {
             None => {}
             Some(PhaseOne::Ended(Refusal::LeaseExpired)) => {
                 self.forget_ended(claimant.conn, ask.key, ask.kind);
             }
-            Some(_) if self.draining => return Answer::Refused(Refusal::Draining),
-            Some(_) => return Answer::AlreadyEnqueued,
+            Some(_) if self.draining => return Err(Refusal::Draining),
+            Some(_) => return Err(Refusal::AlreadyEnqueued),
         }
-        let (answer, place) = match self.acquire(claimant, ask, now) {
-            Ok(Claim::Acquired(grant)) => {
-                let place = self.holders.get(&grant.token.fence);
-                let place = place.expect("a grant has a place");
-                (Answer::Granted(grant), *place)
-            }
-            Ok(Claim::Queued(ticket)) => (Answer::Queued, ticket.place),
-            Err(refusal) => return Answer::Refused(refusal),
+        let answer = self.acquire(claimant, ask, now)?;
+        let place = match answer {
+            Answer::Granted(grant) => self.holders.get(&grant.token.fence).copied(),
+            Answer::Queued(ticket) => Some(ticket.place),
+            _ => None,
         };
+        let place = place.expect("a claim that is not refused has a place");
         self.places[place].is_enqueued = true;
         let key = self.places[place].key;
         self.enqueued.insert((claimant.conn, key), place);
-        answer
+        Ok(answer)
     }
 
     /// Ends the two phases of a key that the connection has enqueued for: a grant that is alive is
-    /// handed over with its lease started anew. `None` if its turn has not come; the entry stays.
+    /// handed over with its lease started anew, and a claim that waits goes on to wait with its
+    /// ticket. Refuses as [`LockTable::try_wait`] does.
+    pub fn wait(
+        &mut self,
+        conn: ConnId,
+        key: &str,
+        kind: Kind,
+        now: Instant,
+    ) -> Result<Answer, Refusal> {
+        let answer = self.try_wait(conn, key, kind, now)?;
+        let ticket = match answer {
+            Answer::WouldWait => self.take_ticket(conn, key, kind),
+            _ => None,
+        };
+        Ok(ticket.map_or(answer, Answer::Queued))
+    }
+
+    /// As [`LockTable::wait`], but [`Answer::WouldWait`] if the claim waits, and the entry stays.
     /// It stays as well if only a fence is wanting, since that may take any time.
     pub fn try_wait(
         &mut self,
@@ -51,28 +71,29 @@ impl LockTable {
         key: &str,
         kind: Kind,
         now: Instant,
-    ) -> Option<Answer> {
+    ) -> Result<Answer, Refusal> {
         self.settle(Scope::Key(key), now);
-        match self.phase_one(conn, key, kind) {
-            None => Some(Answer::NotEnqueued),
+        let place = match self.phase_one(conn, key, kind) {
+            None => return Err(Refusal::NotEnqueued),
             Some(PhaseOne::Ended(refusal)) => {
                 self.forget_ended(conn, key, kind);
-                Some(Answer::Refused(refusal))
+                return Err(refusal);
             }
-            Some(PhaseOne::At(place)) => match self.collect_place(place, now) {
-                Some(answer) => {
-                    self.end_phase(place);
-                    Some(answer)
-                }
-                None if self.lacks_fence(place) => Some(Answer::Refused(Refusal::NoToken)),
-                None => None,
-            },
+            Some(PhaseOne::At(place)) => place,
+        };
+        match self.collect_place(place, now)? {
+            Answer::WouldWait if self.lacks_fence(place) => Err(Refusal::NoToken),
+            Answer::WouldWait => Ok(Answer::WouldWait),
+            granted => {
+                self.end_phase(place);
+                Ok(granted)
+            }
         }
     }
 
-    /// Takes the ticket of a queued claim out of its phase-one entry, to wait with it; `None` if
-    /// there is no such entry.
-    pub fn take_ticket(&mut self, conn: ConnId, key: &str, kind: Kind) -> Option<Ticket> {
+    /// Takes the ticket of a queued claim out of its phase-one entry; `None` if there is no such
+    /// entry.
+    pub(super) fn take_ticket(&mut self, conn: ConnId, key: &str, kind: Kind) -> Option<Ticket> {
         let PhaseOne::At(place) = self.phase_one(conn, key, kind)? else {
             return None;
         };

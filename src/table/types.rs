@@ -175,42 +175,29 @@ pub enum Scope<'a> {
     Nothing,
     /// One key.
     Key(&'a str),
-    /// The key that a ticket is for.
-    Ticket(Ticket),
     /// The key that a connection asks for, and every lease if a cap is reached.
     Ask(ConnId, &'a Ask<'a>),
     /// All keys.
     Everything,
 }
 
-/// The answer to asking for a key.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Claim {
-    /// The key is held from now on.
-    Acquired(Grant),
-    /// Others are before it; the ticket keeps the place.
-    Queued(Ticket),
-}
-
-/// What a connection is told.
+/// What a request comes to, unless it is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
     /// The key is held, and the lease runs from now.
     Granted(Grant),
-    /// The claim is queued; a later wait asks for its grant.
-    Queued,
+    /// The claim is queued; the ticket keeps its place.
+    Queued(Ticket),
     /// The key is held by others, and the claim is not to wait, or not yet.
     WouldWait,
     /// The claim has waited, and the key has not come free in time.
     TimedOut,
-    /// The peer hung up while its claim waited; the place is given up.
+    /// The peer has hung up. A claim that waited has given up its place.
     Gone,
-    /// There is a phase-one entry for this key already.
-    AlreadyEnqueued,
-    /// There is no phase-one entry for this key.
-    NotEnqueued,
-    /// The request is refused.
-    Refused(Refusal),
+    /// The slot is free for others.
+    Released,
+    /// The lease runs from now, for this time.
+    Renewed(Duration),
 }
 
 /// What a claim can be too much for, by the option that sets it.
@@ -262,6 +249,25 @@ pub enum Refusal {
     Draining,
     /// There is no fence or no randomness to make a token of.
     NoToken,
+    /// There is a phase-one entry for this key already.
+    AlreadyEnqueued,
+    /// There is no phase-one entry for this key.
+    NotEnqueued,
+}
+
+impl Refusal {
+    /// All refusals with their names in the statistics, in the order of their declaration.
+    pub const ALL: [(Refusal, &str); 9] = [
+        (Refusal::LimitMismatch, "limit_mismatch"),
+        (Refusal::MaxLocks, "max_locks"),
+        (Refusal::MaxWaiters, "max_waiters"),
+        (Refusal::LeaseExpired, "lease_expired"),
+        (Refusal::NotHeld, "not_held"),
+        (Refusal::Draining, "draining"),
+        (Refusal::NoToken, "no_token"),
+        (Refusal::AlreadyEnqueued, "already_enqueued"),
+        (Refusal::NotEnqueued, "not_enqueued"),
+    ];
 }
 
 /// What becomes of the slots that a connection holds when it closes.

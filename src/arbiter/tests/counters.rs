@@ -1,25 +1,21 @@
 //! What the arbiter has the table count: the answers to requests.
 
 use super::*;
-use crate::table::{CountersSnapshot, Reason};
+use crate::table::CountersSnapshot;
 
 fn counted(arbiter: &Arbiter) -> CountersSnapshot {
     arbiter.counters().1
-}
-
-fn refusals(arbiter: &Arbiter, reason: Reason) -> u64 {
-    counted(arbiter).counters.refusals(reason)
 }
 
 #[test]
 fn a_try_that_finds_the_key_held_is_busy_and_no_timeout() {
     let (arbiter, holder, other) = arbiter_and_two(Holdings::Release);
     granted(&holder, FOREVER);
-    assert_eq!(acquire(&other, Duration::ZERO), Answer::WouldWait);
-    assert_eq!(refusals(&arbiter, Reason::Busy), 1);
+    assert_eq!(acquire(&other, Duration::ZERO), Ok(Answer::WouldWait));
+    assert_eq!(counted(&arbiter).counters.busy, 1);
     // The attempt of a claim that goes on to wait.
-    assert_eq!(other.try_acquire(&lock(FOREVER)), Answer::WouldWait);
-    assert_eq!(refusals(&arbiter, Reason::Busy), 1);
+    assert_eq!(other.try_acquire(&lock(FOREVER)), Ok(Answer::WouldWait));
+    assert_eq!(counted(&arbiter).counters.busy, 1);
     assert_eq!(counted(&arbiter).counters.wait_timeouts, 0);
 }
 
@@ -32,10 +28,13 @@ fn a_wait_in_vain_is_one_timeout_in_either_form() {
     assert_eq!(counted(&arbiter).waiter_count, 1);
     arbiter.advance(second);
     let (waiter, answer) = blocked.end();
-    assert_eq!(answer, Answer::TimedOut);
+    assert_eq!(answer, Ok(Answer::TimedOut));
     assert_eq!(counted(&arbiter).counters.wait_timeouts, 1);
-    assert_eq!(waiter.enqueue(&lock(FOREVER)), Answer::Queued);
-    assert_eq!(wait(&waiter, Duration::ZERO), Answer::TimedOut);
+    assert!(matches!(
+        waiter.enqueue(&lock(FOREVER)),
+        Ok(Answer::Queued(_))
+    ));
+    assert_eq!(wait(&waiter, Duration::ZERO), Ok(Answer::TimedOut));
     assert_eq!(counted(&arbiter).counters.wait_timeouts, 2);
     assert_eq!(counted(&arbiter).counters.waits.count(), 0);
 }
@@ -45,25 +44,29 @@ fn each_refusal_is_counted_under_its_reason() {
     let (arbiter, holder, other) = arbiter_and_two(Holdings::Release);
     let grant = granted(&holder, FOREVER);
     let semaphore = slot_of(1);
-    other.try_acquire(&semaphore);
-    other.enqueue(&semaphore);
-    assert_eq!(wait(&other, FOREVER), Answer::NotEnqueued);
-    assert_eq!(other.enqueue(&lock(FOREVER)), Answer::Queued);
-    assert_eq!(other.enqueue(&lock(FOREVER)), Answer::AlreadyEnqueued);
+    assert!(other.try_acquire(&semaphore).is_err());
+    assert!(other.enqueue(&semaphore).is_err());
+    assert_eq!(wait(&other, FOREVER), Err(Refusal::NotEnqueued));
+    assert!(matches!(
+        other.enqueue(&lock(FOREVER)),
+        Ok(Answer::Queued(_))
+    ));
+    assert_eq!(other.enqueue(&lock(FOREVER)), Err(Refusal::AlreadyEnqueued));
     let (key, kind, token) = ("other", Kind::Lock, grant.token);
     assert!(other.release(key, kind, token).is_err());
     assert!(other.renew(key, kind, token, FOREVER).is_err());
     let _drained = arbiter.begin_drain(DrainUntil::NoHolder);
     assert_eq!(acquire(&other, FOREVER), DRAINING);
     assert_eq!(other.try_wait("k", Kind::Lock), DRAINING);
-    let counts = Reason::ALL.map(|(reason, _)| (reason, refusals(&arbiter, reason)));
+    let counters = counted(&arbiter).counters;
+    let counts = Refusal::ALL.map(|(refusal, _)| (refusal, counters.refusals(refusal)));
     let counts: Vec<_> = counts.into_iter().filter(|(_, count)| *count > 0).collect();
     let expected = [
-        (Reason::LimitMismatch, 2),
-        (Reason::NotHeld, 2),
-        (Reason::Draining, 2),
-        (Reason::AlreadyEnqueued, 1),
-        (Reason::NotEnqueued, 1),
+        (Refusal::LimitMismatch, 2),
+        (Refusal::NotHeld, 2),
+        (Refusal::Draining, 2),
+        (Refusal::AlreadyEnqueued, 1),
+        (Refusal::NotEnqueued, 1),
     ];
     assert_eq!(counts, expected);
 }

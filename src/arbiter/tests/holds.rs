@@ -91,7 +91,8 @@ fn enqueue_for(table: &mut LockTable, conn: ConnId, number: usize, now: Instant)
         ..lock(FOREVER)
     };
     let salt = Salt(0);
-    table.enqueue(Claimant { conn, salt }, &ask, now);
+    let enqueued = table.enqueue(Claimant { conn, salt }, &ask, now);
+    assert!(enqueued.is_ok());
 }
 
 fn disconnect(what: &str, table: &mut LockTable, conn: ConnId, now: Instant) {
@@ -176,7 +177,7 @@ fn the_reaper_drops_more_idle_keys_than_one_visit_may() {
             key: &key,
             ..lock(FOREVER)
         };
-        assert!(matches!(seat.try_acquire(&ask), Answer::Granted(_)));
+        assert!(matches!(seat.try_acquire(&ask), Ok(Answer::Granted(_))));
     }
     drop(seat);
     arbiter.advance(Duration::from_secs(2));

@@ -67,7 +67,7 @@ fn a_change_is_recorded_when_the_visit_is_over() {
         .expect("it is held");
     assert_eq!(notes.all(), ["+1", "-1", "+2"]);
     let (waiter, answer) = blocked.end();
-    assert!(matches!(answer, Answer::Granted(_)));
+    assert!(matches!(answer, Ok(Answer::Granted(_))));
     drop(waiter);
     assert_eq!(notes.all(), ["+1", "-1", "+2", "-2"]);
 }
@@ -92,7 +92,7 @@ fn with_a_journal_each_thread_sends_its_own_grant() {
     holder
         .release("k", Kind::Lock, grant.token)
         .expect("it is held");
-    assert!(matches!(blocked.end().1, Answer::Granted(_)));
+    assert!(matches!(blocked.end().1, Ok(Answer::Granted(_))));
 }
 
 #[test]
@@ -120,7 +120,7 @@ fn a_restored_holder_is_adopted_and_then_ends_with_its_seat() {
     let renew = |seat: &Seat| seat.renew("k", Kind::Lock, token, FOREVER);
     renew(&one).expect("it is held");
     assert_eq!(arbiter.orphan_count(), 1);
-    assert_eq!(one.adopt("k", token, FOREVER), Some(Ok(())));
+    assert_eq!(one.adopt("k", token, FOREVER), Ok(Answer::Renewed(FOREVER)));
     renew(&one).expect("it is held");
     renew(&other).expect("it is held");
     assert_eq!(arbiter.orphan_count(), 0);
@@ -138,7 +138,10 @@ fn the_record_closes_in_the_visit_that_leaves_adopters_alone() {
     let grant = granted(&other, FOREVER);
     let blocked = Blocked::start(&arbiter, adopter, |seat| acquire(seat, FOREVER));
     let waiting = arbiter.connect(ConnId(3), None);
-    assert_eq!(waiting.enqueue(&lock(FOREVER)), Answer::Queued);
+    assert!(matches!(
+        waiting.enqueue(&lock(FOREVER)),
+        Ok(Answer::Queued(_))
+    ));
     let closed = arbiter.close_record_once_all_can_adopt();
     assert!(closed.try_recv().is_err_and(|error| error.is_empty()));
     // The grant that follows is in the record, and its client does not know its token.
@@ -147,7 +150,7 @@ fn the_record_closes_in_the_visit_that_leaves_adopters_alone() {
     assert_eq!(notes.all(), ["+1", "-1", "+2", "closed -2"]);
     // The server goes on as before: no claim is refused.
     let (_adopter, answer) = blocked.end();
-    assert!(matches!(answer, Answer::Granted(_)));
+    assert!(matches!(answer, Ok(Answer::Granted(_))));
     arbiter.close_record();
     assert_eq!(notes.all().last().map(String::as_str), Some("closed"));
 }
@@ -157,7 +160,10 @@ fn a_phase_one_grant_of_another_client_is_waited_for() {
     let (arbiter, holder, other) = arbiter_and_two(Holdings::Release);
     holder.set_can_adopt(true);
     let grant = granted(&holder, FOREVER);
-    assert_eq!(other.enqueue(&lock(FOREVER)), Answer::Queued);
+    assert!(matches!(
+        other.enqueue(&lock(FOREVER)),
+        Ok(Answer::Queued(_))
+    ));
     release(&holder, grant);
     let closed = arbiter.close_record_once_all_can_adopt();
     assert!(closed.try_recv().is_err_and(|error| error.is_empty()));
@@ -176,7 +182,7 @@ fn a_client_that_leaves_is_waited_for_until_its_slots_are_free() {
             key: &key,
             ..lock(FOREVER)
         };
-        assert!(matches!(other.try_acquire(&ask), Answer::Granted(_)));
+        assert!(matches!(other.try_acquire(&ask), Ok(Answer::Granted(_))));
     }
     let closed = arbiter.close_record_once_all_can_adopt();
     drop(other);

@@ -62,7 +62,7 @@ fn every_change_of_holders_is_noted_in_order() {
     world.expire();
     assert_eq!(world.changes(), ["-2"]);
     world.held(4, "k");
-    world.enqueue(4, "other");
+    assert!(world.enqueue(4, "other").is_ok());
     world.disconnect(4, Holdings::Release);
     assert_eq!(world.changes(), ["+3 10", "+4 10", "-3", "-4"]);
     world.held(5, "k");
@@ -100,7 +100,7 @@ fn a_restored_holder_holds_for_its_whole_lease() {
     let waiter = world.queued(1, "k");
     world.advance(secs(9));
     assert!(world.is_held("k", token(7)));
-    assert_eq!(world.collect(waiter), None);
+    assert_eq!(world.collect(waiter), Ok(Answer::WouldWait));
     world.advance(secs(1));
     assert!(!world.is_held("k", token(7)));
     world.collected(waiter);

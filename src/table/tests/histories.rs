@@ -233,24 +233,25 @@ impl History {
         let ideal = self.model.acquire(conn, &ask, is_a_try);
         let table = &mut self.world.table;
         let real = match is_a_try {
-            true => table
-                .try_acquire(claimant(conn), &ask, now)
-                .map(|grant| grant.map(Claim::Acquired)),
-            false => table.acquire(claimant(conn), &ask, now).map(Some),
+            true => table.try_acquire(claimant(conn), &ask, now),
+            false => table.acquire(claimant(conn), &ask, now),
         };
-        assert_eq!(real.map(|claim| claim.map(Began::from)), ideal);
+        assert_eq!(real.map(Began::of), ideal);
         match real {
-            Ok(Some(Claim::Acquired(grant))) => self.learn(ask.key, ask.kind, grant),
-            Ok(Some(Claim::Queued(ticket))) => self.keep(ticket, conn, ask.key, ask.kind),
-            Ok(None) | Err(_) => {}
+            Ok(Answer::Granted(grant)) => self.learn(ask.key, ask.kind, grant),
+            Ok(Answer::Queued(ticket)) => self.keep(ticket, conn, ask.key, ask.kind),
+            _ => {}
         }
     }
 
     fn enqueue(&mut self) {
         let (conn, ask, now) = (self.conn(), self.ask(), self.world.now);
         let real = self.world.table.enqueue(claimant(conn), &ask, now);
-        assert_eq!(real, self.model.enqueue(conn, &ask));
-        if let Answer::Granted(grant) = real {
+        assert_eq!(
+            real.map(Began::of),
+            self.model.enqueue(conn, &ask).map(Some)
+        );
+        if let Ok(Answer::Granted(grant)) = real {
             self.learn(ask.key, ask.kind, grant);
         }
     }
@@ -266,16 +267,15 @@ impl History {
         let real = self.world.table.try_wait(ConnId(conn), &key, kind, now);
         assert_eq!(real, self.model.try_wait(conn, &key, kind));
         match real {
-            Some(Answer::Granted(grant)) => self.learn(&key, kind, grant),
-            Some(_) => {}
-            None if self.random.one_in(2) => {
+            Ok(Answer::Granted(grant)) => self.learn(&key, kind, grant),
+            Ok(Answer::WouldWait) if self.random.one_in(2) => {
                 let ticket = self.world.table.take_ticket(ConnId(conn), &key, kind);
                 let number = self.model.take_ticket(conn, &key, kind);
                 assert_eq!(ticket.map(|ticket| ticket.arrival), number);
                 let ticket = ticket.expect("a claim that waits has a ticket");
                 self.keep(ticket, conn, &key, kind);
             }
-            None => {}
+            _ => {}
         }
     }
 
@@ -300,9 +300,9 @@ impl History {
         let real = self.world.collect(known.ticket);
         assert_eq!(real, self.model.collect(known.ticket.arrival));
         match real {
-            None => return,
-            Some(Answer::Granted(grant)) => self.learn(&known.key, known.kind, grant),
-            Some(_) => {}
+            Ok(Answer::WouldWait) => return,
+            Ok(Answer::Granted(grant)) => self.learn(&known.key, known.kind, grant),
+            _ => {}
         }
         self.tickets.retain(|kept| kept.ticket != known.ticket);
     }
@@ -335,7 +335,10 @@ impl History {
         let (conn, now) = (self.conn(), self.world.now);
         let table = &mut self.world.table;
         let real = table.release(ConnId(conn), &key, kind, token, now);
-        assert_eq!(real, self.model.release(conn, &key, kind, token));
+        assert_eq!(
+            real.map(|_| ()),
+            self.model.release(conn, &key, kind, token)
+        );
     }
 
     fn renew(&mut self) {
@@ -345,7 +348,10 @@ impl History {
         let (conn, lease, now) = (self.conn(), secs(1 + self.random.below(6)), self.world.now);
         let table = &mut self.world.table;
         let real = table.renew(ConnId(conn), &key, kind, token, lease, now);
-        assert_eq!(real, self.model.renew(conn, &key, kind, token, lease));
+        assert_eq!(
+            real.map(|_| ()),
+            self.model.renew(conn, &key, kind, token, lease)
+        );
     }
 
     fn adopt(&mut self) {
@@ -355,7 +361,7 @@ impl History {
         let (conn, lease, now) = (self.conn(), secs(1 + self.random.below(6)), self.world.now);
         let table = &mut self.world.table;
         let real = table.adopt(ConnId(conn), &key, token, lease, now);
-        assert_eq!(real, self.model.adopt(conn, &key, token, lease));
+        assert_eq!(real.map(|_| ()), self.model.adopt(conn, &key, token, lease));
     }
 
     fn keep_grant(&mut self) {
@@ -365,7 +371,10 @@ impl History {
         let (lease, now) = (secs(1 + self.random.below(12)), self.world.now);
         let shared = |conn: ConnId| tag_of(conn.0).map(Arc::from);
         let real = self.world.table.keep(&key, token, lease, shared, now);
-        assert_eq!(real, self.model.keep(&key, token, lease, tag_of));
+        assert_eq!(
+            real.map(|_| ()),
+            self.model.keep(&key, token, lease, tag_of)
+        );
     }
 
     fn ask_about(&mut self) {

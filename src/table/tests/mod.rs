@@ -65,7 +65,7 @@ const NO_CAPS: Caps = Caps {
 /// A connection that has enqueued for nothing.
 const ELSEWHERE: ConnId = ConnId(99);
 
-const LEASE_EXPIRED: Option<Answer> = Some(Answer::Refused(Refusal::LeaseExpired));
+const LEASE_EXPIRED: Result<Answer, Refusal> = Err(Refusal::LeaseExpired);
 
 /// A table, its clock, and a switch for its mint.
 struct World {
@@ -105,12 +105,12 @@ impl World {
     }
 
     /// Asks for a lock with a lease of ten seconds.
-    fn lock(&mut self, conn: u64, key: &str) -> Result<Claim, Refusal> {
+    fn lock(&mut self, conn: u64, key: &str) -> Result<Answer, Refusal> {
         self.ask(conn, key, Kind::Lock, 1, 10)
     }
 
     /// Asks for a slot of a semaphore with a lease of ten seconds.
-    fn slot(&mut self, conn: u64, key: &str, limit: u32) -> Result<Claim, Refusal> {
+    fn slot(&mut self, conn: u64, key: &str, limit: u32) -> Result<Answer, Refusal> {
         self.ask(conn, key, Kind::Semaphore, limit, 10)
     }
 
@@ -121,25 +121,25 @@ impl World {
         kind: Kind,
         limit: u32,
         lease: u64,
-    ) -> Result<Claim, Refusal> {
+    ) -> Result<Answer, Refusal> {
         let limit = Limit::new(limit).expect("a limit above zero");
         self.claim(conn, &Ask::plain(key, kind, limit, secs(lease)))
     }
 
-    fn claim(&mut self, conn: u64, ask: &Ask<'_>) -> Result<Claim, Refusal> {
+    fn claim(&mut self, conn: u64, ask: &Ask<'_>) -> Result<Answer, Refusal> {
         let claim = self.table.acquire(claimant(conn), ask, self.now);
         self.check();
         claim
     }
 
     /// Enqueues for a lock with a lease of ten seconds.
-    fn enqueue(&mut self, conn: u64, key: &str) -> Answer {
+    fn enqueue(&mut self, conn: u64, key: &str) -> Result<Answer, Refusal> {
         let answer = self.table.enqueue(claimant(conn), &lock_of(key), self.now);
         self.check();
         answer
     }
 
-    fn try_wait(&mut self, conn: u64, key: &str) -> Option<Answer> {
+    fn try_wait(&mut self, conn: u64, key: &str) -> Result<Answer, Refusal> {
         let answer = self.table.try_wait(ConnId(conn), key, Kind::Lock, self.now);
         self.check();
         answer
@@ -153,7 +153,7 @@ impl World {
     }
 
     /// Tries to get a lock with a lease of ten seconds.
-    fn try_lock(&mut self, conn: u64, key: &str) -> Result<Option<Grant>, Refusal> {
+    fn try_lock(&mut self, conn: u64, key: &str) -> Result<Answer, Refusal> {
         let tried = self
             .table
             .try_acquire(claimant(conn), &lock_of(key), self.now);
@@ -171,22 +171,34 @@ impl World {
         ticket(self.lock(conn, key))
     }
 
-    fn collect(&mut self, ticket: Ticket) -> Option<Answer> {
+    fn collect(&mut self, ticket: Ticket) -> Result<Answer, Refusal> {
+        self.settle_for(ticket);
         let answer = self.table.collect(ticket, self.now);
         self.check();
         answer
     }
 
+    /// Ends the leases that are due of the key that a ticket is for.
+    fn settle_for(&mut self, ticket: Ticket) {
+        let place = &self.table.places[ticket.place];
+        if !matches!(place.state, PlaceState::Ended(_)) {
+            let key = self.table.keys[place.key].key.clone();
+            self.table.settle(Scope::Key(key.as_str()), self.now);
+        }
+    }
+
     /// Collects a grant that must be there.
     fn collected(&mut self, ticket: Ticket) -> Token {
         match self.collect(ticket) {
-            Some(Answer::Granted(grant)) => grant.token,
+            Ok(Answer::Granted(grant)) => grant.token,
             other => panic!("not granted but {other:?}"),
         }
     }
 
     fn cancel(&mut self, ticket: Ticket) {
-        self.table.cancel(ticket, self.now);
+        self.settle_for(ticket);
+        // The drain may have dismissed it.
+        let _ = self.table.cancel(ticket, self.now);
         self.check();
     }
 
@@ -196,7 +208,7 @@ impl World {
             .table
             .release(ELSEWHERE, key, Kind::Lock, token, self.now);
         self.check();
-        released
+        released.map(|_| ())
     }
 
     fn renew(&mut self, key: &str, token: Token, lease: u64) -> Result<(), Refusal> {
@@ -204,7 +216,7 @@ impl World {
             .table
             .renew(ELSEWHERE, key, Kind::Lock, token, secs(lease), self.now);
         self.check();
-        renewed
+        renewed.map(|_| ())
     }
 
     fn disconnect(&mut self, conn: u64, holdings: Holdings) {
@@ -243,23 +255,23 @@ fn claimant(conn: u64) -> Claimant {
     }
 }
 
-fn acquired(answer: Answer) -> Token {
+fn acquired(answer: Result<Answer, Refusal>) -> Token {
     match answer {
-        Answer::Granted(grant) => grant.token,
+        Ok(Answer::Granted(grant)) => grant.token,
         other => panic!("not acquired but {other:?}"),
     }
 }
 
-fn granted(claim: Result<Claim, Refusal>) -> Token {
+fn granted(claim: Result<Answer, Refusal>) -> Token {
     match claim {
-        Ok(Claim::Acquired(grant)) => grant.token,
+        Ok(Answer::Granted(grant)) => grant.token,
         other => panic!("not acquired but {other:?}"),
     }
 }
 
-fn ticket(claim: Result<Claim, Refusal>) -> Ticket {
+fn ticket(claim: Result<Answer, Refusal>) -> Ticket {
     match claim {
-        Ok(Claim::Queued(ticket)) => ticket,
+        Ok(Answer::Queued(ticket)) => ticket,
         other => panic!("not queued but {other:?}"),
     }
 }

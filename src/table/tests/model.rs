@@ -60,11 +60,14 @@ pub(super) enum Began {
     Queued(u64),
 }
 
-impl From<Claim> for Began {
-    fn from(claim: Claim) -> Self {
-        match claim {
-            Claim::Acquired(grant) => Began::Acquired(grant),
-            Claim::Queued(ticket) => Began::Queued(ticket.arrival),
+impl Began {
+    /// What a claim comes to; `None` if it would wait.
+    pub(super) fn of(answer: Answer) -> Option<Began> {
+        match answer {
+            Answer::Granted(grant) => Some(Began::Acquired(grant)),
+            Answer::Queued(ticket) => Some(Began::Queued(ticket.arrival)),
+            Answer::WouldWait => None,
+            other => panic!("no answer to a claim: {other:?}"),
         }
     }
 }
@@ -199,62 +202,64 @@ impl Model {
         Ok(Some(Began::Queued(number)))
     }
 
-    pub(super) fn enqueue(&mut self, conn: u64, ask: &Ask<'_>) -> Answer {
+    pub(super) fn enqueue(&mut self, conn: u64, ask: &Ask<'_>) -> Result<Began, Refusal> {
         let (name, kind) = (ask.key, ask.kind);
         while (self.has_due(name) || self.is_at_a_cap(conn, name)) && self.end_first() {}
         if let Some(at) = self.find_entry(conn, kind, name) {
             if !self.is_dead(&self.entries[at]) {
                 return match self.draining {
-                    true => Answer::Refused(Refusal::Draining),
-                    false => Answer::AlreadyEnqueued,
+                    true => Err(Refusal::Draining),
+                    false => Err(Refusal::AlreadyEnqueued),
                 };
             }
             if let Began::Queued(number) = self.entries.remove(at).began {
                 self.tickets.retain(|known| known.number != number);
             }
         }
-        let claim = match self.acquire(conn, ask, false) {
-            Ok(claim) => claim.expect("not a try"),
-            Err(refusal) => return Answer::Refused(refusal),
-        };
+        let claim = self.acquire(conn, ask, false)?.expect("not a try");
         self.entries.push(ModelEntry {
             conn,
             kind,
             name: name.to_owned(),
             began: claim,
         });
-        match claim {
-            Began::Acquired(grant) => Answer::Granted(grant),
-            Began::Queued(_) => Answer::Queued,
-        }
+        Ok(claim)
     }
 
-    pub(super) fn try_wait(&mut self, conn: u64, name: &str, kind: Kind) -> Option<Answer> {
+    pub(super) fn try_wait(
+        &mut self,
+        conn: u64,
+        name: &str,
+        kind: Kind,
+    ) -> Result<Answer, Refusal> {
         self.settle(name);
         let Some(at) = self.find_entry(conn, kind, name) else {
-            return Some(Answer::NotEnqueued);
+            return Err(Refusal::NotEnqueued);
         };
         let now = self.now;
         let answer = match self.entries[at].began {
             Began::Acquired(grant) => match self.holder(name, grant.token.fence.0) {
                 Some(holder) => {
                     holder.expires_at = now + grant.lease;
-                    Answer::Granted(grant)
+                    Ok(Answer::Granted(grant))
                 }
-                None => Answer::Refused(Refusal::LeaseExpired),
+                None => Err(Refusal::LeaseExpired),
             },
             Began::Queued(number) => match self.collect(number) {
-                Some(answer) => answer,
-                None => {
+                Ok(Answer::WouldWait) => {
                     let key = &self.keys[self.find(name).expect("waited for")];
                     let lacks_token =
                         self.is_owed(key) && key.waiters[0] == number && !self.is_full();
-                    return lacks_token.then_some(Answer::Refused(Refusal::NoToken));
+                    return match lacks_token {
+                        true => Err(Refusal::NoToken),
+                        false => Ok(Answer::WouldWait),
+                    };
                 }
+                answer => answer,
             },
         };
         self.entries.remove(at);
-        Some(answer)
+        answer
     }
 
     pub(super) fn take_ticket(&mut self, conn: u64, name: &str, kind: Kind) -> Option<u64> {
@@ -301,25 +306,25 @@ impl Model {
             .position(|entry| entry.conn == conn && entry.kind == kind && entry.name == name)
     }
 
-    pub(super) fn collect(&mut self, number: u64) -> Option<Answer> {
+    pub(super) fn collect(&mut self, number: u64) -> Result<Answer, Refusal> {
         self.settle_ticket(number);
         let at = self.find_ticket(number);
         let ticket = self.tickets[at].clone();
         let now = self.now;
         let answer = match ticket.fence {
-            None if ticket.dismissed => Answer::Refused(Refusal::Draining),
-            None => return None,
+            None if ticket.dismissed => Err(Refusal::Draining),
+            None => return Ok(Answer::WouldWait),
             Some(fence) => match self.holder(&ticket.key, fence) {
                 Some(holder) => {
                     holder.expires_at = now + ticket.lease;
                     self.told.push((ticket.conn, ticket.key, fence));
-                    Answer::Granted(grant(fence, ticket.lease))
+                    Ok(Answer::Granted(grant(fence, ticket.lease)))
                 }
-                None => Answer::Refused(Refusal::LeaseExpired),
+                None => Err(Refusal::LeaseExpired),
             },
         };
         self.tickets.remove(at);
-        Some(answer)
+        answer
     }
 
     pub(super) fn cancel(&mut self, number: u64) {

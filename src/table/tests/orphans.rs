@@ -8,21 +8,21 @@ impl World {
             .table
             .adopt(ConnId(conn), key, token, secs(lease), self.now);
         self.check();
-        adopted
+        adopted.map(|_| ())
     }
 
     fn keep(&mut self, key: &str, token: Token, lease: u64) -> Result<(), Refusal> {
         let tag_of = |conn: ConnId| histories::tag_of(conn.0).map(Arc::from);
         let kept = self.table.keep(key, token, secs(lease), tag_of, self.now);
         self.check();
-        kept
+        kept.map(|_| ())
     }
 
     fn renew_over(&mut self, conn: u64, key: &str, token: Token, lease: u64) {
         let renewed =
             (self.table).renew(ConnId(conn), key, Kind::Lock, token, secs(lease), self.now);
         self.check();
-        assert_eq!(renewed, Ok(()));
+        assert_eq!(renewed, Ok(Answer::Renewed(secs(lease))));
     }
 
     fn owner(&self, token: Token) -> u64 {
@@ -162,8 +162,8 @@ fn the_phase_one_entry_of_the_old_connection_goes_with_the_slot() {
     let mut world = World::new();
     let token = acquired(world.enqueue(1, "k"));
     assert_eq!(world.adopt(2, "k", token, 10), ADOPTED);
-    assert_eq!(world.try_wait(1, "k"), Some(Answer::NotEnqueued));
-    assert_eq!(world.enqueue(1, "k"), Answer::Queued);
+    assert_eq!(world.try_wait(1, "k"), Err(Refusal::NotEnqueued));
+    assert!(matches!(world.enqueue(1, "k"), Ok(Answer::Queued(_))));
 }
 
 #[test]
@@ -174,7 +174,7 @@ fn a_kept_grant_lives_until_its_lease_ends() {
     world.disconnect(1, Holdings::Release);
     let waiter = world.queued(2, "k");
     world.advance(secs(59));
-    assert_eq!(world.collect(waiter), None);
+    assert_eq!(world.collect(waiter), Ok(Answer::WouldWait));
     world.advance(secs(1));
     world.collected(waiter);
 }

@@ -16,7 +16,7 @@ fn a_free_lock_is_granted_and_a_held_one_queues() {
     let mut world = World::new();
     world.held(1, "k");
     let waiter = world.queued(2, "k");
-    assert_eq!(world.collect(waiter), None);
+    assert_eq!(world.collect(waiter), Ok(Answer::WouldWait));
 }
 
 #[test]
@@ -24,7 +24,7 @@ fn a_lock_is_not_reentrant() {
     let mut world = World::new();
     let token = world.held(1, "k");
     let again = world.queued(1, "k");
-    assert_eq!(world.collect(again), None);
+    assert_eq!(world.collect(again), Ok(Answer::WouldWait));
     assert_eq!(world.release("k", token), Ok(()));
     world.collected(again);
 }
@@ -38,7 +38,7 @@ fn waiters_are_served_in_order_of_arrival() {
         assert_eq!(world.release("k", token), Ok(()));
         assert!(waiters[at + 1..]
             .iter()
-            .all(|later| world.collect(*later).is_none()));
+            .all(|later| world.collect(*later) == Ok(Answer::WouldWait)));
         let next = world.collected(*waiter);
         assert!(next.fence > token.fence);
         token = next;
@@ -54,7 +54,7 @@ fn a_newcomer_never_overtakes_a_waiter_even_past_a_free_slot() {
     assert_eq!(world.release("k", token), Ok(()));
     world.mint_is_out(false);
     // A slot is free, but there was no token for the waiter; it is still first.
-    assert_eq!(world.try_lock(3, "k"), Ok(None));
+    assert_eq!(world.try_lock(3, "k"), Ok(Answer::WouldWait));
     world.collected(first);
 }
 
@@ -108,13 +108,13 @@ fn when_tokens_are_back_every_free_slot_finds_its_waiter() {
         let released = world
             .table
             .release(ELSEWHERE, "k", Kind::Semaphore, token, world.now);
-        assert_eq!(released, Ok(()));
+        assert_eq!(released, Ok(Answer::Released));
     }
     assert!(world.resolved().is_empty());
     world.mint_is_out(false);
     world.table.grant_owed_slots(world.now);
     assert_eq!(world.resolved(), [4, 5, 6]);
-    assert_eq!(world.collect(waiters[3]), None);
+    assert_eq!(world.collect(waiters[3]), Ok(Answer::WouldWait));
 }
 
 #[test]
@@ -126,14 +126,14 @@ fn a_try_never_takes_a_place_in_the_queue() {
     });
     let token = world.held(1, "k");
     for _ in 0..3 {
-        assert_eq!(world.try_lock(2, "k"), Ok(None));
+        assert_eq!(world.try_lock(2, "k"), Ok(Answer::WouldWait));
     }
     let waiter = world.queued(3, "k");
     assert_eq!(world.try_lock(2, "k"), Err(Refusal::MaxWaiters));
     assert_eq!(world.release("k", token), Ok(()));
     let token = world.collected(waiter);
     assert_eq!(world.release("k", token), Ok(()));
-    assert!(matches!(world.try_lock(2, "k"), Ok(Some(_))));
+    assert!(matches!(world.try_lock(2, "k"), Ok(Answer::Granted(_))));
 }
 
 #[test]
@@ -146,7 +146,7 @@ fn a_semaphore_grants_as_many_as_its_limit() {
     let released = world
         .table
         .release(ELSEWHERE, "s", Kind::Semaphore, tokens[1], world.now);
-    assert_eq!(released, Ok(()));
+    assert_eq!(released, Ok(Answer::Released));
     world.collected(waiter);
     ticket(world.slot(5, "s", 3));
 }
@@ -527,10 +527,7 @@ fn a_grant_that_died_uncollected_is_said_to_have_expired() {
     world.advance(secs(10_000));
     world.expire();
     world.table.prune(Duration::ZERO, usize::MAX, world.now);
-    assert_eq!(
-        world.collect(waiter),
-        Some(Answer::Refused(Refusal::LeaseExpired))
-    );
+    assert_eq!(world.collect(waiter), Err(Refusal::LeaseExpired));
 }
 
 #[test]
@@ -542,17 +539,14 @@ fn an_uncollected_grant_passes_on_when_its_lease_ends() {
     assert_eq!(world.release("k", token), Ok(()));
     world.advance(secs(10));
     world.collected(next);
-    assert_eq!(
-        world.collect(idler),
-        Some(Answer::Refused(Refusal::LeaseExpired))
-    );
+    assert_eq!(world.collect(idler), Err(Refusal::LeaseExpired));
 }
 
 #[test]
 fn a_wait_is_answered_even_if_its_key_is_forgotten() {
     let mut world = World::new();
     let token = world.held(1, "k");
-    assert_eq!(world.enqueue(2, "k"), Answer::Queued);
+    assert!(matches!(world.enqueue(2, "k"), Ok(Answer::Queued(_))));
     assert_eq!(world.release("k", token), Ok(()));
     world.advance(secs(10));
     world.expire();
@@ -560,13 +554,13 @@ fn a_wait_is_answered_even_if_its_key_is_forgotten() {
     assert_eq!(world.try_wait(2, "k"), LEASE_EXPIRED);
 
     let token = world.held(1, "other");
-    assert_eq!(world.enqueue(2, "other"), Answer::Queued);
+    assert!(matches!(world.enqueue(2, "other"), Ok(Answer::Queued(_))));
     world.table.begin_drain(world.now);
     assert_eq!(world.release("other", token), Ok(()));
     world.table.prune(Duration::ZERO, usize::MAX, world.now);
-    let draining = Some(Answer::Refused(Refusal::Draining));
+    let draining = Err(Refusal::Draining);
     assert_eq!(world.try_wait(2, "other"), draining);
-    assert_eq!(world.try_wait(2, "other"), Some(Answer::NotEnqueued));
+    assert_eq!(world.try_wait(2, "other"), Err(Refusal::NotEnqueued));
 }
 
 #[test]
@@ -580,7 +574,7 @@ fn an_entry_dies_with_its_token_and_says_so_once() {
         let token = acquired(world.enqueue(1, "k"));
         die(&mut world, token);
         assert_eq!(world.try_wait(1, "k"), LEASE_EXPIRED);
-        assert_eq!(world.try_wait(1, "k"), Some(Answer::NotEnqueued));
+        assert_eq!(world.try_wait(1, "k"), Err(Refusal::NotEnqueued));
     }
 }
 
@@ -590,39 +584,39 @@ fn a_release_by_its_own_connection_ends_the_phase() {
     let token = acquired(world.enqueue(1, "k"));
     let now = world.now;
     let released = world.table.release(ConnId(1), "k", Kind::Lock, token, now);
-    assert_eq!(released, Ok(()));
-    assert_eq!(world.try_wait(1, "k"), Some(Answer::NotEnqueued));
+    assert_eq!(released, Ok(Answer::Released));
+    assert_eq!(world.try_wait(1, "k"), Err(Refusal::NotEnqueued));
 }
 
 #[test]
 fn only_a_live_entry_keeps_a_connection_from_enqueueing() {
     let mut world = World::new();
     let token = acquired(world.enqueue(1, "k"));
-    assert_eq!(world.enqueue(1, "k"), Answer::AlreadyEnqueued);
+    assert_eq!(world.enqueue(1, "k"), Err(Refusal::AlreadyEnqueued));
     assert_eq!(world.release("k", token), Ok(()));
     acquired(world.enqueue(1, "k"));
     world.table.begin_drain(world.now);
-    let draining = Answer::Refused(Refusal::Draining);
+    let draining = Err(Refusal::Draining);
     assert_eq!(world.enqueue(1, "k"), draining);
     world.advance(secs(10));
     // The refusal takes the place of the dead entry.
     assert_eq!(world.enqueue(1, "k"), draining);
-    assert_eq!(world.try_wait(1, "k"), Some(Answer::NotEnqueued));
+    assert_eq!(world.try_wait(1, "k"), Err(Refusal::NotEnqueued));
 }
 
 #[test]
 fn an_entry_that_is_owed_a_token_keeps_its_place() {
     let mut world = World::new();
     let token = world.held(1, "k");
-    assert_eq!(world.enqueue(2, "k"), Answer::Queued);
-    assert_eq!(world.try_wait(2, "k"), None);
+    assert!(matches!(world.enqueue(2, "k"), Ok(Answer::Queued(_))));
+    assert_eq!(world.try_wait(2, "k"), Ok(Answer::WouldWait));
     world.mint_is_out(true);
     assert_eq!(world.release("k", token), Ok(()));
-    let no_token = Some(Answer::Refused(Refusal::NoToken));
+    let no_token = Err(Refusal::NoToken);
     assert_eq!(world.try_wait(2, "k"), no_token);
     world.mint_is_out(false);
     world.table.grant_owed_slots(world.now);
-    assert!(matches!(world.try_wait(2, "k"), Some(Answer::Granted(_))));
+    assert!(matches!(world.try_wait(2, "k"), Ok(Answer::Granted(_))));
 }
 
 #[test]
@@ -637,12 +631,12 @@ fn the_entries_that_died_first_are_forgotten_first() {
     }
     acquired(world.enqueue(1, "alive"));
     for key in &keys[..2] {
-        assert_eq!(world.try_wait(1, key), Some(Answer::NotEnqueued));
+        assert_eq!(world.try_wait(1, key), Err(Refusal::NotEnqueued));
     }
     for key in &keys[2..] {
         assert_eq!(world.try_wait(1, key), LEASE_EXPIRED);
     }
-    assert_eq!(world.enqueue(1, "alive"), Answer::AlreadyEnqueued);
+    assert_eq!(world.enqueue(1, "alive"), Err(Refusal::AlreadyEnqueued));
 }
 
 #[test]
@@ -651,12 +645,12 @@ fn an_entry_goes_with_its_connection() {
         let mut world = World::new();
         let token = world.held(1, "k");
         acquired(world.enqueue(2, "kept"));
-        assert_eq!(world.enqueue(2, "k"), Answer::Queued);
+        assert!(matches!(world.enqueue(2, "k"), Ok(Answer::Queued(_))));
         let last = world.queued(3, "k");
         assert_eq!(world.release("k", token), Ok(())); // granted to 2, which was never told
         world.disconnect(2, holdings);
         world.collected(last);
-        let is_kept = world.try_lock(3, "kept") == Ok(None);
+        let is_kept = world.try_lock(3, "kept") == Ok(Answer::WouldWait);
         assert_eq!(is_kept, holdings == Holdings::Keep);
         assert!(!world.table.conns.contains_key(&ConnId(2)));
     }
@@ -706,7 +700,7 @@ fn without_auto_release_a_slot_lives_until_its_lease_ends() {
     let token = world.held(1, "k");
     let waiter = world.queued(2, "k");
     world.disconnect(1, Holdings::Keep);
-    assert_eq!(world.collect(waiter), None);
+    assert_eq!(world.collect(waiter), Ok(Answer::WouldWait));
     // The token is the credential, whatever became of the connection.
     assert_eq!(world.renew("k", token, 5), Ok(()));
     world.advance(secs(5));
@@ -839,10 +833,7 @@ fn a_drain_dismisses_waiters_and_lets_holders_finish() {
     let waiter = world.queued(2, "k");
     world.table.begin_drain(world.now);
     assert_eq!(world.resolved(), [2]);
-    assert_eq!(
-        world.collect(waiter),
-        Some(Answer::Refused(Refusal::Draining))
-    );
+    assert_eq!(world.collect(waiter), Err(Refusal::Draining));
     assert_eq!(world.lock(3, "new"), Err(Refusal::Draining));
     assert_eq!(world.renew("k", token, 10), Ok(()));
     assert!(world.table.has_holders());
@@ -906,7 +897,7 @@ fn without_tokens_nothing_is_granted_and_places_are_kept() {
     assert_eq!(world.lock(3, "free"), Err(Refusal::NoToken));
     assert_eq!(world.renew("k", token, 10), Ok(()));
     assert_eq!(world.release("k", token), Ok(()));
-    assert_eq!(world.collect(waiter), None);
+    assert_eq!(world.collect(waiter), Ok(Answer::WouldWait));
     assert!(!world.table.has_holders());
 }
 
@@ -948,8 +939,8 @@ fn a_connection_is_busy_while_it_holds_or_waits() {
 fn a_connection_whose_entries_have_ended_is_idle() {
     let mut world = World::new();
     let holder = world.held(1, "k");
-    assert_eq!(world.enqueue(2, "k"), Answer::Queued);
-    assert!(matches!(world.enqueue(2, "free"), Answer::Granted(_)));
+    assert!(matches!(world.enqueue(2, "k"), Ok(Answer::Queued(_))));
+    assert!(matches!(world.enqueue(2, "free"), Ok(Answer::Granted(_))));
     let idle_since = |world: &World| world.table.connection_idle_since(ConnId(2), world.now);
     assert_eq!(world.release("k", holder), Ok(()));
     assert_eq!(idle_since(&world), Some(world.now));
@@ -974,7 +965,7 @@ fn to_collect_a_fresh_grant_ends_no_lease() {
     world.advance(secs(10));
     // The leases of both are over, and neither has been ended.
     let now = world.now;
-    assert_eq!(world.table.collect_fresh(ticket, now), None);
+    assert_eq!(world.table.collect(ticket, now), Ok(Answer::WouldWait));
     assert_eq!(world.table.leases.len(), 2);
     assert!(!world.is_held("other", other));
     assert_eq!(world.collect(ticket), LEASE_EXPIRED);

@@ -22,7 +22,7 @@ impl World {
     fn release_slots(&mut self, token: Token) {
         let kind = Kind::Semaphore;
         let released = self.table.release(ELSEWHERE, "k", kind, token, self.now);
-        assert_eq!(released, Ok(()));
+        assert_eq!(released, Ok(Answer::Released));
         self.check();
     }
 
@@ -41,7 +41,7 @@ fn shared_locks_hold_together_and_exclude_whole_ones() {
     let readers = [1, 2, 3].map(|conn| granted(world.claim(conn, &shared("k"))));
     let writer = world.queued(4, "k");
     for reader in readers {
-        assert_eq!(world.collect(writer), None);
+        assert_eq!(world.collect(writer), Ok(Answer::WouldWait));
         assert_eq!(world.release("k", reader), Ok(()));
     }
     let writer = world.collected(writer);
@@ -60,12 +60,13 @@ fn nobody_overtakes_a_heavy_claim_that_does_not_fit_yet() {
     let tried = world
         .table
         .try_acquire(claimant(5), &heavy(1, 8), world.now);
-    assert_eq!(tried, Ok(None));
+    assert_eq!(tried, Ok(Answer::WouldWait));
     world.release_slots(first);
-    assert_eq!((world.collect(big), world.collect(small)), (None, None));
+    assert_eq!(world.collect(big), Ok(Answer::WouldWait));
+    assert_eq!(world.collect(small), Ok(Answer::WouldWait));
     world.release_slots(second);
     let big = world.collected(big);
-    assert_eq!(world.collect(small), None);
+    assert_eq!(world.collect(small), Ok(Answer::WouldWait));
     world.release_slots(big);
     world.collected(small);
 }
@@ -81,7 +82,7 @@ fn a_heavy_claim_that_leaves_makes_way_for_all_that_fit() {
         let others = [4, 5, 6, 7].map(|conn| ticket(world.claim(conn, &heavy(1, 8))));
         leave(&mut world, big);
         assert_eq!(world.resolved(), [4, 5, 6]);
-        assert_eq!(world.collect(others[3]), None);
+        assert_eq!(world.collect(others[3]), Ok(Answer::WouldWait));
     }
 }
 
@@ -111,12 +112,12 @@ fn at_the_cap_on_slots_the_waiters_that_fit_take_turns() {
     assert_eq!(world.release("k", writer), Ok(()));
     // One reader takes the writer's room. The others fit, and there is no room for them.
     let first = world.collected(readers[0]);
-    assert_eq!(world.collect(readers[1]), None);
+    assert_eq!(world.collect(readers[1]), Ok(Answer::WouldWait));
     assert!(!world.table.lacks_fence(readers[1].place));
     assert_eq!(world.lock(9, "free"), Err(Refusal::MaxLocks));
     assert_eq!(world.release("elsewhere", elsewhere), Ok(()));
     world.collected(readers[1]);
-    assert_eq!(world.collect(readers[2]), None);
+    assert_eq!(world.collect(readers[2]), Ok(Answer::WouldWait));
     assert_eq!(world.release("k", first), Ok(()));
     world.collected(readers[2]);
 }
@@ -145,9 +146,9 @@ fn a_waiter_takes_its_holders_room_above_a_lowered_cap() {
     let released = world
         .table
         .release(ELSEWHERE, "a", Kind::Lock, token(1), world.now);
-    assert_eq!(released, Ok(()));
+    assert_eq!(released, Ok(Answer::Released));
     let answer = world.table.collect(waiter, world.now);
-    assert!(matches!(answer, Some(Answer::Granted(_))), "{answer:?}");
+    assert!(matches!(answer, Ok(Answer::Granted(_))), "{answer:?}");
 }
 
 /// A whole lock with twice as many shared ones behind it as are granted in a step, and one more.
@@ -162,7 +163,7 @@ fn crowded() -> (World, usize) {
     let released = world
         .table
         .release(ELSEWHERE, "k", Kind::Lock, writer, world.now);
-    assert_eq!(released, Ok(()));
+    assert_eq!(released, Ok(Answer::Released));
     (world, count)
 }
 
@@ -185,7 +186,7 @@ fn no_operation_comes_before_the_waiters_whose_turn_it_is() {
     let free = world
         .table
         .try_acquire(claimant(9999), &lock_of("free"), world.now);
-    assert!(matches!(free, Ok(Some(_))), "{free:?}");
+    assert!(matches!(free, Ok(Answer::Granted(_))), "{free:?}");
     assert_eq!(world.resolved().len(), count);
     let (mut world, count) = crowded();
     world.disconnect(9999, Holdings::Release);

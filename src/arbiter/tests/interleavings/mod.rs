@@ -25,7 +25,7 @@ use sync::{plant, Planted};
 const LEASE: Duration = Duration::from_secs(10);
 const FOREVER: Duration = Duration::from_secs(1 << 30);
 const GC_MAX_IDLE: Duration = Duration::from_secs(60);
-const DRAINING: Answer = Answer::Refused(Refusal::Draining);
+const DRAINING: Result<Answer, Refusal> = Err(Refusal::Draining);
 
 /// How many preemptions of one thread by another the second scheduler aims for.
 const PREEMPTIONS: usize = 3;
@@ -134,7 +134,7 @@ impl World {
         Waiter { thread, seat, sent }
     }
 
-    fn release_holder(&self) -> Result<(), Refusal> {
+    fn release_holder(&self) -> Result<Answer, Refusal> {
         self.holder.release("k", Kind::Lock, self.grant.token)
     }
 
@@ -144,7 +144,7 @@ impl World {
         let tell = &mut |_| {};
         let answer = match conn {
             2 => {
-                seat.enqueue(&ask("k", FOREVER));
+                assert!(seat.enqueue(&ask("k", FOREVER)).is_ok());
                 thread::yield_now();
                 seat.wait("k", Kind::Lock, FOREVER, tell)
             }
@@ -156,7 +156,7 @@ impl World {
         self.inside.fetch_sub(1, Ordering::SeqCst);
         // One client leaves without a release.
         if conn != 4 {
-            assert_eq!(seat.release("k", Kind::Lock, token), Ok(()));
+            assert_eq!(seat.release("k", Kind::Lock, token), Ok(Answer::Released));
         }
     }
 
@@ -178,8 +178,11 @@ impl World {
         self.expect_holder(holder);
         let seat = self.arbiter.connect(ConnId(99), None);
         if let Some(grant) = holder {
-            assert_eq!(seat.try_acquire(&ask("k", LEASE)), Answer::WouldWait);
-            assert_eq!(seat.release("k", Kind::Lock, grant.token), Ok(()));
+            assert_eq!(seat.try_acquire(&ask("k", LEASE)), Ok(Answer::WouldWait));
+            assert_eq!(
+                seat.release("k", Kind::Lock, grant.token),
+                Ok(Answer::Released)
+            );
         }
         granted(seat.try_acquire(&ask("k", LEASE)));
     }
@@ -229,24 +232,24 @@ enum Writer {
 }
 
 struct Waiter {
-    thread: JoinHandle<Answer>,
+    thread: JoinHandle<Result<Answer, Refusal>>,
     seat: Arc<Seat>,
     sent: Arc<Counter>,
 }
 
 impl Waiter {
     /// The answer. Fails if a grant went out that the client's own thread does not know of.
-    fn end(self) -> Answer {
+    fn end(self) -> Result<Answer, Refusal> {
         let answer = self.thread.join().expect("no panic");
         let sent_count = self.sent.load(Ordering::SeqCst);
-        let is_granted = matches!(answer, Answer::Granted(_));
+        let is_granted = matches!(answer, Ok(Answer::Granted(_)));
         assert!(sent_count <= usize::from(is_granted), "{answer:?}");
         drop(self.seat);
         answer
     }
 
     /// As [`Waiter::end`], but the connection stays open.
-    fn answer(self) -> (Answer, Arc<Seat>) {
+    fn answer(self) -> (Result<Answer, Refusal>, Arc<Seat>) {
         let seat = Arc::clone(&self.seat);
         (self.end(), seat)
     }
@@ -302,16 +305,16 @@ fn ask(key: &str, lease: Duration) -> Ask<'_> {
     Ask::plain(key, Kind::Lock, Limit::ONE, lease)
 }
 
-fn granted(answer: Answer) -> Grant {
+fn granted(answer: Result<Answer, Refusal>) -> Grant {
     match answer {
-        Answer::Granted(grant) => grant,
+        Ok(Answer::Granted(grant)) => grant,
         other => panic!("{other:?}"),
     }
 }
 
-fn grant_in(answer: Answer) -> Option<Grant> {
+fn grant_in(answer: Result<Answer, Refusal>) -> Option<Grant> {
     match answer {
-        Answer::Granted(grant) => Some(grant),
+        Ok(Answer::Granted(grant)) => Some(grant),
         _ => None,
     }
 }
@@ -322,13 +325,13 @@ fn grant_against(
     wait_timeout: Duration,
     writer: Writer,
     other_end: fn(&World),
-    otherwise: Answer,
+    otherwise: Result<Answer, Refusal>,
 ) {
     let waiter = world.waiter(2, wait_timeout, writer);
     let releasing = world.beside(World::release_holder);
     let ending = world.beside(other_end);
     let (answer, seat) = waiter.answer();
-    assert_eq!(releasing.join().expect("no panic"), Ok(()));
+    assert_eq!(releasing.join().expect("no panic"), Ok(Answer::Released));
     ending.join().expect("no panic");
     let grant = grant_in(answer);
     if grant.is_none() {
@@ -357,7 +360,7 @@ fn a_hang_up_alone_ends_the_wait() {
     for_both_writers(|world, writer| {
         let waiter = world.waiter(2, FOREVER, writer);
         hang_up(world);
-        assert_eq!(waiter.end(), Answer::Gone);
+        assert_eq!(waiter.end(), Ok(Answer::Gone));
     });
 }
 
@@ -366,8 +369,8 @@ fn nothing_is_granted_after_a_hang_up() {
     for_both_writers(|world, writer| {
         let waiter = world.waiter(2, FOREVER, writer);
         hang_up(world);
-        assert_eq!(world.release_holder(), Ok(()));
-        assert_eq!(waiter.end(), Answer::Gone);
+        assert_eq!(world.release_holder(), Ok(Answer::Released));
+        assert_eq!(waiter.end(), Ok(Answer::Gone));
         world.expect_in_order(None);
     });
 }
@@ -387,7 +390,7 @@ fn the_deadline_alone_ends_the_wait() {
     for_both_writers(|world, writer| {
         let waiter = world.waiter(2, SHORT, writer);
         world.arbiter.advance(SHORT);
-        assert_eq!(waiter.end(), Answer::TimedOut);
+        assert_eq!(waiter.end(), Ok(Answer::TimedOut));
     });
 }
 
@@ -395,7 +398,7 @@ fn the_deadline_alone_ends_the_wait() {
 fn a_grant_meets_a_timeout() {
     explore(|world| {
         let writer = Writer::OwnThread;
-        grant_against(world, SHORT, writer, time_passes, Answer::TimedOut);
+        grant_against(world, SHORT, writer, time_passes, Ok(Answer::TimedOut));
     });
 }
 
@@ -403,18 +406,18 @@ fn a_grant_meets_a_timeout() {
 fn a_sent_grant_meets_a_timeout() {
     explore(|world| {
         let writer = Writer::Releaser;
-        grant_against(world, SHORT, writer, time_passes, Answer::TimedOut);
+        grant_against(world, SHORT, writer, time_passes, Ok(Answer::TimedOut));
     });
 }
 
 #[test]
 fn a_grant_meets_a_hang_up() {
-    explore(|world| grant_against(world, FOREVER, Writer::OwnThread, hang_up, Answer::Gone));
+    explore(|world| grant_against(world, FOREVER, Writer::OwnThread, hang_up, Ok(Answer::Gone)));
 }
 
 #[test]
 fn a_sent_grant_meets_a_hang_up() {
-    explore(|world| grant_against(world, FOREVER, Writer::Releaser, hang_up, Answer::Gone));
+    explore(|world| grant_against(world, FOREVER, Writer::Releaser, hang_up, Ok(Answer::Gone)));
 }
 
 fn drain(world: &World) {
@@ -442,8 +445,8 @@ fn a_sent_grant_meets_all_other_ends() {
         for thread in threads {
             thread.join().expect("no panic");
         }
-        assert_eq!(releasing.join().expect("no panic"), Ok(()));
-        let ends = [Answer::TimedOut, Answer::Gone, DRAINING];
+        assert_eq!(releasing.join().expect("no panic"), Ok(Answer::Released));
+        let ends = [Ok(Answer::TimedOut), Ok(Answer::Gone), DRAINING];
         assert!(grant_in(answer).is_some() || ends.contains(&answer));
         world.expect_holder(grant_in(answer));
         drop(seat);
@@ -463,7 +466,7 @@ fn a_grant_for_a_peer_that_has_gone_passes_on() {
         breaking.join().expect("no panic");
         let _seats = gone.map(|waiter| {
             let (answer, seat) = waiter.answer();
-            assert_eq!(answer, Answer::Gone);
+            assert_eq!(answer, Ok(Answer::Gone));
             seat
         });
         let (answer, _seat) = next.answer();
@@ -484,7 +487,10 @@ fn a_release_meets_the_end_of_the_lease() {
         world.arbiter.advance(LEASE);
         let (answer, _seat) = waiter.answer();
         let released = releasing.join().expect("no panic");
-        assert!(matches!(released, Ok(()) | Err(Refusal::NotHeld)));
+        assert!(matches!(
+            released,
+            Ok(Answer::Released) | Err(Refusal::NotHeld)
+        ));
         world.expect_in_order(Some(granted(answer)));
     });
 }
@@ -516,7 +522,7 @@ fn a_claim_that_passes_a_grant_on_misses_none() {
         let working = world.beside(|_| {
             let (answer, seat) = first.answer();
             let token = granted(answer).token;
-            assert_eq!(seat.release("k", Kind::Lock, token), Ok(()));
+            assert_eq!(seat.release("k", Kind::Lock, token), Ok(Answer::Released));
         });
         let passing = world.beside(|world| world.arbiter.advance(LEASE));
         let next = world.arbiter.connect(ConnId(3), None);
@@ -533,7 +539,7 @@ fn the_end_of_a_lease_meets_a_timeout() {
         let waiter = world.waiter(2, LEASE, writer);
         world.arbiter.advance(LEASE);
         let (answer, _seat) = waiter.answer();
-        assert!(answer == Answer::TimedOut || grant_in(answer).is_some());
+        assert!(answer == Ok(Answer::TimedOut) || grant_in(answer).is_some());
         world.expect_in_order(grant_in(answer));
     });
 }
@@ -549,7 +555,7 @@ fn a_renewal_meets_the_end_of_the_lease() {
         });
         world.arbiter.advance(LEASE);
         match renewing.join().expect("no panic") {
-            Ok(()) => assert_eq!(world.release_holder(), Ok(())),
+            Ok(_) => assert_eq!(world.release_holder(), Ok(())),
             Err(refusal) => assert_eq!(refusal, Refusal::NotHeld),
         }
         let (answer, _seat) = waiter.answer();
@@ -565,7 +571,7 @@ fn a_sent_grant_meets_the_end_of_its_lease() {
         let next = world.waiter_with(ask("k", LEASE), 3, FOREVER, writer);
         let releasing = world.beside(World::release_holder);
         world.arbiter.advance(LEASE);
-        let expired = Answer::Refused(Refusal::LeaseExpired);
+        let expired = Err(Refusal::LeaseExpired);
         let (first, _seat) = waiter.answer();
         assert!(first == expired || grant_in(first).is_some());
         let passing_on = world.beside(|world| world.arbiter.advance(LEASE));
@@ -573,7 +579,10 @@ fn a_sent_grant_meets_the_end_of_its_lease() {
         assert!(second == expired || grant_in(second).is_some());
         passing_on.join().expect("no panic");
         let released = releasing.join().expect("no panic");
-        assert!(matches!(released, Ok(()) | Err(Refusal::NotHeld)));
+        assert!(matches!(
+            released,
+            Ok(Answer::Released) | Err(Refusal::NotHeld)
+        ));
         world.arbiter.advance(LEASE);
         world.expect_in_order(None);
     });
@@ -588,10 +597,10 @@ fn a_disconnect_passes_a_grant_on() {
         let releasing = world.beside(World::release_holder);
         let hanging_up = world.beside(hang_up);
         let answer = first.end();
-        assert!(answer == Answer::Gone || grant_in(answer).is_some());
+        assert!(answer == Ok(Answer::Gone) || grant_in(answer).is_some());
         let (answer, _seat) = next.answer();
         world.expect_in_order(Some(granted(answer)));
-        assert_eq!(releasing.join().expect("no panic"), Ok(()));
+        assert_eq!(releasing.join().expect("no panic"), Ok(Answer::Released));
         hanging_up.join().expect("no panic");
     });
 }
@@ -614,12 +623,15 @@ fn a_holders_disconnect_meets_a_timeout() {
         dropping.join().expect("no panic");
         let other = world.arbiter.connect(ConnId(51), None);
         match answer {
-            Answer::Granted(grant) => {
+            Ok(Answer::Granted(grant)) => {
                 assert!(grant.token.fence > mine.token.fence);
-                assert_eq!(other.try_acquire(&ask("other", LEASE)), Answer::WouldWait);
+                assert_eq!(
+                    other.try_acquire(&ask("other", LEASE)),
+                    Ok(Answer::WouldWait)
+                );
             }
             answer => {
-                assert_eq!(answer, Answer::TimedOut);
+                assert_eq!(answer, Ok(Answer::TimedOut));
                 granted(other.try_acquire(&ask("other", LEASE)));
             }
         }
@@ -639,7 +651,7 @@ fn two_releases_of_one_token_free_one_slot() {
         let count = released.iter().filter(|released| released.is_ok()).count();
         assert_eq!(count, 1);
         world.arbiter.advance(SHORT);
-        assert_eq!(next.end(), Answer::TimedOut);
+        assert_eq!(next.end(), Ok(Answer::TimedOut));
         world.expect_in_order(Some(grant));
     });
 }
@@ -663,7 +675,7 @@ fn two_releases_wake_two_waiters() {
     });
 }
 
-fn fence_of(answer: Answer) -> Fence {
+fn fence_of(answer: Result<Answer, Refusal>) -> Fence {
     granted(answer).token.fence
 }
 
@@ -677,7 +689,7 @@ fn permit() -> Ask<'static> {
 fn clients_exclude_each_other() {
     explore(|world: &World| {
         let clients = [2, 3, 4].map(|conn| world.beside(move |world| world.work(conn)));
-        assert_eq!(world.release_holder(), Ok(()));
+        assert_eq!(world.release_holder(), Ok(Answer::Released));
         for client in clients {
             client.join().expect("no panic");
         }
@@ -690,13 +702,16 @@ fn clients_exclude_each_other() {
 fn an_enqueued_grant_meets_the_end_of_its_lease() {
     explore(|world: &World| {
         let seat = world.arbiter.connect(ConnId(2), None);
-        assert_eq!(seat.enqueue(&ask("k", SHORT)), Answer::Queued);
+        assert!(matches!(
+            seat.enqueue(&ask("k", SHORT)),
+            Ok(Answer::Queued(_))
+        ));
         let releasing = world.beside(World::release_holder);
         let passing = world.beside(|world| world.arbiter.advance(SHORT));
         let answer = seat.wait("k", Kind::Lock, FOREVER, &mut |_| {});
-        assert_eq!(releasing.join().expect("no panic"), Ok(()));
+        assert_eq!(releasing.join().expect("no panic"), Ok(Answer::Released));
         passing.join().expect("no panic");
-        let expired = Answer::Refused(Refusal::LeaseExpired);
+        let expired = Err(Refusal::LeaseExpired);
         assert!(answer == expired || grant_in(answer).is_some());
         world.arbiter.advance(SHORT);
         world.expect_in_order(None);
@@ -712,7 +727,10 @@ fn the_drain_meets_the_end_of_the_last_lease() {
         world.arbiter.advance(LEASE);
         let drained = draining.join().expect("no panic");
         let released = releasing.join().expect("no panic");
-        assert!(matches!(released, Ok(()) | Err(Refusal::NotHeld)));
+        assert!(matches!(
+            released,
+            Ok(Answer::Released) | Err(Refusal::NotHeld)
+        ));
         // The reaper may come later; any visit ends the lease.
         assert!(world.arbiter.last_held().is_some());
         let state = drained.try_recv();
@@ -740,7 +758,7 @@ fn a_break_meets_a_release() {
 #[test]
 fn a_claim_meets_the_end_of_an_idle_key() {
     explore(|world: &World| {
-        assert_eq!(world.release_holder(), Ok(()));
+        assert_eq!(world.release_holder(), Ok(Answer::Released));
         let asking = world.beside(|world| world.holder.try_acquire(&ask("k", FOREVER)));
         world.arbiter.advance(GC_MAX_IDLE);
         let answer = asking.join().expect("no panic");
@@ -760,7 +778,7 @@ fn expect_found(bug: Planted, scenario: impl Scenario + RefUnwindSafe) {
 fn a_forgotten_wake_up_is_found() {
     expect_found(Planted::ForgottenWakeUp, |world| {
         let waiter = world.waiter(2, FOREVER, Writer::OwnThread);
-        assert_eq!(world.release_holder(), Ok(()));
+        assert_eq!(world.release_holder(), Ok(Answer::Released));
         granted(waiter.end());
     });
 }
@@ -769,7 +787,7 @@ fn a_forgotten_wake_up_is_found() {
 fn a_sleep_decided_outside_the_mutex_is_found() {
     expect_found(Planted::SleepOutsideMutex, |world| {
         let waiter = world.waiter(2, FOREVER, Writer::OwnThread);
-        assert_eq!(world.release_holder(), Ok(()));
+        assert_eq!(world.release_holder(), Ok(Answer::Released));
         granted(waiter.end());
     });
 }
