@@ -47,7 +47,7 @@ pub use last_holders::DrainUntil;
 use last_holders::{AwaitedHolders, Then};
 #[cfg_attr(not(feature = "cluster"), allow(unused_imports))]
 pub use recorder::{Certainty, Recorder};
-pub use seat::{Seat, WaitStage};
+pub use seat::{Seat, WaitEvent};
 use sync::{AtomicUsize, Condvar, Mutex, MutexGuard};
 
 /// Leases ended, idle keys dropped, or slots of a closed connection released, before other threads
@@ -149,21 +149,20 @@ struct SeatState {
     wait: WaitState,
 }
 
-/// Who decides a connection's wait, and who writes to its socket. The connection's own thread
-/// begins and ends the wait.
+/// Who decides a connection's wait, and who writes to its socket. The states follow each other;
+/// `BeingSent` may be left out. The connection's own thread begins and ends the wait.
 enum WaitState {
     NotWaiting,
-    /// Undecided. The visit that frees the slot may spend the ticket, and so decides.
+    /// Undecided. The thread that spends the ticket decides: the connection's own, or that of the
+    /// visit that frees the slot.
     Queued(Ticket),
-    /// Decided by that visit, whose thread is sending the grant.
+    /// Granted by that visit, whose thread is writing to the socket.
     BeingSent,
-    /// Decided by that visit. The connection's own thread sends what is left of the reply.
+    /// The ticket is spent. The connection's own thread writes what is left of the reply.
     Decided {
         answer: Result<Answer, Refusal>,
         sent_len: usize,
     },
-    /// Decided by the connection's own thread: the ticket is spent, and nothing is sent yet.
-    DecidedHere,
 }
 
 impl Arbiter {

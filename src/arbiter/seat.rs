@@ -27,13 +27,13 @@ pub struct Seat {
 
 /// What a request that blocks tells its caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum WaitStage {
+pub enum WaitEvent {
     /// The claim is queued. Told under the mutex: the caller must not block.
-    Begins,
+    Queued,
     /// The wait has lasted for a second. Told once, without the mutex.
     IsLong,
-    /// The thread that freed the slot has sent so many bytes of the reply. Told under the mutex.
-    Sent(usize),
+    /// The thread that freed the slot has sent this many bytes of the reply. Told under the mutex.
+    ReplySent(usize),
 }
 
 impl Arbiter {
@@ -89,7 +89,7 @@ impl Seat {
         &self,
         ask: &Ask<'_>,
         wait_timeout: Duration,
-        tell: &mut dyn FnMut(WaitStage),
+        tell: &mut dyn FnMut(WaitEvent),
     ) -> Result<Answer, Refusal> {
         let claimant = self.claimant();
         let (mut visit, now) = self.arbiter.visit(Scope::Ask(self.conn, ask));
@@ -99,7 +99,7 @@ impl Seat {
         });
         let answer = match answer {
             Ok(Answer::Queued(ticket)) => {
-                self.wait_with(visit.guard(), (ask.key, ticket), wait_timeout, tell)
+                self.wait_with(visit.guard(), ask.key, ticket, wait_timeout, tell)
             }
             answer => answer,
         };
@@ -131,7 +131,7 @@ impl Seat {
         key: &str,
         kind: Kind,
         wait_timeout: Duration,
-        tell: &mut dyn FnMut(WaitStage),
+        tell: &mut dyn FnMut(WaitEvent),
     ) -> Result<Answer, Refusal> {
         let (mut visit, now) = self.arbiter.visit(Scope::Key(key));
         let answer = match visit.table.wait(self.conn, key, kind, now) {
@@ -141,7 +141,7 @@ impl Seat {
                 cancelled.map(|()| Answer::TimedOut)
             }
             Ok(Answer::Queued(ticket)) => {
-                self.wait_with(visit.guard(), (key, ticket), wait_timeout, tell)
+                self.wait_with(visit.guard(), key, ticket, wait_timeout, tell)
             }
             answer => answer,
         };
@@ -176,8 +176,7 @@ impl Seat {
     /// connection has as much as it may; [`Refusal::NotHeld`] if the token is not that of a live
     /// holder. Costs a system call.
     pub fn adopt(&self, key: &str, token: Token, lease: Duration) -> Result<Answer, Refusal> {
-        let outlet = self.state_in(&mut self.arbiter.state.lock()).outlet.clone();
-        let has_hung_up = outlet.is_some_and(|outlet| outlet.has_hung_up());
+        let has_hung_up = self.has_hung_up(&mut self.arbiter.state.lock());
         let (mut visit, now) = self.arbiter.visit(Scope::Everything);
         if has_hung_up || self.state_in(&mut visit).is_gone {
             return Ok(Answer::Gone);
@@ -237,72 +236,64 @@ impl Seat {
     fn wait_with(
         &self,
         state: &mut MutexGuard<'_, State>,
-        (key, ticket): (&str, Ticket),
+        key: &str,
+        ticket: Ticket,
         wait_timeout: Duration,
-        tell: &mut dyn FnMut(WaitStage),
+        tell: &mut dyn FnMut(WaitEvent),
     ) -> Result<Answer, Refusal> {
-        tell(WaitStage::Begins);
+        tell(WaitEvent::Queued);
         self.state_in(state).wait = WaitState::Queued(ticket);
-        let answer = self.wait_in_queue(state, (key, ticket), wait_timeout, tell);
+        let (mut answer, sent_len) = self.wait_until_decided(state, key, wait_timeout, tell);
+        if sent_len > 0 {
+            tell(WaitEvent::ReplySent(sent_len));
+        } else if let Ok(Answer::Granted(grant)) = answer {
+            // The peer may have hung up shortly before its grant: then the slot passes to the next
+            // waiter, as if this had been known.
+            if self.has_hung_up(state) {
+                let now = self.arbiter.catch_up(state, Scope::Nothing);
+                state.table.take_back(grant.token.fence, now);
+                answer = Ok(Answer::Gone);
+            }
+        }
         self.state_in(state).wait = WaitState::NotWaiting;
         answer
     }
 
-    fn wait_in_queue(
+    /// Blocks until a queued claim is [`WaitState::Decided`]. Returns the answer, and how many
+    /// bytes of the reply have been sent.
+    fn wait_until_decided(
         &self,
         state: &mut MutexGuard<'_, State>,
-        (key, ticket): (&str, Ticket),
+        key: &str,
         wait_timeout: Duration,
-        tell: &mut dyn FnMut(WaitStage),
-    ) -> Result<Answer, Refusal> {
+        tell: &mut dyn FnMut(WaitEvent),
+    ) -> (Result<Answer, Refusal>, usize) {
         let arbiter = &self.arbiter;
         let began = state.now;
         let deadline = began.checked_add(wait_timeout);
         let mut long_at = Some(began + LONG_WAIT);
         loop {
             let now = arbiter.catch_up(state, Scope::Key(key));
-            let seat = self.state_in(state);
-            match seat.wait {
-                WaitState::Decided {
-                    answer,
-                    sent_len: 0,
-                } => return self.unless_gone(state, answer),
-                WaitState::Decided { answer, sent_len } => {
-                    tell(WaitStage::Sent(sent_len));
-                    return answer;
-                }
+            let ticket = match self.state_in(state).wait {
+                WaitState::Queued(ticket) => ticket,
                 WaitState::BeingSent => {
                     arbiter.clock.wait(&self.wake, state, None);
                     continue;
                 }
-                WaitState::Queued(_) => {}
-                WaitState::NotWaiting | WaitState::DecidedHere => {
-                    unreachable!("this thread is between the two")
-                }
-            }
-            // A peer that has hung up is granted nothing. If its grant arrives at the same time,
-            // the hang-up wins and the slot passes to the next waiter: the peer would not release
-            // it.
-            if seat.is_gone {
-                let cancelled = state.table.cancel(ticket, now);
-                return cancelled.map(|()| Answer::Gone);
-            }
-            // A release may have granted the key between the last look and the deadline. The grant
-            // wins: answering `timeout` now would strand the slot until its lease runs out.
-            let answer = state.table.collect(ticket, now);
-            if answer != Ok(Answer::WouldWait) {
-                return self.unless_gone(state, answer);
-            }
-            if deadline.is_some_and(|deadline| deadline <= now) {
-                let cancelled = state.table.cancel(ticket, now);
-                return cancelled.map(|()| Answer::TimedOut);
+                WaitState::Decided { answer, sent_len } => return (answer, sent_len),
+                WaitState::NotWaiting => unreachable!("only this thread ends the wait"),
+            };
+            if let Some(answer) = self.decide(state, ticket, deadline, now) {
+                let sent_len = 0;
+                self.state_in(state).wait = WaitState::Decided { answer, sent_len };
+                return (answer, sent_len);
             }
             // This look may have ended the lease of another connection.
             if arbiter.pass_on(state) {
                 continue;
             }
             if long_at.take_if(|at| *at <= now).is_some() {
-                MutexGuard::unlocked(state, || tell(WaitStage::IsLong));
+                MutexGuard::unlocked(state, || tell(WaitEvent::IsLong));
                 continue;
             }
             let look_again = deadline.into_iter().chain(long_at).min();
@@ -310,26 +301,34 @@ impl Seat {
         }
     }
 
-    /// The answer to a wait, of which nothing has been sent. The peer may have hung up shortly
-    /// before its grant: then the slot passes to the next waiter, as if this had been known.
-    fn unless_gone(
+    /// The answer to a queued claim, if there is one now. That spends the ticket.
+    fn decide(
         &self,
-        state: &mut MutexGuard<'_, State>,
-        answer: Result<Answer, Refusal>,
-    ) -> Result<Answer, Refusal> {
-        let Ok(Answer::Granted(grant)) = answer else {
-            return answer;
-        };
-        let seat = self.state_in(state);
-        seat.wait = WaitState::DecidedHere;
-        let outlet = seat.outlet.clone();
-        let has_hung_up = || outlet.is_some_and(|outlet| outlet.has_hung_up());
-        if !MutexGuard::unlocked(state, has_hung_up) {
-            return answer;
+        state: &mut State,
+        ticket: Ticket,
+        deadline: Option<Instant>,
+        now: Instant,
+    ) -> Option<Result<Answer, Refusal>> {
+        // A peer that has hung up is granted nothing. If its grant arrives at the same time, the
+        // hang-up wins and the slot passes to the next waiter: the peer would not release it.
+        if self.state_in(state).is_gone {
+            return Some(state.table.cancel(ticket, now).map(|()| Answer::Gone));
         }
-        let now = self.arbiter.catch_up(state, Scope::Nothing);
-        state.table.take_back(grant.token.fence, now);
-        Ok(Answer::Gone)
+        // A release may have granted the key between the last look and the deadline. The grant
+        // wins: answering `timeout` now would strand the slot until its lease runs out.
+        match state.table.collect(ticket, now) {
+            Ok(Answer::WouldWait) if deadline.is_none_or(|deadline| now < deadline) => None,
+            Ok(Answer::WouldWait) => {
+                Some(state.table.cancel(ticket, now).map(|()| Answer::TimedOut))
+            }
+            answer => Some(answer),
+        }
+    }
+
+    /// Asks the socket whether the peer has hung up. Releases the mutex meanwhile.
+    fn has_hung_up(&self, state: &mut MutexGuard<'_, State>) -> bool {
+        let outlet = self.state_in(state).outlet.clone();
+        MutexGuard::unlocked(state, || outlet.is_some_and(|outlet| outlet.has_hung_up()))
     }
 
     fn state_in<'a>(&self, state: &'a mut State) -> &'a mut SeatState {

@@ -168,11 +168,11 @@ fn a_release_wakes_a_wait_for_an_enqueued_key() {
     assert_eq!(waiter.try_wait("k", Kind::Lock), Ok(Answer::WouldWait));
     let (began, has_begun) = bounded(1);
     let waiting = thread::spawn(move || {
-        waiter.wait("k", Kind::Lock, FOREVER, &mut |stage| {
-            began.send(stage).expect("it is received");
+        waiter.wait("k", Kind::Lock, FOREVER, &mut |event| {
+            began.send(event).expect("it is received");
         })
     });
-    assert_eq!(has_begun.recv(), Ok(WaitStage::Begins));
+    assert_eq!(has_begun.recv(), Ok(WaitEvent::Queued));
     assert_eq!(waiter_count(&arbiter), 1);
     release(&holder, grant);
     let answer = waiting.join().expect("no panic");
@@ -332,16 +332,16 @@ fn a_long_wait_is_told_once_after_a_second() {
     let grant = granted(&holder, FOREVER);
     let (telling, told) = bounded(9);
     let blocked = Blocked::start(&arbiter, waiter, move |seat| {
-        seat.acquire(&lock(FOREVER), FOREVER, &mut |stage| {
-            telling.send(stage).expect("there is room");
+        seat.acquire(&lock(FOREVER), FOREVER, &mut |event| {
+            telling.send(event).expect("there is room");
         })
     });
-    assert_eq!(told.recv(), Ok(WaitStage::Begins));
+    assert_eq!(told.recv(), Ok(WaitEvent::Queued));
     arbiter.advance(Duration::from_millis(999));
     arbiter.grant_owed_slots(); // wakes the reaper at most
     assert!(told.is_empty());
     arbiter.advance(Duration::from_millis(1));
-    assert_eq!(told.recv(), Ok(WaitStage::IsLong));
+    assert_eq!(told.recv(), Ok(WaitEvent::IsLong));
     arbiter.advance(Duration::from_secs(5));
     release(&holder, grant);
     assert!(matches!(blocked.end().1, Ok(Answer::Granted(_))));

@@ -5,7 +5,7 @@ use std::time::Duration;
 use log::{trace, warn};
 
 use super::connection::Ending;
-use crate::arbiter::{Certainty, Seat, WaitStage};
+use crate::arbiter::{Certainty, Seat, WaitEvent};
 use crate::protocol::abilities::Abilities;
 use crate::protocol::reply::Reply;
 use crate::protocol::request::{ProtocolError, Request, Wanted};
@@ -28,8 +28,8 @@ pub(super) trait Peer {
     /// Who the client is, for the log.
     fn identity(&self) -> String;
 
-    /// Takes note of how far the wait of a request has come. Must not block.
-    fn note(&mut self, stage: WaitStage);
+    /// Notes what has happened in the wait of a request. Must not block.
+    fn note(&mut self, event: WaitEvent);
 }
 
 /// What a server offers its clients.
@@ -75,7 +75,7 @@ pub(super) fn carry_out(
                     answer => return reply_to(answer),
                 }
             }
-            seat.acquire(&ask, wait_timeout, &mut |stage| peer.note(stage))
+            seat.acquire(&ask, wait_timeout, &mut |event| peer.note(event))
         }
         Request::Enqueue(wanted) => match seat.enqueue(&ask(seat, wanted, default_lease)) {
             Ok(Answer::Granted(grant)) => return Ok(Reply::Acquired(grant)),
@@ -92,7 +92,7 @@ pub(super) fn carry_out(
                     answer => return reply_to(answer),
                 }
             }
-            seat.wait(key, kind, wait_timeout, &mut |stage| peer.note(stage))
+            seat.wait(key, kind, wait_timeout, &mut |event| peer.note(event))
         }
         Request::Release { key, kind, token } => seat.release(key, kind, token),
         Request::Renew {
@@ -201,9 +201,9 @@ fn break_grants(
     })
 }
 
-/// Whether a request that may block must be tried first. It blocks only after the replies to earlier
-/// requests have been sent: a client that does not read them must not hold a place in a queue, and
-/// one that does needs them now. And a client that never waits is spared the watch.
+/// Whether a request that may block must be tried first. It blocks only after the replies to
+/// earlier requests have been sent: a client that does not read them must not hold a place in a
+/// queue, and one that does needs them now. And a client that never waits is spared the watch.
 fn must_prepare(wait_timeout: Duration, peer: &impl Peer) -> bool {
     !wait_timeout.is_zero() && !peer.is_ready_to_wait()
 }
@@ -319,7 +319,7 @@ mod tests {
         has_unsent: bool,
         on_flush: F,
         flush_count: u32,
-        stages: Vec<WaitStage>,
+        events: Vec<WaitEvent>,
     }
 
     fn script<F: FnMut() -> Result<(), Ending>>(has_unsent: bool, on_flush: F) -> Script<F> {
@@ -327,7 +327,7 @@ mod tests {
             has_unsent,
             on_flush,
             flush_count: 0,
-            stages: Vec::new(),
+            events: Vec::new(),
         }
     }
 
@@ -358,8 +358,8 @@ mod tests {
             "a script".to_owned()
         }
 
-        fn note(&mut self, stage: WaitStage) {
-            self.stages.push(stage);
+        fn note(&mut self, event: WaitEvent) {
+            self.events.push(event);
         }
     }
 
@@ -384,7 +384,7 @@ mod tests {
         house.release(grant);
         let answer = house.client.try_ask_for("l k 10", &mut peer);
         assert!(matches!(answer, Ok(Reply::Granted(_))));
-        assert_eq!((peer.flush_count, peer.stages.len()), (0, 0));
+        assert_eq!((peer.flush_count, peer.events.len()), (0, 0));
     }
 
     #[test]
@@ -398,7 +398,7 @@ mod tests {
         });
         let answer = house.client.try_ask_for("l k 10", &mut peer);
         assert!(matches!(answer, Ok(Reply::Granted(_))), "{answer:?}");
-        assert_eq!((peer.flush_count, peer.stages.len()), (1, 0));
+        assert_eq!((peer.flush_count, peer.events.len()), (1, 0));
     }
 
     #[test]
@@ -425,7 +425,7 @@ mod tests {
         let answer = house.client.try_ask_for("l k 10", &mut peer);
         assert!(matches!(answer, Err(Ending::Broken(_))));
         assert_eq!(house.waiter_count(), 0);
-        assert!(peer.stages.is_empty());
+        assert!(peer.events.is_empty());
     }
 
     #[test]
@@ -440,7 +440,7 @@ mod tests {
         let mut peer = quiet();
         let answer = house.client.try_ask_for("l k 10", &mut peer);
         assert!(matches!(answer, Err(Ending::HungUpWaiting)));
-        assert_eq!(peer.stages, [WaitStage::Begins]);
+        assert_eq!(peer.events, [WaitEvent::Queued]);
         assert_eq!(house.waiter_count(), 0);
     }
 

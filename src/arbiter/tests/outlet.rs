@@ -53,29 +53,29 @@ struct Served {
     blocked: Blocked,
     sending: Receiver<Grant>,
     leave: Sender<usize>,
-    stages: Receiver<WaitStage>,
+    events: Receiver<WaitEvent>,
 }
 
 fn served(arbiter: &Arc<Arbiter>, conn: u64, wait_timeout: Duration) -> Served {
     let (sending, sent) = bounded(9);
     let (leave, leaves) = bounded(9);
-    let (telling, stages) = bounded(9);
+    let (telling, events) = bounded(9);
     let outlet = SlowOutlet {
         sending,
         leave: leaves,
     };
     let waiter = arbiter.connect(ConnId(conn), Some(Arc::new(outlet)));
     let blocked = Blocked::start(arbiter, waiter, move |seat| {
-        seat.acquire(&lock(FOREVER), wait_timeout, &mut |stage| {
-            telling.send(stage).expect("there is room");
+        seat.acquire(&lock(FOREVER), wait_timeout, &mut |event| {
+            telling.send(event).expect("there is room");
         })
     });
-    assert_eq!(stages.recv(), Ok(WaitStage::Begins));
+    assert_eq!(events.recv(), Ok(WaitEvent::Queued));
     Served {
         blocked,
         sending: sent,
         leave,
-        stages,
+        events,
     }
 }
 
@@ -91,7 +91,7 @@ fn a_release_sends_the_waiters_grant_itself() {
     let sent = waiter.sending.try_recv().expect("it has been sent");
     let (_, answer) = waiter.blocked.end();
     assert_eq!(answer, Ok(Answer::Granted(sent)));
-    assert_eq!(waiter.stages.recv(), Ok(WaitStage::Sent(7)));
+    assert_eq!(waiter.events.recv(), Ok(WaitEvent::ReplySent(7)));
     assert!(waiter.sending.is_empty());
 }
 
@@ -258,7 +258,7 @@ fn a_disconnect_that_passes_a_grant_on_gives_a_whole_lease() {
     let waiter = served(&arbiter, 3, FOREVER);
     release(&holder, grant);
     arbiter.advance(Duration::from_secs(2));
-    assert_eq!(waiter.stages.recv(), Ok(WaitStage::IsLong));
+    assert_eq!(waiter.events.recv(), Ok(WaitEvent::IsLong));
     thread::sleep(Duration::from_millis(100)); // by now the waiter sleeps again
     arbiter.advance(FOREVER - Duration::from_secs(3));
     waiter.leave.send(0).expect("there is room");

@@ -8,7 +8,7 @@ use rustix::process::geteuid;
 
 use super::rules::Promised;
 use super::{Ending, SessionRules};
-use crate::arbiter::{Certainty, Outlet, WaitStage};
+use crate::arbiter::{Certainty, Outlet, WaitEvent};
 use crate::latchd::requests::Peer;
 use crate::net::hangup::{HangupWatch, Input};
 use crate::net::stream::Stream;
@@ -41,9 +41,11 @@ pub(in crate::latchd) struct Outbox<'a> {
     conn: ConnId,
     /// Whether the watch knows the socket: from the first wait on.
     is_watched: bool,
-    /// How far the wait of the request in hand has come, and how many bytes of its reply another
-    /// thread has sent.
-    wait: Option<(WaitStage, usize)>,
+    /// Whether the watch reports what the client sends: during a long wait.
+    is_input_reported: bool,
+    /// How many bytes of the reply to a wait another thread has sent; `None` if the request in hand
+    /// has not waited.
+    sent_len: Option<usize>,
 }
 
 impl<'a> Outbox<'a> {
@@ -61,7 +63,8 @@ impl<'a> Outbox<'a> {
             watch,
             conn,
             is_watched: false,
-            wait: None,
+            is_input_reported: false,
+            sent_len: None,
         }
     }
 
@@ -122,11 +125,10 @@ impl<'a> Outbox<'a> {
     /// Ends the wait of a request, if it has waited; gives how many bytes of its reply have been
     /// sent.
     pub(in crate::latchd) fn end_wait(&mut self) -> Option<usize> {
-        let (stage, sent_len) = self.wait.take()?;
-        if stage == WaitStage::IsLong {
+        if std::mem::take(&mut self.is_input_reported) {
             self.heed(Input::Ignored);
         }
-        Some(sent_len)
+        self.sent_len.take()
     }
 
     /// A peer that fills its window behind the wait counts as gone. The watch looks at what the
@@ -163,14 +165,14 @@ impl Peer for Outbox<'_> {
         self.stream.identity()
     }
 
-    fn note(&mut self, stage: WaitStage) {
-        match stage {
-            WaitStage::Begins => self.wait = Some((stage, 0)),
-            WaitStage::IsLong => {
-                self.wait = Some((stage, 0));
+    fn note(&mut self, event: WaitEvent) {
+        match event {
+            WaitEvent::Queued => self.sent_len = Some(0),
+            WaitEvent::IsLong => {
+                self.is_input_reported = true;
                 self.heed(Input::Reported);
             }
-            WaitStage::Sent(len) => self.wait = self.wait.map(|(stage, _)| (stage, len)),
+            WaitEvent::ReplySent(len) => self.sent_len = Some(len),
         }
     }
 }

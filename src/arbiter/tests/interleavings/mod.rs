@@ -124,8 +124,8 @@ impl World {
         let (began, has_begun) = shuttle::sync::mpsc::channel();
         let waiting = Arc::clone(&seat);
         let thread = thread::spawn(move || {
-            waiting.acquire(&ask, wait_timeout, &mut |stage| {
-                if stage == WaitStage::Begins {
+            waiting.acquire(&ask, wait_timeout, &mut |event| {
+                if event == WaitEvent::Queued {
                     began.send(()).expect("it is received");
                 }
             })
@@ -555,7 +555,7 @@ fn a_renewal_meets_the_end_of_the_lease() {
         });
         world.arbiter.advance(LEASE);
         match renewing.join().expect("no panic") {
-            Ok(_) => assert_eq!(world.release_holder(), Ok(())),
+            Ok(_) => assert_eq!(world.release_holder(), Ok(Answer::Released)),
             Err(refusal) => assert_eq!(refusal, Refusal::NotHeld),
         }
         let (answer, _seat) = waiter.answer();
@@ -670,7 +670,7 @@ fn two_releases_wake_two_waiters() {
         let ends = waiters.map(Waiter::answer);
         assert!(fence_of(ends[0].0) < fence_of(ends[1].0));
         for thread in releasing {
-            assert_eq!(thread.join().expect("no panic"), Ok(()));
+            assert_eq!(thread.join().expect("no panic"), Ok(Answer::Released));
         }
     });
 }
