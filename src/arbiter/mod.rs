@@ -19,9 +19,9 @@ mod clock;
 #[path = "tests/interleavings/mod.rs"]
 mod interleavings;
 mod last_holders;
+mod operators;
 #[cfg_attr(not(feature = "cluster"), allow(dead_code))]
 mod recorder;
-mod roll;
 mod seat;
 mod sync;
 #[cfg(all(test, not(shuttle)))]
@@ -122,7 +122,7 @@ impl Frozen<'_> {
 }
 
 /// A connection's client, as far as the threads of other connections are concerned.
-pub trait Outlet: Send + Sync {
+pub trait ClientSocket: Send + Sync {
     /// Who the client is, for operators.
     fn peer(&self) -> String;
 
@@ -140,7 +140,7 @@ pub trait Outlet: Send + Sync {
 /// Where a connection waits.
 struct SeatState {
     wake: Arc<Condvar>,
-    outlet: Option<Arc<dyn Outlet>>,
+    socket: Option<Arc<dyn ClientSocket>>,
     /// What the client says of itself.
     tag: Option<Arc<str>>,
     /// Whether the client can adopt its grants over another connection.
@@ -228,7 +228,7 @@ impl Arbiter {
 
     /// Ends what is due, or a part of it, then sleeps until there is more.
     fn reap_once(&self, state: &mut MutexGuard<'_, State>) {
-        let now = self.catch_up(state, Scope::Everything);
+        let now = self.expire_due(state, Scope::Everything);
         if state.next_gc <= now {
             let max_idle = self.rules.gc_max_idle;
             if !state.table.prune(max_idle, RELEASED_AT_ONCE, now) {
@@ -237,7 +237,7 @@ impl Arbiter {
             }
             state.next_gc = now + self.rules.gc_interval;
         }
-        if self.pass_on(state) {
+        if self.wake_before_sleep(state) {
             return;
         }
         state.reaper_looks_at = self.next_look(state);
@@ -261,7 +261,7 @@ impl Arbiter {
     /// Stops all visits, and so all requests, for as long as the result lives.
     pub fn freeze(&self) -> Frozen<'_> {
         let mut state = self.state.lock();
-        let now = self.catch_up(&mut state, Scope::Everything);
+        let now = self.expire_due(&mut state, Scope::Everything);
         Frozen { state, now }
     }
 
@@ -306,7 +306,7 @@ impl Arbiter {
     /// passes on what the visit has caused.
     fn visit(&self, scope: Scope<'_>) -> (Visit<'_>, Instant) {
         let mut state = self.state.lock();
-        let now = self.catch_up(&mut state, scope);
+        let now = self.expire_due(&mut state, scope);
         let (arbiter, state) = (self, Some(state));
         (Visit { arbiter, state }, now)
     }
@@ -316,9 +316,9 @@ impl Arbiter {
     fn visit_in_steps(&self, scope: Scope<'_>, mut act: impl FnMut(&mut State, Instant) -> bool) {
         let mut state = self.state.lock();
         loop {
-            let now = self.catch_up(&mut state, scope);
+            let now = self.expire_due(&mut state, scope);
             if act(&mut state, now) {
-                return self.leave(state);
+                return self.unlock_and_wake(state);
             }
             self.yield_lock(&mut state);
         }
@@ -327,7 +327,7 @@ impl Arbiter {
     /// Ends the leases that have run out and matter within `scope`, and returns the time by which
     /// they have. A million leases may run out in one instant, so other threads get their turn
     /// between the steps.
-    fn catch_up(&self, state: &mut MutexGuard<'_, State>, scope: Scope<'_>) -> Instant {
+    fn expire_due(&self, state: &mut MutexGuard<'_, State>, scope: Scope<'_>) -> Instant {
         loop {
             // Read under the mutex, so that the table never sees time go back.
             let now = self.clock.now();
@@ -350,33 +350,33 @@ impl Arbiter {
     /// a request to read gets this one's processor, if there is no other: otherwise it would wait
     /// for several ticks of the kernel's clock.
     fn yield_lock(&self, state: &mut MutexGuard<'_, State>) {
-        let wake_ups = self.wake_ups(state);
+        let wake_ups = self.take_wake_ups(state);
         MutexGuard::unlocked_fair(state, || {
-            self.pass(wake_ups);
+            self.wake(wake_ups);
             std::thread::yield_now();
         });
     }
 
     /// Releases the mutex, then passes on what this visit has caused.
-    fn leave(&self, mut state: MutexGuard<'_, State>) {
-        let wake_ups = self.wake_ups(&mut state);
+    fn unlock_and_wake(&self, mut state: MutexGuard<'_, State>) {
+        let wake_ups = self.take_wake_ups(&mut state);
         drop(state);
-        self.pass(wake_ups);
+        self.wake(wake_ups);
     }
 
     /// Passes on what this visit has caused, before a sleep; `true` if the mutex was released for
     /// that, so that the caller must look at the table once more.
-    fn pass_on(&self, state: &mut MutexGuard<'_, State>) -> bool {
-        let wake_ups = self.wake_ups(state);
+    fn wake_before_sleep(&self, state: &mut MutexGuard<'_, State>) -> bool {
+        let wake_ups = self.take_wake_ups(state);
         if wake_ups.is_empty() {
             return false;
         }
-        MutexGuard::unlocked(state, || self.pass(wake_ups));
+        MutexGuard::unlocked(state, || self.wake(wake_ups));
         true
     }
 
     /// What a visit has caused for other threads: mostly nothing.
-    fn wake_ups(&self, state: &mut State) -> WakeUps {
+    fn take_wake_ups(&self, state: &mut State) -> WakeUps {
         if let (Some(recorder), Some(changes)) = (&mut state.recorder, state.table.changes()) {
             if !changes.is_empty() {
                 recorder.record(changes);
@@ -400,13 +400,13 @@ impl Arbiter {
             // With a journal, no grant leaves before it is certain: its own thread waits for that.
             // A peer that has hung up is granted nothing: its own thread finds out.
             let may_send = wake_ups.sending_count < SENT_AT_ONCE && state.recorder.is_none();
-            let outlet = seat.outlet.as_ref().filter(|_| may_send && !seat.is_gone);
+            let socket = seat.socket.as_ref().filter(|_| may_send && !seat.is_gone);
             let mut sending = None;
-            if let (WaitState::Queued(ticket), Some(outlet)) = (&seat.wait, outlet) {
+            if let (WaitState::Queued(ticket), Some(socket)) = (&seat.wait, socket) {
                 match state.table.collect(*ticket, state.now) {
                     Ok(Answer::WouldWait) => {}
                     Ok(Answer::Granted(grant)) => {
-                        sending = Some((Arc::clone(outlet), grant));
+                        sending = Some((Arc::clone(socket), grant));
                         seat.wait = WaitState::BeingSent;
                     }
                     answer => {
@@ -427,10 +427,10 @@ impl Arbiter {
     /// Sends grants and wakes threads, outside the mutex. A thread whose grant has been sent is
     /// woken at once: that costs less than to have the hang-up watch wake it for its client's next
     /// request.
-    fn pass(&self, wake_ups: WakeUps) {
+    fn wake(&self, wake_ups: WakeUps) {
         for wake_up in wake_ups.first.into_iter().chain(wake_ups.rest) {
-            if let Some((outlet, grant)) = wake_up.sending {
-                let sent_len = outlet.send_grant(grant);
+            if let Some((socket, grant)) = wake_up.sending {
+                let sent_len = socket.send_grant(grant);
                 let mut state = self.state.lock();
                 if let Some(seat) = state.seats.get_mut(&wake_up.conn) {
                     let answer = Ok(Answer::Granted(grant));
@@ -490,7 +490,7 @@ impl DerefMut for Visit<'_> {
 impl Drop for Visit<'_> {
     fn drop(&mut self) {
         if let Some(state) = self.state.take() {
-            self.arbiter.leave(state);
+            self.arbiter.unlock_and_wake(state);
         }
     }
 }
@@ -508,7 +508,7 @@ struct WakeUps {
 struct WakeUp {
     conn: ConnId,
     wake: Arc<Condvar>,
-    sending: Option<(Arc<dyn Outlet>, Grant)>,
+    sending: Option<(Arc<dyn ClientSocket>, Grant)>,
 }
 
 impl WakeUps {

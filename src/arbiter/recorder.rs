@@ -27,10 +27,10 @@ pub enum Certainty {
     #[default]
     None,
     /// The changes to their holders are in the journal.
-    Recorded,
+    Journaled,
     /// In addition, this server is still the active one: the answers promise time, and perhaps
     /// without a change.
-    Anew,
+    JournaledByActive,
 }
 
 impl Arbiter {

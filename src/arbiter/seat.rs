@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::sync::{Condvar, MutexGuard};
-use super::{Arbiter, Outlet, SeatState, State, WaitState, RELEASED_AT_ONCE};
+use super::{Arbiter, ClientSocket, SeatState, State, WaitState, RELEASED_AT_ONCE};
 use crate::table::{Answer, Ask, Claimant, ConnId, Holdings, Kind, Refusal, Scope, Ticket};
 use crate::token::Token;
 
@@ -38,12 +38,12 @@ pub enum WaitEvent {
 
 impl Arbiter {
     /// Gives a connection its seat. Its number must never have been used before. The grants it
-    /// waits for go through the outlet, if it has one.
-    pub fn connect(self: &Arc<Self>, conn: ConnId, outlet: Option<Arc<dyn Outlet>>) -> Seat {
+    /// waits for go through the socket, if it has one.
+    pub fn connect(self: &Arc<Self>, conn: ConnId, socket: Option<Arc<dyn ClientSocket>>) -> Seat {
         let wake = Arc::default();
         let seat = SeatState {
             wake: Arc::clone(&wake),
-            outlet,
+            socket,
             tag: None,
             can_adopt: false,
             is_gone: false,
@@ -250,7 +250,7 @@ impl Seat {
             // The peer may have hung up shortly before its grant: then the slot passes to the next
             // waiter, as if this had been known.
             if self.has_hung_up(state) {
-                let now = self.arbiter.catch_up(state, Scope::Nothing);
+                let now = self.arbiter.expire_due(state, Scope::Nothing);
                 state.table.take_back(grant.token.fence, now);
                 answer = Ok(Answer::Gone);
             }
@@ -273,7 +273,7 @@ impl Seat {
         let deadline = began.checked_add(wait_timeout);
         let mut long_at = Some(began + LONG_WAIT);
         loop {
-            let now = arbiter.catch_up(state, Scope::Key(key));
+            let now = arbiter.expire_due(state, Scope::Key(key));
             let ticket = match self.state_in(state).wait {
                 WaitState::Queued(ticket) => ticket,
                 WaitState::BeingSent => {
@@ -289,7 +289,7 @@ impl Seat {
                 return (answer, sent_len);
             }
             // This look may have ended the lease of another connection.
-            if arbiter.pass_on(state) {
+            if arbiter.wake_before_sleep(state) {
                 continue;
             }
             if long_at.take_if(|at| *at <= now).is_some() {
@@ -327,8 +327,8 @@ impl Seat {
 
     /// Asks the socket whether the peer has hung up. Releases the mutex meanwhile.
     fn has_hung_up(&self, state: &mut MutexGuard<'_, State>) -> bool {
-        let outlet = self.state_in(state).outlet.clone();
-        MutexGuard::unlocked(state, || outlet.is_some_and(|outlet| outlet.has_hung_up()))
+        let socket = self.state_in(state).socket.clone();
+        MutexGuard::unlocked(state, || socket.is_some_and(|socket| socket.has_hung_up()))
     }
 
     fn state_in<'a>(&self, state: &'a mut State) -> &'a mut SeatState {

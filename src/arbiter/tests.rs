@@ -2,9 +2,9 @@
 
 mod counters;
 mod holds;
-mod outlet;
 #[cfg(feature = "cluster")]
 mod recorder;
+mod sending;
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::{self, JoinHandle};
@@ -134,7 +134,7 @@ fn release_after(arbiter: &Arbiter, grant: Grant, first: impl FnOnce(&mut State)
         .table
         .release(ConnId(1), "k", Kind::Lock, grant.token, now);
     assert_eq!(released, Ok(Answer::Released));
-    arbiter.leave(state);
+    arbiter.unlock_and_wake(state);
 }
 
 /// The peer of connection 2 hangs up, and its thread is not told.
@@ -219,7 +219,7 @@ fn a_witness_gets_in_between() -> bool {
     });
     asked.recv().expect("it is sent");
     thread::sleep(Duration::from_millis(200)); // by now the witness sleeps at the mutex
-    arbiter.catch_up(&mut state, Scope::Everything);
+    arbiter.expire_due(&mut state, Scope::Everything);
     drop(state);
     witness.join().expect("no panic")
 }
@@ -312,7 +312,7 @@ fn a_waiter_dismissed_by_the_drain_hears_so_despite_a_hang_up() {
     let mut state = arbiter.state.lock();
     state.table.begin_drain(arbiter.clock.now());
     hang_up_unnoticed(&mut state);
-    arbiter.leave(state);
+    arbiter.unlock_and_wake(state);
     assert_eq!(blocked.end().1, DRAINING);
 }
 

@@ -47,11 +47,11 @@ impl Clock {
     /// so that none begins meanwhile.
     #[cfg(not(shuttle))]
     pub(super) fn advance(&self, time: Duration) {
-        self.pass(time);
+        self.wake(time);
         self.wake_due();
     }
 
-    fn pass(&self, time: Duration) {
+    fn wake(&self, time: Duration) {
         self.0.lock().now += time;
     }
 
@@ -71,7 +71,7 @@ impl Clock {
 impl Arbiter {
     /// Lets virtual time pass, in the middle of a visit perhaps.
     pub fn advance(&self, time: Duration) {
-        self.clock.pass(time);
+        self.clock.wake(time);
         let state = self.state.lock();
         self.clock.wake_due();
         drop(state);

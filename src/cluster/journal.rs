@@ -245,7 +245,7 @@ impl Journal {
         }
         let mut state = self.state.lock();
         let mut round = 0;
-        if certainty == Certainty::Anew {
+        if certainty == Certainty::JournaledByActive {
             round = state.begun + 1;
             state.is_asked = true;
             self.work.notify_one();
@@ -517,7 +517,7 @@ mod tests {
         let first = journal.next_round();
         assert_eq!(first.changes.len(), MAX_HOLDERS);
         assert_eq!(first.changes[0].1, held(0, 1));
-        let claim = waiting(&journal, last, Certainty::Recorded);
+        let claim = waiting(&journal, last, Certainty::Journaled);
         journal.finish(&first);
         assert_eq!(journal.waiting_sessions(), 1);
         let second = journal.next_round();
@@ -530,16 +530,16 @@ mod tests {
     #[test]
     fn a_session_waits_for_its_own_holder_alone() {
         let journal = Arc::new(Journal::default());
-        journal.wait_for(journal.change_of(None), Certainty::Recorded);
+        journal.wait_for(journal.change_of(None), Certainty::Journaled);
         record(&journal, &[held(1, 1)]);
         assert_eq!(journal.change_of(Some(Fence(2))), 0);
-        journal.wait_for(journal.change_of(Some(Fence(2))), Certainty::Recorded);
+        journal.wait_for(journal.change_of(Some(Fence(2))), Certainty::Journaled);
         let round = journal.next_round();
         let change = journal.change_of(Some(Fence(1)));
-        let early = waiting(&journal, change, Certainty::Recorded);
+        let early = waiting(&journal, change, Certainty::Journaled);
         record(&journal, &[held(2, 1)]);
         let change = journal.change_of(Some(Fence(2)));
-        let late = waiting(&journal, change, Certainty::Recorded);
+        let late = waiting(&journal, change, Certainty::Journaled);
         journal.finish(&round);
         wait_until(|| is_done(&early));
         assert!(!is_done(&late));
@@ -552,7 +552,7 @@ mod tests {
         let journal = Arc::new(Journal::default());
         record(&journal, &[held(1, 1)]);
         let round = journal.next_round();
-        let renewal = waiting(&journal, 0, Certainty::Anew);
+        let renewal = waiting(&journal, 0, Certainty::JournaledByActive);
         journal.finish(&round);
         assert_eq!(journal.waiting_sessions(), 1);
         assert!(!is_done(&renewal));
@@ -567,11 +567,11 @@ mod tests {
         const PAUSE: Duration = Duration::from_secs(60);
         let journal = Arc::new(Journal::default());
         record(&journal, &[held(1, 1)]);
-        let claim = waiting(&journal, 1, Certainty::Recorded);
+        let claim = waiting(&journal, 1, Certainty::Journaled);
         journal.take_back(journal.next_round(), PAUSE);
         assert_eq!(journal.pending_grants(), [Fence(1)]);
         for _ in 0..2 {
-            let renewal = waiting(&journal, 0, Certainty::Anew);
+            let renewal = waiting(&journal, 0, Certainty::JournaledByActive);
             let question = journal.next_round();
             assert!(question.changes.is_empty());
             journal.finish(&question);
@@ -593,7 +593,7 @@ mod tests {
         record(&journal, &[held(1, 1)]);
         journal.take_back(journal.next_round(), Duration::ZERO);
         record(&journal, &[Change::Ended(Fence(1))]);
-        let release = waiting(&journal, 2, Certainty::Recorded);
+        let release = waiting(&journal, 2, Certainty::Journaled);
         let question = journal.next_round();
         assert!(question.changes.is_empty());
         journal.finish(&question);
@@ -606,8 +606,8 @@ mod tests {
         let journal = Arc::new(Journal::default());
         record(&journal, &[held(1, 1)]);
         let round = journal.next_round();
-        let claim = waiting(&journal, 1, Certainty::Recorded);
-        let renewal = waiting(&journal, 0, Certainty::Anew);
+        let claim = waiting(&journal, 1, Certainty::Journaled);
+        let renewal = waiting(&journal, 0, Certainty::JournaledByActive);
         let number = journal.begin_question();
         journal.finish_question(number);
         wait_until(|| is_done(&renewal));
@@ -658,16 +658,16 @@ mod tests {
         let told = journal.change_of(Some(Fence(1)));
         record(&journal, &[held(2, 1)]);
         let under_way = journal.next_round();
-        let claim = waiting(&journal, 2, Certainty::Recorded);
-        let renewal = waiting(&journal, told, Certainty::Anew);
+        let claim = waiting(&journal, 2, Certainty::Journaled);
+        let renewal = waiting(&journal, told, Certainty::JournaledByActive);
         Arc::clone(&journal).close(Vec::new());
         // A session that comes late to what was certain may tell its client.
-        journal.wait_for(told, Certainty::Recorded);
+        journal.wait_for(told, Certainty::Journaled);
         record(&journal, &[held(3, 1)]);
         let late = waiting(
             &journal,
             journal.change_of(Some(Fence(3))),
-            Certainty::Recorded,
+            Certainty::Journaled,
         );
         journal.finish(&under_way);
         write_all(&journal);

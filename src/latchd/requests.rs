@@ -14,7 +14,7 @@ use crate::text::Escaped;
 use crate::token::Fence;
 
 /// The client's end of the connection, as far as a request that may block concerns it.
-pub(super) trait Peer {
+pub(super) trait ClientEnd {
     /// Whether a request may block: all replies to earlier ones have been sent, and the client is
     /// watched for its hang-up.
     fn is_ready_to_wait(&self) -> bool;
@@ -62,7 +62,7 @@ pub(super) fn carry_out(
     request: &Request<'_>,
     seat: &Seat,
     offer: Offer,
-    peer: &mut impl Peer,
+    peer: &mut impl ClientEnd,
 ) -> Result<Reply, Ending> {
     let default_lease = offer.default_lease;
     let lease_or_default = |lease: Option<Duration>| lease.unwrap_or(default_lease);
@@ -142,13 +142,15 @@ pub(super) fn certainty_of(request: &Request<'_>, reply: &Reply) -> (Certainty, 
             | Request::Adopt { token, .. }
             | Request::Keep { token, .. },
             _,
-        ) => (Certainty::Anew, Some(token.fence)),
-        (Request::Wait { .. }, Reply::Granted(grant)) => (Certainty::Anew, Some(grant.token.fence)),
-        (_, Reply::Granted(grant) | Reply::Acquired(grant)) => {
-            (Certainty::Recorded, Some(grant.token.fence))
+        ) => (Certainty::JournaledByActive, Some(token.fence)),
+        (Request::Wait { .. }, Reply::Granted(grant)) => {
+            (Certainty::JournaledByActive, Some(grant.token.fence))
         }
-        (Request::Release { token, .. }, _) => (Certainty::Recorded, Some(token.fence)),
-        (Request::Break { .. }, _) => (Certainty::Recorded, None),
+        (_, Reply::Granted(grant) | Reply::Acquired(grant)) => {
+            (Certainty::Journaled, Some(grant.token.fence))
+        }
+        (Request::Release { token, .. }, _) => (Certainty::Journaled, Some(token.fence)),
+        (Request::Break { .. }, _) => (Certainty::Journaled, None),
         // They promise nothing. The session sees to the statistics itself.
         _ => (Certainty::None, None),
     }
@@ -168,7 +170,7 @@ fn ask<'a>(seat: &Seat, wanted: Wanted<'a>, default_lease: Duration) -> Ask<'a> 
 
 fn break_grants(
     seat: &Seat,
-    peer: &impl Peer,
+    peer: &impl ClientEnd,
     key: &str,
     fence: Option<Fence>,
     admin_token: Option<&str>,
@@ -204,7 +206,7 @@ fn break_grants(
 /// Whether a request that may block must be tried first. It blocks only after the replies to
 /// earlier requests have been sent: a client that does not read them must not hold a place in a
 /// queue, and one that does needs them now. And a client that never waits is spared the watch.
-fn must_prepare(wait_timeout: Duration, peer: &impl Peer) -> bool {
+fn must_prepare(wait_timeout: Duration, peer: &impl ClientEnd) -> bool {
     !wait_timeout.is_zero() && !peer.is_ready_to_wait()
 }
 
@@ -306,7 +308,7 @@ mod tests {
                 .expect("it is answered")
         }
 
-        fn try_ask_for(&self, request: &str, peer: &mut impl Peer) -> Result<Reply, Ending> {
+        fn try_ask_for(&self, request: &str, peer: &mut impl ClientEnd) -> Result<Reply, Ending> {
             let mut words = request.splitn(3, ' ').map(str::as_bytes);
             let mut word = || words.next().unwrap_or_default();
             let request = parse([word(), word(), word()]).expect("a request");
@@ -339,7 +341,7 @@ mod tests {
         script(true, || Ok(()))
     }
 
-    impl<F: FnMut() -> Result<(), Ending>> Peer for Script<F> {
+    impl<F: FnMut() -> Result<(), Ending>> ClientEnd for Script<F> {
         fn is_ready_to_wait(&self) -> bool {
             !self.has_unsent
         }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use log::{debug, warn};
 
-use crate::arbiter::{Arbiter, Outlet};
+use crate::arbiter::{Arbiter, ClientSocket};
 use crate::net::connections::{Admission, Connections};
 use crate::net::hangup::HangupWatch;
 use crate::net::inherited::{self, Inherited};
@@ -121,7 +121,7 @@ fn converse(
             Err(_) => return,
         }
     }
-    let outlet: Arc<dyn Outlet> = Arc::<Stream>::clone(stream);
-    let seat = arbiter.connect(ConnId(admission.id), Some(outlet));
+    let socket: Arc<dyn ClientSocket> = Arc::<Stream>::clone(stream);
+    let seat = arbiter.connect(ConnId(admission.id), Some(socket));
     connection::serve(stream, seat, rules, watch);
 }

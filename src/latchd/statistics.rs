@@ -50,17 +50,17 @@ impl Statistics<'_> {
         out.extend(b"{\"keys\":[");
         let (mut page, mut last) = match key {
             Some(key) => {
-                let roll = self.arbiter.queue(key, queues::PLACES_OF_ONE);
-                (roll.into_iter().collect(), None)
+                let status = self.arbiter.queue(key, queues::PLACES_OF_ONE);
+                (status.into_iter().collect(), None)
             }
             None => self.arbiter.queues(None, queues::PLACES_OF_EACH),
         };
         let (mut separator, mut page_count) = ("", 0);
         loop {
             give_way_after(&mut page_count);
-            for roll in std::mem::take(&mut page) {
+            for status in std::mem::take(&mut page) {
                 out.extend(separator.bytes());
-                queues::write_key(&roll.queue, roll.clients(), out, &mut send)?;
+                queues::write_key(&status.queue, status.clients(), out, &mut send)?;
                 separator = ",";
             }
             if last.is_none() {

@@ -36,10 +36,10 @@ impl Notes {
     }
 }
 
-/// An outlet that must not be used.
+/// A socket that must not be used.
 struct Unused;
 
-impl Outlet for Unused {
+impl ClientSocket for Unused {
     fn peer(&self) -> String {
         "elsewhere".into()
     }

@@ -8,8 +8,8 @@ use rustix::process::geteuid;
 
 use super::rules::Promised;
 use super::{Ending, SessionRules};
-use crate::arbiter::{Certainty, Outlet, WaitEvent};
-use crate::latchd::requests::Peer;
+use crate::arbiter::{Certainty, ClientSocket, WaitEvent};
+use crate::latchd::requests::ClientEnd;
 use crate::net::hangup::{HangupWatch, Input};
 use crate::net::stream::Stream;
 use crate::protocol::reply::{Grant, Reply};
@@ -139,7 +139,7 @@ impl<'a> Outbox<'a> {
     }
 }
 
-impl Peer for Outbox<'_> {
+impl ClientEnd for Outbox<'_> {
     fn is_ready_to_wait(&self) -> bool {
         self.is_watched && self.out.is_empty()
     }
@@ -178,7 +178,7 @@ impl Peer for Outbox<'_> {
 }
 
 /// The reply to a wait, from the thread that ends it. The session has sent all other replies.
-impl Outlet for Stream {
+impl ClientSocket for Stream {
     fn peer(&self) -> String {
         self.identity()
     }

@@ -35,12 +35,13 @@ impl Session<'_, '_> {
     pub(super) fn show_holder(&mut self, key: &str, fence: Fence) -> Result<(), Ending> {
         let out = &mut self.outbox.out;
         out.extend(b"ok {\"keys\":[");
-        if let Some(roll) = self.seat.arbiter().holder(key, fence, self.seat.id()) {
+        if let Some(status) = self.seat.arbiter().holder(key, fence, self.seat.id()) {
             let go_on = |_: &mut Vec<u8>| Ok::<(), Ending>(());
-            queues::write_key(&roll.queue, roll.clients(), out, go_on)?;
+            queues::write_key(&status.queue, status.clients(), out, go_on)?;
         }
         out.extend(b"]}\n");
-        self.outbox.promise(Certainty::Anew, Some(fence));
+        self.outbox
+            .promise(Certainty::JournaledByActive, Some(fence));
         self.outbox.flush_if_full()
     }
 

@@ -114,13 +114,13 @@ impl World {
         writer: Writer,
     ) -> Waiter {
         let sent: Arc<Counter> = Arc::default();
-        let slow = || SlowOutlet(Arc::clone(&sent));
-        let outlet: Option<Arc<dyn Outlet>> = match writer {
+        let slow = || SlowSocket(Arc::clone(&sent));
+        let socket: Option<Arc<dyn ClientSocket>> = match writer {
             Writer::OwnThread => None,
             Writer::Releaser => Some(Arc::new(slow())),
-            Writer::InVain => Some(Arc::new(DeadOutlet)),
+            Writer::InVain => Some(Arc::new(DeadSocket)),
         };
-        let seat = Arc::new(self.arbiter.connect(ConnId(conn), outlet));
+        let seat = Arc::new(self.arbiter.connect(ConnId(conn), socket));
         let (began, has_begun) = shuttle::sync::mpsc::channel();
         let waiting = Arc::clone(&seat);
         let thread = thread::spawn(move || {
@@ -164,10 +164,10 @@ impl World {
     fn expect_holder(&self, holder: Option<Grant>) {
         let queue = self.arbiter.queue("k", 10);
         let (mut fences, mut waiter_count) = (Vec::new(), 0);
-        if let Some(roll) = &queue {
-            let held = roll.queue.holders.iter().filter_map(|place| place.held);
+        if let Some(status) = &queue {
+            let held = status.queue.holders.iter().filter_map(|place| place.held);
             fences = held.map(|(fence, _)| fence).collect();
-            waiter_count = roll.queue.waiter_count;
+            waiter_count = status.queue.waiter_count;
         }
         let expected: Vec<Fence> = holder.iter().map(|grant| grant.token.fence).collect();
         assert_eq!((fences, waiter_count), (expected, 0));
@@ -259,9 +259,9 @@ impl Waiter {
 const OPERATOR: ConnId = ConnId(99);
 
 /// A socket that lets other threads run while it takes a grant.
-struct SlowOutlet(Arc<Counter>);
+struct SlowSocket(Arc<Counter>);
 
-impl Outlet for SlowOutlet {
+impl ClientSocket for SlowSocket {
     fn peer(&self) -> String {
         String::new()
     }
@@ -281,9 +281,9 @@ impl Outlet for SlowOutlet {
 }
 
 /// The socket of a peer that has gone.
-struct DeadOutlet;
+struct DeadSocket;
 
-impl Outlet for DeadOutlet {
+impl ClientSocket for DeadSocket {
     fn peer(&self) -> String {
         String::new()
     }

@@ -6,13 +6,13 @@ use crate::token::Fence;
 /// The connection that breaks grants.
 const OPERATOR: ConnId = ConnId(99);
 
-/// An outlet that reports each grant and waits for leave to have sent it.
-struct SlowOutlet {
+/// A socket that reports each grant and waits for leave to have sent it.
+struct SlowSocket {
     sending: Sender<Grant>,
     leave: Receiver<usize>,
 }
 
-impl Outlet for SlowOutlet {
+impl ClientSocket for SlowSocket {
     fn peer(&self) -> String {
         "elsewhere".into()
     }
@@ -29,10 +29,10 @@ impl Outlet for SlowOutlet {
     fn end(&self) {}
 }
 
-/// An outlet of a peer that has gone.
-struct DeadOutlet;
+/// A socket of a peer that has gone.
+struct DeadSocket;
 
-impl Outlet for DeadOutlet {
+impl ClientSocket for DeadSocket {
     fn peer(&self) -> String {
         "gone".into()
     }
@@ -48,7 +48,7 @@ impl Outlet for DeadOutlet {
     fn end(&self) {}
 }
 
-/// A waiter whose grants go through an outlet.
+/// A waiter whose grants go through a socket.
 struct Served {
     blocked: Blocked,
     sending: Receiver<Grant>,
@@ -60,11 +60,11 @@ fn served(arbiter: &Arc<Arbiter>, conn: u64, wait_timeout: Duration) -> Served {
     let (sending, sent) = bounded(9);
     let (leave, leaves) = bounded(9);
     let (telling, events) = bounded(9);
-    let outlet = SlowOutlet {
+    let socket = SlowSocket {
         sending,
         leave: leaves,
     };
-    let waiter = arbiter.connect(ConnId(conn), Some(Arc::new(outlet)));
+    let waiter = arbiter.connect(ConnId(conn), Some(Arc::new(socket)));
     let blocked = Blocked::start(arbiter, waiter, move |seat| {
         seat.acquire(&lock(FOREVER), wait_timeout, &mut |event| {
             telling.send(event).expect("there is room");
@@ -131,7 +131,7 @@ fn a_grant_for_a_peer_that_has_gone_passes_on() {
     let holder = arbiter.connect(ConnId(1), None);
     let grant = granted(&holder, FOREVER);
     let dead = [2, 3].map(|conn| {
-        let seat = arbiter.connect(ConnId(conn), Some(Arc::new(DeadOutlet)));
+        let seat = arbiter.connect(ConnId(conn), Some(Arc::new(DeadSocket)));
         Blocked::start(&arbiter, seat, |seat| acquire(seat, FOREVER))
     });
     let next = arbiter.connect(ConnId(4), None);
@@ -169,13 +169,13 @@ fn one_visit_sends_few_grants_and_all_waiters_get_theirs() {
     let (sending, sent) = bounded(COUNT as usize);
     let (leave, leaves) = bounded(COUNT as usize);
     (0..COUNT).for_each(|_| leave.send(0).expect("there is room"));
-    let outlet: Arc<dyn Outlet> = Arc::new(SlowOutlet {
+    let socket: Arc<dyn ClientSocket> = Arc::new(SlowSocket {
         sending,
         leave: leaves,
     });
     let waiters: Vec<Blocked> = (2..2 + u64::from(COUNT))
         .map(|conn| {
-            let waiter = arbiter.connect(ConnId(conn), Some(Arc::clone(&outlet)));
+            let waiter = arbiter.connect(ConnId(conn), Some(Arc::clone(&socket)));
             Blocked::start(&arbiter, waiter, move |seat| {
                 seat.acquire(&slot_of(COUNT), FOREVER, &mut |_| {})
             })
@@ -185,7 +185,7 @@ fn one_visit_sends_few_grants_and_all_waiters_get_theirs() {
     let now = arbiter.clock.now();
     state.table.disconnect(ConnId(1), Holdings::Release, None);
     assert!(state.table.release_some(ConnId(1), usize::MAX, now));
-    arbiter.leave(state);
+    arbiter.unlock_and_wake(state);
     assert_eq!(sent.len(), SENT_AT_ONCE);
     for waiter in waiters {
         assert!(matches!(waiter.end().1, Ok(Answer::Granted(_))));
@@ -193,7 +193,7 @@ fn one_visit_sends_few_grants_and_all_waiters_get_theirs() {
 }
 
 #[test]
-fn a_roll_names_holders_and_waiters_in_order() {
+fn a_status_names_holders_and_waiters_in_order() {
     let arbiter = arbiter(Holdings::Keep);
     let holder = arbiter.connect(ConnId(1), None);
     let grant = granted(&holder, FOREVER);
@@ -201,19 +201,19 @@ fn a_roll_names_holders_and_waiters_in_order() {
     drop(holder);
     let waiters = [2, 3].map(|conn| served(&arbiter, conn, FOREVER));
     arbiter.advance(Duration::from_secs(5));
-    let roll = arbiter.queue("k", 10).expect("it is in use");
+    let status = arbiter.queue("k", 10).expect("it is in use");
     let fence = Fence(grant.token.fence());
     let left = FOREVER - Duration::from_secs(5);
-    assert_eq!(roll.queue.holders[0].held, Some((fence, left)));
-    assert_eq!(roll.queue.holders[0].age, Duration::from_secs(5));
-    let conns: Vec<u64> = roll
+    assert_eq!(status.queue.holders[0].held, Some((fence, left)));
+    assert_eq!(status.queue.holders[0].age, Duration::from_secs(5));
+    let conns: Vec<u64> = status
         .queue
         .waiters
         .iter()
         .map(|place| place.conn.0)
         .collect();
     assert_eq!(conns, [2, 3]);
-    let clients: Vec<_> = roll.clients().collect();
+    let clients: Vec<_> = status.clients().collect();
     let waiting = (Some("elsewhere"), None);
     assert_eq!(clients, [(None, Some("backup")), waiting, waiting]);
     let few = &arbiter.queues(None, 1).0[0].queue;
@@ -265,21 +265,21 @@ fn a_disconnect_that_passes_a_grant_on_gives_a_whole_lease() {
     drop(first);
     let (_seat, answer) = waiter.blocked.end();
     assert!(matches!(answer, Ok(Answer::Granted(_))));
-    let roll = arbiter.queue("k", 1).expect("it is held");
-    let left = roll.queue.holders[0].held.map(|(_, left)| left);
+    let status = arbiter.queue("k", 1).expect("it is held");
+    let left = status.queue.holders[0].held.map(|(_, left)| left);
     assert_eq!(left, Some(FOREVER));
 }
 
 #[test]
-fn a_roll_keeps_no_connection_open() {
+fn a_status_keeps_no_connection_open() {
     let arbiter = arbiter(Holdings::Release);
     let (sending, _sent) = bounded(1);
     let (_leave, leave) = bounded(1);
-    let outlet: Arc<dyn Outlet> = Arc::new(SlowOutlet { sending, leave });
-    let holder = arbiter.connect(ConnId(1), Some(Arc::clone(&outlet)));
+    let socket: Arc<dyn ClientSocket> = Arc::new(SlowSocket { sending, leave });
+    let holder = arbiter.connect(ConnId(1), Some(Arc::clone(&socket)));
     granted(&holder, FOREVER);
-    let roll = arbiter.queue("k", 1).expect("it is held");
+    let status = arbiter.queue("k", 1).expect("it is held");
     drop(holder);
-    assert_eq!(Arc::strong_count(&outlet), 1);
-    assert!(roll.clients().eq([(Some("elsewhere"), None)]));
+    assert_eq!(Arc::strong_count(&socket), 1);
+    assert!(status.clients().eq([(Some("elsewhere"), None)]));
 }

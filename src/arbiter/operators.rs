@@ -3,12 +3,12 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::{Arbiter, Outlet, State, Visit, RELEASED_AT_ONCE};
+use super::{Arbiter, ClientSocket, State, Visit, RELEASED_AT_ONCE};
 use crate::table::{Cap, ConnId, CountersSnapshot, Key, KeySnapshot, PlaceSnapshot, Scope};
 use crate::token::Fence;
 
 /// The queue of one key, with the clients in it.
-pub struct KeyRoll {
+pub struct KeyStatus {
     /// Holders and waiters.
     pub queue: KeySnapshot,
     /// Of each holder, then of each waiter.
@@ -17,13 +17,13 @@ pub struct KeyRoll {
 
 /// What is known of the client in a seat.
 struct SeatedClient {
-    /// Dropped before the roll is handed out: it would keep the connection open.
-    outlet: Option<Arc<dyn Outlet>>,
+    /// Dropped before the caller gets the status: it would keep the connection open.
+    socket: Option<Arc<dyn ClientSocket>>,
     peer: Option<Box<str>>,
     tag: Option<Arc<str>>,
 }
 
-impl KeyRoll {
+impl KeyStatus {
     /// Of each holder, then of each waiter: who its client is, and what the client says of itself;
     /// `None` if the connection has closed.
     pub fn clients(&self) -> impl Iterator<Item = (Option<&str>, Option<&str>)> {
@@ -47,28 +47,28 @@ impl Arbiter {
     /// Who holds and waits for some of the keys in use, sorted: those after `after`, or the first
     /// ones. Of each key, up to `places` holders and as many waiters. Returns the key to go on
     /// after, unless there are no more. Costs system calls, outside the mutex.
-    pub fn queues(&self, after: Option<&Key>, places: usize) -> (Vec<KeyRoll>, Option<Key>) {
+    pub fn queues(&self, after: Option<&Key>, places: usize) -> (Vec<KeyStatus>, Option<Key>) {
         let (mut visit, now) = self.visit(Scope::Everything);
         let (queues, last) = visit.table.queues(after, places, now);
-        (rolls(visit, queues), last)
+        (statuses(visit, queues), last)
     }
 
     /// Who holds and waits for a key: up to `places` holders and as many waiters. `None` if it is
     /// not in use. Costs system calls, outside the mutex.
-    pub fn queue(&self, key: &str, places: usize) -> Option<KeyRoll> {
+    pub fn queue(&self, key: &str, places: usize) -> Option<KeyStatus> {
         let (mut visit, now) = self.visit(Scope::Key(key));
         let queue = visit.table.queue(key, places, now);
-        rolls(visit, queue.into_iter().collect()).pop()
+        statuses(visit, queue.into_iter().collect()).pop()
     }
 
     /// A key with the one holder that has this fence, and without its waiters; `None` if there is
     /// no such grant. If it is the holder that asks, `asker`, its slot has a number from now on.
     /// Costs system calls, outside the mutex.
-    pub fn holder(&self, key: &str, fence: Fence, asker: ConnId) -> Option<KeyRoll> {
+    pub fn holder(&self, key: &str, fence: Fence, asker: ConnId) -> Option<KeyStatus> {
         let (mut visit, now) = self.visit(Scope::Key(key));
         visit.table.number_slot(asker, key, fence);
         let queue = visit.table.holder(key, fence, now);
-        rolls(visit, queue.into_iter().collect()).pop()
+        statuses(visit, queue.into_iter().collect()).pop()
     }
 
     /// How many connections have a seat, and what the table has counted.
@@ -114,26 +114,26 @@ impl Arbiter {
     }
 }
 
-fn rolls(visit: Visit<'_>, queues: Vec<KeySnapshot>) -> Vec<KeyRoll> {
+fn statuses(visit: Visit<'_>, queues: Vec<KeySnapshot>) -> Vec<KeyStatus> {
     let client = |place: &PlaceSnapshot| {
         let seat = visit.seats.get(&place.conn);
         SeatedClient {
-            outlet: seat.and_then(|seat| seat.outlet.clone()),
+            socket: seat.and_then(|seat| seat.socket.clone()),
             peer: None,
             tag: visit.tag_of(place),
         }
     };
-    let roll = |queue: KeySnapshot| {
+    let status = |queue: KeySnapshot| {
         let places = queue.holders.iter().chain(&queue.waiters);
         let clients = places.map(client).collect();
-        KeyRoll { queue, clients }
+        KeyStatus { queue, clients }
     };
-    let mut rolls: Vec<KeyRoll> = queues.into_iter().map(roll).collect();
+    let mut statuses: Vec<KeyStatus> = queues.into_iter().map(status).collect();
     drop(visit);
-    for client in rolls.iter_mut().flat_map(|roll| &mut roll.clients) {
-        client.peer = client.outlet.take().map(|outlet| outlet.peer().into());
+    for client in statuses.iter_mut().flat_map(|status| &mut status.clients) {
+        client.peer = client.socket.take().map(|socket| socket.peer().into());
     }
-    rolls
+    statuses
 }
 
 /// A grant that an operator has ended.
@@ -146,7 +146,7 @@ pub struct Broken {
     pub peer: Option<Box<str>>,
     /// What it said of itself.
     pub tag: Option<Arc<str>>,
-    outlet: Option<Arc<dyn Outlet>>,
+    socket: Option<Arc<dyn ClientSocket>>,
     /// Decided in the step that ended the grant: what the client asks for later is not to be lost.
     ends_connection: bool,
 }
@@ -168,18 +168,18 @@ impl Broken {
             conn,
             peer: None,
             tag: seat.map_or(orphan_tag, |seat| seat.tag.clone()),
-            outlet: seat.and_then(|seat| seat.outlet.clone()),
+            socket: seat.and_then(|seat| seat.socket.clone()),
             ends_connection: conn != operator && state.table.has_nothing(conn),
         })
     }
 
     fn notify_holder(&mut self) {
-        let Some(outlet) = self.outlet.take() else {
+        let Some(socket) = self.socket.take() else {
             return;
         };
-        self.peer = Some(outlet.peer().into());
+        self.peer = Some(socket.peer().into());
         if self.ends_connection {
-            outlet.end();
+            socket.end();
         }
     }
 }
