@@ -48,7 +48,7 @@ impl Verbosity {
 }
 
 /// What ends a wait before the lock is granted.
-pub struct Ending<'a> {
+pub struct Interrupts<'a> {
     pub signals: &'a mut SignalWatch,
     /// Set when the standard input is closed, and nobody waits any longer.
     pub abandoned: Option<&'a Event>,
@@ -64,7 +64,7 @@ pub struct Ending<'a> {
 pub fn wait_on_thread<T: Send + 'static>(
     about: impl Display,
     line: WaitingLine,
-    ending: Ending<'_>,
+    interrupts: Interrupts<'_>,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, Failure> {
     let is_over = Event::new().map_err(Failure::cannot_catch_signals)?;
@@ -77,20 +77,20 @@ pub fn wait_on_thread<T: Send + 'static>(
             result
         })
         .map_err(Failure::cannot_start_thread)?;
-    let events: Vec<&Event> = [&is_over].into_iter().chain(ending.abandoned).collect();
-    let killed = ending.signals.wait_for(&events).err();
+    let events: Vec<&Event> = [&is_over].into_iter().chain(interrupts.abandoned).collect();
+    let killed = interrupts.signals.wait_for(&events).err();
     drop(line);
     if killed.is_none() && is_over.is_set() {
         return Ok(waiting.join().expect("the thread does not panic"));
     }
-    if let Some(cancel) = ending.cancel {
+    if let Some(cancel) = interrupts.cancel {
         cancel.set();
         drop(waiting.join());
     }
     Err(match killed {
         Some(killed) => Failure::silent(killed.follow()),
         None => Failure::new(
-            ending.busy_status,
+            interrupts.busy_status,
             format_args!("{about}: the standard input was closed before the grant"),
         ),
     })

@@ -173,7 +173,7 @@ struct Hold {
     on_lost: Option<Box<dyn FnOnce(Loss) + Send>>,
     on_silence: Option<OnSilence>,
     /// Called with the outcome of the next renewal, which is due at once if there are any.
-    asking: Vec<Answer>,
+    asking: Vec<RenewalCallback>,
     /// How the guard has ordered the hold to end.
     order: Option<Order>,
     /// The result of that, set by the keeper: the hold has ended, or the lock was lost, and the
@@ -197,7 +197,7 @@ struct OnSilence {
 }
 
 /// What is called with the outcome of a renewal; dropped if the lock is lost.
-type Answer = Box<dyn FnOnce(bool) + Send>;
+type RenewalCallback = Box<dyn FnOnce(bool) + Send>;
 
 impl Guard {
     /// Starts the keeper of a grant. Fails with [`Error::System`] if this host has no thread or

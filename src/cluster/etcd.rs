@@ -15,7 +15,7 @@ use super::{read_password, ClusterSettings, Member};
 use crate::base64;
 use crate::net::stream::Stream;
 use crate::text::reason;
-use http::Connection;
+use http::EtcdConnection;
 
 /// How many times as long as another request the check of a password may take: it is made to be
 /// slow, and each attempt begins anew.
@@ -81,7 +81,7 @@ pub struct Gateway {
     settings: ClusterSettings,
     /// The number of the member.
     at: usize,
-    connection: Option<Connection>,
+    connection: Option<EtcdConnection>,
     token: Credential,
     timeout: Duration,
 }
@@ -262,10 +262,10 @@ impl Gateway {
     }
 
     /// The connection, and the token for it.
-    fn connected(&mut self) -> io::Result<(&mut Connection, Option<&str>)> {
+    fn connected(&mut self) -> io::Result<(&mut EtcdConnection, Option<&str>)> {
         if self.connection.is_none() {
             let secure = |socket, deadline| self.secure(socket, deadline);
-            let connection = Connection::open(&self.member().address, self.timeout, secure)?;
+            let connection = EtcdConnection::open(&self.member().address, self.timeout, secure)?;
             self.connection = Some(connection);
         }
         let connection = self.connection.as_mut().expect("it was opened");

@@ -30,13 +30,13 @@ pub const FENCE_RANGE: u64 = 1 << 20;
 /// What the journal, the arbiter and the sessions share.
 #[derive(Default)]
 pub struct Journal {
-    state: Mutex<State>,
+    state: Mutex<JournalState>,
     /// Wakes the thread that writes.
     work: Condvar,
 }
 
 #[derive(Default)]
-struct State {
+struct JournalState {
     /// The changes that no round has taken, with their numbers.
     pending: VecDeque<(u64, Change)>,
     /// When the first of them was recorded, at the latest; meaningless while there is none.
@@ -208,8 +208,8 @@ impl Journal {
         let mut state = self.state.lock();
         let closed = state.closed.as_ref();
         let change = closed.map_or(state.recorded, |closed| closed.last_change);
-        let is_uncertain = move |state: &mut State| state.certain < change;
-        State::wait_while(&mut state, is_uncertain, (change, 0), at_most);
+        let is_uncertain = move |state: &mut JournalState| state.certain < change;
+        JournalState::wait_while(&mut state, is_uncertain, (change, 0), at_most);
     }
 
     /// The fences of the grants that no round has taken yet.
@@ -250,18 +250,18 @@ impl Journal {
             state.is_asked = true;
             self.work.notify_one();
         }
-        let is_uncertain = move |state: &mut State| {
+        let is_uncertain = move |state: &mut JournalState| {
             let closed = state.closed.as_ref();
             let (certain, succeeded) = closed.map_or((state.certain, state.succeeded), |closed| {
                 (closed.certain, closed.succeeded)
             });
             certain < change || succeeded < round
         };
-        State::wait_while(&mut state, is_uncertain, (change, round), Duration::MAX);
+        JournalState::wait_while(&mut state, is_uncertain, (change, round), Duration::MAX);
     }
 }
 
-impl State {
+impl JournalState {
     /// Numbers changes. They are written unless the journal is closed; then none of them is ever
     /// certain.
     fn add(&mut self, changes: impl Iterator<Item = Change>) {
@@ -344,8 +344,8 @@ impl State {
     /// Blocks while this is uncertain, but no longer than `at_most`. Looks again once a change is
     /// certain and a round has succeeded.
     fn wait_while(
-        state: &mut MutexGuard<'_, State>,
-        mut is_uncertain: impl FnMut(&mut State) -> bool,
+        state: &mut MutexGuard<'_, JournalState>,
+        mut is_uncertain: impl FnMut(&mut JournalState) -> bool,
         (change, round): (u64, u64),
         at_most: Duration,
     ) {

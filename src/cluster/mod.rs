@@ -46,7 +46,7 @@ use etcd::{EtcdFailure, Gateway, NOT_FOUND};
 use etcd_tls::EtcdTls;
 use journal::Journal;
 use relay::Relays;
-use writer::{Unreadable, Writer};
+use writer::{JournalWriter, UnreadableRecord};
 
 /// The most time that a request to etcd takes.
 const MAX_REQUEST_TIME: Duration = Duration::from_secs(1);
@@ -157,7 +157,7 @@ struct Active {
 pub struct Office {
     settings: ClusterSettings,
     journal: Arc<Journal>,
-    state: Mutex<State>,
+    state: Mutex<RoleState>,
     changed: Condvar,
     /// The server is about to stop: it does not run for the office any more. Not in the state: a
     /// signal must find it while another thread starts over with the mutex.
@@ -167,7 +167,7 @@ pub struct Office {
 }
 
 #[derive(Default)]
-struct State {
+struct RoleState {
     role: Role,
     /// The office is this server's, though it may not serve yet.
     is_elected: bool,
@@ -230,10 +230,11 @@ impl Office {
         let (office, arbiter) = (Arc::clone(self), Arc::clone(arbiter));
         spawn("journal", move || {
             for term in terms {
-                let mut writer = Writer::new(Arc::clone(&office), Arc::clone(&arbiter), term);
+                let mut writer =
+                    JournalWriter::new(Arc::clone(&office), Arc::clone(&arbiter), term);
                 match writer.take_over() {
                     Ok(()) => writer.run(),
-                    Err(Unreadable) => office.step_down(),
+                    Err(UnreadableRecord) => office.step_down(),
                 }
             }
         })?;
@@ -280,7 +281,7 @@ impl Office {
     /// whether it is active then; false at once if it has not been elected.
     fn wait_until_active(&self) -> bool {
         let mut state = self.state.lock();
-        let takes_over = |state: &mut State| state.is_elected && !state.role.is_own;
+        let takes_over = |state: &mut RoleState| state.is_elected && !state.role.is_own;
         self.changed
             .wait_while_for(&mut state, takes_over, self.settings.ttl * PATIENCE);
         state.role.is_own

@@ -31,14 +31,14 @@ const PAGE_DIVISOR: usize = 4;
 
 /// There is a record of a holder that this server cannot read.
 #[derive(Debug)]
-pub(super) struct Unreadable;
+pub(super) struct UnreadableRecord;
 
 /// The pause after a request without an answer, and after one that etcd has refused.
 const PAUSE: Duration = Duration::from_millis(20);
 const PAUSE_AFTER_REFUSAL: Duration = Duration::from_millis(250);
 
 /// Writes the journal for one term.
-pub(super) struct Writer {
+pub(super) struct JournalWriter {
     office: Arc<Office>,
     arbiter: Arc<Arbiter>,
     gateway: Gateway,
@@ -51,15 +51,15 @@ pub(super) struct Writer {
 
 /// Whether etcd has taken a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Outcome {
+enum BatchResult {
     Certain,
     /// etcd has refused it, and has certainly not carried it out.
     Refused,
 }
 
-impl Writer {
-    pub(super) fn new(office: Arc<Office>, arbiter: Arc<Arbiter>, term: Term) -> Writer {
-        Writer {
+impl JournalWriter {
+    pub(super) fn new(office: Arc<Office>, arbiter: Arc<Arbiter>, term: Term) -> JournalWriter {
+        JournalWriter {
             gateway: office.gateway(),
             names: Names(office.settings.prefix.clone()),
             office,
@@ -70,7 +70,7 @@ impl Writer {
         }
     }
 
-    /// Writes until the process ends, after [`Writer::take_over`].
+    /// Writes until the process ends, after [`JournalWriter::take_over`].
     pub(super) fn run(mut self) -> ! {
         let journal = Arc::clone(&self.office.journal);
         loop {
@@ -80,8 +80,8 @@ impl Writer {
                 self.arbiter.begin_anew(&granted(round.changes()));
             }
             match outcome {
-                Outcome::Refused => journal.take_back(round, PAUSE_AFTER_REFUSAL),
-                Outcome::Certain => {
+                BatchResult::Refused => journal.take_back(round, PAUSE_AFTER_REFUSAL),
+                BatchResult::Certain => {
                     if journal.finish(&round) {
                         self.arbiter.grant_owed_slots();
                     }
@@ -92,7 +92,7 @@ impl Writer {
 
     /// Reads what the server before has left behind, and gives the holders their leases anew. Fails
     /// if there is a holder that this server cannot read: its lock would be granted again.
-    pub(super) fn take_over(&mut self) -> Result<(), Unreadable> {
+    pub(super) fn take_over(&mut self) -> Result<(), UnreadableRecord> {
         let began = Instant::now();
         let fence = etcd::look_up(&self.names.fence());
         let ceiling = self.insist(|gateway| gateway.txn("", &fence, ""));
@@ -108,7 +108,7 @@ impl Writer {
         let beyond_used = used.max(newest).map_or(0, |fence| fence.saturating_add(1));
         let first = beyond_used.max(fence_of_clock(SystemTime::now()));
         let end = first.saturating_add(FENCE_RANGE);
-        while self.commit(iter::empty(), Some(end)) == Outcome::Refused {
+        while self.commit(iter::empty(), Some(end)) == BatchResult::Refused {
             thread::sleep(PAUSE_AFTER_REFUSAL);
         }
         self.office.journal.begin(first, end);
@@ -131,7 +131,7 @@ impl Writer {
     }
 
     /// The holders in etcd, in order of their fences. No other server writes them any more.
-    fn read_holders(&mut self) -> Result<Vec<HolderRecord>, Unreadable> {
+    fn read_holders(&mut self) -> Result<Vec<HolderRecord>, UnreadableRecord> {
         let (mut next, end) = self.names.holders();
         let (mut records, mut page_len) = (Vec::new(), PAGE_LEN);
         loop {
@@ -153,7 +153,7 @@ impl Writer {
                     None => {
                         let hint = "a newer server may have written it; see latchd-cluster(7)";
                         error!("bad-record key={} hint=\"{hint}\"", Escaped(&found.key));
-                        return Err(Unreadable);
+                        return Err(UnreadableRecord);
                     }
                 }
             }
@@ -202,7 +202,7 @@ impl Writer {
         &mut self,
         changes: impl Iterator<Item = &'a Change> + Clone,
         reserve: Option<u64>,
-    ) -> Outcome {
+    ) -> BatchResult {
         let is_question = changes.clone().next().is_none() && reserve.is_none();
         let [compare, then, otherwise] = self.parts(changes.clone(), reserve, is_question);
         let mut is_in_doubt = false;
@@ -220,7 +220,7 @@ impl Writer {
             let is_lost = matches!(failure, EtcdFailure::NoAnswer { .. });
             is_in_doubt |= is_lost && !is_question;
             if !is_question && !is_in_doubt {
-                return Outcome::Refused;
+                return BatchResult::Refused;
             }
             if is_in_doubt && self.is_carried_out() {
                 break;
@@ -231,7 +231,7 @@ impl Writer {
             self.term.version += 1;
             self.trouble.end_of_refusals();
         }
-        Outcome::Certain
+        BatchResult::Certain
     }
 
     /// Asks a question beside a batch whose answer is lost: whether this server is still active,

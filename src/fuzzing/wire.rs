@@ -52,25 +52,25 @@ pub fn lines(input: &[u8]) {
     let Some((size, stream)) = input.split_first() else {
         return;
     };
-    let whole = Conversation::of(stream, u64::MAX);
+    let whole = Heard::of(stream, u64::MAX);
     assert!(whole.answers.len() <= stream.len());
-    assert_eq!(Conversation::of(stream, 1), whole);
-    assert_eq!(Conversation::of(stream, 1 + u64::from(*size)), whole);
+    assert_eq!(Heard::of(stream, 1), whole);
+    assert_eq!(Heard::of(stream, 1 + u64::from(*size)), whole);
 }
 
 /// All that a reader of lines makes of a stream.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Conversation {
+struct Heard {
     frames: Vec<[Vec<u8>; 3]>,
     answers: Vec<u8>,
     end: &'static str,
 }
 
-impl Conversation {
+impl Heard {
     /// The stream arrives in pieces of this size, at most.
-    fn of(stream: &[u8], size: u64) -> Conversation {
+    fn of(stream: &[u8], size: u64) -> Heard {
         let mut reader = LineReader::new(|index, command| request::line_limit(24, index, command));
-        let mut found = Conversation::default();
+        let mut found = Heard::default();
         let mut rest = stream;
         found.end = loop {
             match reader.look() {

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use crate::cli::failure::Failure;
-use crate::cli::waiting::{age, wait_on_thread, Ending, Verbosity, WaitingLine};
+use crate::cli::waiting::{age, wait_on_thread, Interrupts, Verbosity, WaitingLine};
 use crate::client::{Error, Granted, Guard, Queue};
 use crate::supervise::{Event, SignalWatch};
 use crate::sys::random;
@@ -35,7 +35,7 @@ pub(super) fn wait(
     let asking = Arc::new(asking);
     let waiter = Arc::clone(&asking);
     let (place, talk) = (asking.target.place(), asking.talk);
-    let ending = Ending {
+    let ending = Interrupts {
         signals,
         abandoned,
         busy_status: asking.busy_status,
@@ -63,7 +63,7 @@ impl Asking {
     /// Asks for the key; again after a failure that may pass, if the user wants that. `None` if
     /// another client held the key all that time.
     fn ask(&self) -> Result<Option<Guard>, Failure> {
-        let mut outage = Outage::new();
+        let mut outage = ServerOutage::new();
         let began = Instant::now();
         let ends_at = self.timeout.and_then(|timeout| began.checked_add(timeout));
         loop {
@@ -87,7 +87,7 @@ impl Asking {
             // lasted as long as this one, they ended for want of a server.
             let steady = |at: Instant| at.elapsed() >= STEADY + at.duration_since(asked_at);
             if answered_at.is_some_and(steady) && !was_silent {
-                outage = Outage::new();
+                outage = ServerOutage::new();
             }
             let pause = error
                 .is_transient()
@@ -127,14 +127,14 @@ impl Asking {
 }
 
 /// A time in which the server cannot be asked.
-struct Outage {
+struct ServerOutage {
     began: Instant,
     next_pause: Duration,
 }
 
-impl Outage {
-    fn new() -> Outage {
-        Outage {
+impl ServerOutage {
+    fn new() -> ServerOutage {
+        ServerOutage {
             began: Instant::now(),
             next_pause: FIRST_PAUSE,
         }
@@ -244,7 +244,7 @@ mod tests {
 
     #[test]
     fn pauses_grow_with_jitter_and_end_with_the_outage() {
-        let mut outage = Outage::new();
+        let mut outage = ServerOutage::new();
         let mut longest = FIRST_PAUSE;
         for _ in 0..10 {
             let pause = outage.pause(Duration::MAX, None).expect("no end");

@@ -10,7 +10,7 @@ use rustix::process::Signal;
 
 use crate::cli::failure::{CommandResult, Failure};
 use crate::client::{Error, Guard, Loss, Token};
-use crate::supervise::{self, Event, Job, Outcome, SignalWatch};
+use crate::supervise::{self, Event, Job, JobEnd, SignalWatch};
 use crate::sys::moment::Moment;
 use crate::text::reason;
 
@@ -138,7 +138,7 @@ fn run_under(
     };
     let finish = supervise::run(&job, signals)
         .map_err(|error| Failure::cannot_start_process(reason(&error)))?;
-    let Outcome::Finished(finish) = finish else {
+    let JobEnd::Finished(finish) = finish else {
         // Without a loss, the server is silent, and the command was ended before the deadline.
         let why = guard.loss().unwrap_or(Loss::Deadline).to_string();
         let _ = release(guard, None);

@@ -8,7 +8,7 @@ use crate::text::Escaped;
 /// The statistics of one server.
 #[derive(Debug)]
 pub(super) struct Statistics {
-    queues: Vec<Queue>,
+    queues: Vec<KeyRow>,
     /// The number of connections, in the form of `stats` that every server knows. The form with
     /// holders does not have it.
     connections: Option<u64>,
@@ -16,7 +16,7 @@ pub(super) struct Statistics {
 
 /// A key in use.
 #[derive(Debug)]
-struct Queue {
+struct KeyRow {
     key: String,
     kind: &'static str,
     limit: u64,
@@ -26,14 +26,14 @@ struct Queue {
     holder_count: u64,
     waiter_count: u64,
     /// Those that the server lists: at most as many as it counts.
-    holders: Vec<Place>,
-    waiters: Vec<Place>,
+    holders: Vec<PlaceRow>,
+    waiters: Vec<PlaceRow>,
 }
 
 /// What the tables show of a holder or a waiter: the address of the client, or the number of its
 /// connection; its tag; since when; what is left of its lease; its fence. A server does not tell
 /// everything of each.
-type Place = [String; 5];
+type PlaceRow = [String; 5];
 
 /// Lines for the terminal, of which the rows can be cut.
 #[derive(Debug, Default)]
@@ -48,7 +48,7 @@ impl Statistics {
     pub(super) fn parse(json: &str) -> Option<Statistics> {
         if let Some(queues) = statistics::parse(json) {
             return Some(Statistics {
-                queues: queues.into_iter().map(Queue::from).collect(),
+                queues: queues.into_iter().map(KeyRow::from).collect(),
                 connections: None,
             });
         }
@@ -126,7 +126,7 @@ impl Statistics {
     }
 }
 
-impl Queue {
+impl KeyRow {
     fn kind(&self) -> String {
         match self.kind {
             "lock" if self.is_shared => "shared lock".to_owned(),
@@ -215,8 +215,8 @@ fn header(names: &str) -> Vec<String> {
     names.split(',').map(str::to_owned).collect()
 }
 
-impl From<client::Queue> for Queue {
-    fn from(queue: client::Queue) -> Queue {
+impl From<client::Queue> for KeyRow {
+    fn from(queue: client::Queue) -> KeyRow {
         let holders = queue.holders.iter().map(|holder| {
             let [peer, tag, age] = party(&holder.party);
             let left = time(holder.lease_left.as_secs_f64());
@@ -226,7 +226,7 @@ impl From<client::Queue> for Queue {
             let [peer, tag, age] = party(&waiter.party);
             [peer, tag, age, or_dash(None), or_dash(None)]
         });
-        Queue {
+        KeyRow {
             holders: holders.collect(),
             waiters: waiters.collect(),
             key: queue.key,
@@ -255,17 +255,17 @@ pub(super) fn party(party: &Party) -> [String; 3] {
 }
 
 /// A place of which nothing is known but who it is.
-fn stranger(peer: String) -> Place {
+fn stranger(peer: String) -> PlaceRow {
     let mut place = [0; 5].map(|_| or_dash(None));
     place[0] = peer;
     place
 }
 
 /// A lock in the form that every server knows.
-fn lock(entry: &Value) -> Option<Queue> {
+fn lock(entry: &Value) -> Option<KeyRow> {
     let mut holder = stranger(format!("connection {}", entry["owner_conn_id"].as_u64()?));
     holder[3] = time(entry["lease_expires_in_s"].as_f64()?);
-    Some(Queue {
+    Some(KeyRow {
         key: entry["key"].as_str()?.to_owned(),
         kind: "lock",
         limit: 1,
@@ -279,8 +279,8 @@ fn lock(entry: &Value) -> Option<Queue> {
 }
 
 /// A semaphore in that form.
-fn semaphore(entry: &Value) -> Option<Queue> {
-    Some(Queue {
+fn semaphore(entry: &Value) -> Option<KeyRow> {
+    Some(KeyRow {
         key: entry["key"].as_str()?.to_owned(),
         kind: "semaphore",
         limit: entry["limit"].as_u64()?,

@@ -8,7 +8,7 @@ use crate::cluster::ClusterSettings;
 use crate::net::tls::need;
 use crate::text::{host_and_port, invalid_value};
 
-use super::options::{both_or_none, exclusive, Host, Options, CLUSTER};
+use super::options::{both_or_none, exclusive, ListenHost, Options, CLUSTER};
 
 /// What the options say, before any file is read; `None` without `--etcd`. `inherits` says that
 /// LISTEN_FDS names sockets for this process.
@@ -125,7 +125,7 @@ fn advertise(options: &Options, origins: &Origins) -> Result<String, String> {
     let Some(text) = &options.advertise else {
         let port = options.port.unwrap_or_default();
         return match &options.host {
-            Host::Address(ip) if !ip.is_loopback() && !ip.is_unspecified() => {
+            ListenHost::Address(ip) if !ip.is_loopback() && !ip.is_unspecified() => {
                 Ok(SocketAddr::new(*ip, port).to_string())
             }
             host => Err(format!(

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 use log::debug;
 
-use super::opening::{open, Origin};
+use super::opening::{open, RequestSource};
 use super::session::Session;
 use crate::arbiter::Seat;
 use crate::net::hangup::HangupWatch;
@@ -73,7 +73,7 @@ pub fn serve(stream: &Stream, mut seat: Seat, rules: &SessionRules, watch: &Hang
         Ok(origin) => {
             let session = Session::new(&seat, &mut input, &mut outbox, rules);
             let ended = session.converse();
-            if origin == Origin::Standby && stream.was_reset() {
+            if origin == RequestSource::Standby && stream.was_reset() {
                 // The standby has stopped.
                 seat.keep_if_client_can_adopt();
             }

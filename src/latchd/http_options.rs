@@ -1,16 +1,16 @@
 //! The options of the HTTP door.
 
-use super::http::Place;
-use super::options::{host, Host, Options, Unless};
+use super::http::DoorPlace;
+use super::options::{host, ListenHost, Options, Unless};
 use crate::cli::arguments::Origins;
 use crate::cli::values;
 use crate::text::{host_and_port, in_brackets};
 
 /// The value of `--http`.
-pub(super) type HttpPlace = (Host, u16);
+pub(super) type HttpPlace = (ListenHost, u16);
 
 /// Where the door is to be, if the options ask for it.
-pub(super) fn resolve(options: &Options, origins: &Origins) -> Result<Option<Place>, String> {
+pub(super) fn resolve(options: &Options, origins: &Origins) -> Result<Option<DoorPlace>, String> {
     let (option, (host, port)) = match (&options.http, options.http_port) {
         (Some(place), _) => ("--http", place.clone()),
         (None, Some(port)) => ("--http-port", (options.host.clone(), port)),
@@ -21,7 +21,7 @@ pub(super) fn resolve(options: &Options, origins: &Origins) -> Result<Option<Pla
     let advertised = advertised.map(|(host, _)| host.to_owned());
     let names = [host.to_string(), options.host.to_string()];
     let names = names.into_iter().chain(advertised).collect();
-    Place::wanted_by(origin, host, port, names).map(Some)
+    DoorPlace::wanted_by(origin, host, port, names).map(Some)
 }
 
 /// A host, in brackets if it is an IPv6 address, and a port. Port 0 picks one.

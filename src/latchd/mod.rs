@@ -49,7 +49,7 @@ use crate::token::FenceSource;
 use connection::SessionRules;
 use handover::{Handover, HandoverFile};
 use http::Door;
-use options::{Auth, Options, Resolved};
+use options::{AuthTokenSource, Options, Resolved};
 use requests::Offer;
 
 const PROGRAM: &str = "latchd";
@@ -143,7 +143,7 @@ fn run(
         office.serve(&arbiter).map_err(server::no_thread)?;
     }
 
-    let end = shutdown::End {
+    let end = shutdown::ServerEnd {
         signals: &signals.received,
         arbiter: &arbiter,
         connections: &connections,
@@ -262,10 +262,14 @@ fn start_arbiter(options: &Options, (fences, reserver): Fences) -> Result<Arc<Ar
     Ok(arbiter)
 }
 
-fn read_auth_token(auth: &Auth) -> Result<Box<[u8]>, String> {
+fn read_auth_token(auth: &AuthTokenSource) -> Result<Box<[u8]>, String> {
     match auth {
-        Auth::Argument(secret) | Auth::Variable(secret) => Ok(secret.as_bytes().into()),
-        Auth::File(path) => Ok(read_secret_file("auth token", path)?.into_bytes().into()),
+        AuthTokenSource::Argument(secret) | AuthTokenSource::Variable(secret) => {
+            Ok(secret.as_bytes().into())
+        }
+        AuthTokenSource::File(path) => {
+            Ok(read_secret_file("auth token", path)?.into_bytes().into())
+        }
     }
 }
 
@@ -284,8 +288,13 @@ fn read_secret_file(purpose: &str, path: &Path) -> Result<String, String> {
     secret::read(path).map_err(|error| unusable_file(purpose, path, reason(&error)))
 }
 
-fn warn_about(options: &Options, auth: Option<&Auth>, listeners: &[Listener], door: Option<&Door>) {
-    if matches!(auth, Some(Auth::Argument(_))) {
+fn warn_about(
+    options: &Options,
+    auth: Option<&AuthTokenSource>,
+    listeners: &[Listener],
+    door: Option<&Door>,
+) {
+    if matches!(auth, Some(AuthTokenSource::Argument(_))) {
         warn!("token-in-arguments hint=\"ps shows it; use --auth-token-file\"");
     }
     for (path, is_secret) in options.guarded_files() {

@@ -21,7 +21,7 @@ const HELP_LINES: u8 = 2;
 
 /// Who sends the requests of a connection.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Origin {
+pub(super) enum RequestSource {
     /// The client.
     Client,
     /// A standby, which passes them on.
@@ -34,11 +34,11 @@ pub(super) fn open<'c>(
     input: &mut Input<'c>,
     outbox: &mut Outbox<'c>,
     rules: &SessionRules,
-) -> Result<Origin, Ending> {
+) -> Result<RequestSource, Ending> {
     // Three lines, each with its own deadline, cannot take longer.
     let auth_due = Instant::now() + 3 * rules.read_timeout;
     let is_secret = rules.auth_token.is_some();
-    let mut opening = Opening {
+    let mut opening = Opener {
         input,
         outbox,
         rules,
@@ -53,7 +53,7 @@ pub(super) fn open<'c>(
     }
 }
 
-struct Opening<'a, 'c> {
+struct Opener<'a, 'c> {
     input: &'a mut Input<'c>,
     outbox: &'a mut Outbox<'c>,
     rules: &'a SessionRules,
@@ -61,8 +61,8 @@ struct Opening<'a, 'c> {
     auth_due: Option<Instant>,
 }
 
-impl Opening<'_, '_> {
-    fn run(&mut self) -> Result<Origin, Ending> {
+impl Opener<'_, '_> {
+    fn run(&mut self) -> Result<RequestSource, Ending> {
         let origin = self.origin()?;
         self.answer_first_words()?;
         if self.rules.auth_token.is_some() {
@@ -72,23 +72,23 @@ impl Opening<'_, '_> {
     }
 
     /// Takes the frame with which a standby begins, if one does.
-    fn origin(&mut self) -> Result<Origin, Ending> {
+    fn origin(&mut self) -> Result<RequestSource, Ending> {
         let Some(office) = &self.rules.office else {
-            return Ok(Origin::Client);
+            return Ok(RequestSource::Client);
         };
         self.wait_for_first_line()?;
         if self.input.first_line() != RELAY {
-            return Ok(Origin::Client);
+            return Ok(RequestSource::Client);
         }
         self.wait_for_frame()?;
         match self.input.frame() {
             [RELAY, epoch, _] if office.is_meant_by(epoch) => {
                 self.input.end_frame();
-                Ok(Origin::Standby)
+                Ok(RequestSource::Standby)
             }
             [RELAY, ..] => Err(Ending::NotMeant),
             // A telnet interrupt has dropped the first line.
-            _ => Ok(Origin::Client),
+            _ => Ok(RequestSource::Client),
         }
     }
 

@@ -63,18 +63,18 @@ const RESOLVER_PATIENCE: Duration = Duration::from_secs(30);
 
 /// Where to listen.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Host {
+pub(super) enum ListenHost {
     Address(IpAddr),
     /// A name, or an IPv6 address with a zone: the resolver of the system knows what it means.
     Name(String),
 }
 
-impl Host {
+impl ListenHost {
     /// All addresses with this port, each once. Asks the resolver for those of a name.
     pub(super) fn addresses(&self, port: u16) -> Result<Vec<SocketAddr>, String> {
         let name = match self {
-            Host::Address(ip) => return Ok(vec![SocketAddr::new(*ip, port)]),
-            Host::Name(name) => name,
+            ListenHost::Address(ip) => return Ok(vec![SocketAddr::new(*ip, port)]),
+            ListenHost::Name(name) => name,
         };
         let place = match name.contains(':') {
             true => format!("[{name}]:{port}"),
@@ -93,11 +93,11 @@ impl Host {
     }
 }
 
-impl fmt::Display for Host {
+impl fmt::Display for ListenHost {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Host::Address(ip) => ip.fmt(f),
-            Host::Name(name) => name.fmt(f),
+            ListenHost::Address(ip) => ip.fmt(f),
+            ListenHost::Name(name) => name.fmt(f),
         }
     }
 }
@@ -111,8 +111,8 @@ arguments::options! {
     // A build without a feature knows the options of that feature, to refuse them.
     pub(super) struct Options {
         /// address or name of this host to listen on (127.0.0.1)
-        #[argh(option, arg_name = "host", default = "Host::Address(LOCALHOST)", from_str_fn(host))]
-        host: Host = ["HOST"],
+        #[argh(option, arg_name = "host", default = "ListenHost::Address(LOCALHOST)", from_str_fn(host))]
+        host: ListenHost = ["HOST"],
         /// port to listen on; 0 picks one, off listens on the Unix socket only (6388)
         #[argh(option, arg_name = "port", default = "Some(6388)", from_str_fn(port))]
         port: Unless<u16> = ["PORT"],
@@ -304,7 +304,7 @@ pub(super) fn unknown_variables(names: impl Iterator<Item = String>) -> Vec<Stri
 pub(super) enum Sockets {
     /// The server binds these, at least one of them.
     Bound {
-        tcp: Option<(Host, u16)>,
+        tcp: Option<(ListenHost, u16)>,
         unix: Option<PathBuf>,
     },
     /// Descriptor 0 is a listening socket.
@@ -315,7 +315,7 @@ pub(super) enum Sockets {
 
 /// Where the auth token comes from.
 #[derive(Debug)]
-pub(super) enum Auth {
+pub(super) enum AuthTokenSource {
     /// From the command line, where `ps` shows it.
     Argument(String),
     Variable(String),
@@ -326,9 +326,9 @@ pub(super) enum Auth {
 #[derive(Debug)]
 pub(super) struct Resolved {
     pub(super) sockets: Sockets,
-    pub(super) auth: Option<Auth>,
+    pub(super) auth: Option<AuthTokenSource>,
     /// Where statistics are shown over HTTP.
-    pub(super) http: Option<http::Place>,
+    pub(super) http: Option<http::DoorPlace>,
     /// `None` for a server that is alone.
     pub(super) cluster: Option<ClusterSettings>,
 }
@@ -411,15 +411,15 @@ impl Options {
         }
     }
 
-    fn auth(&self, origins: &Origins) -> Result<Option<Auth>, String> {
+    fn auth(&self, origins: &Origins) -> Result<Option<AuthTokenSource>, String> {
         let Some(token) = &self.auth_token else {
-            return Ok(self.auth_token_file.clone().map(Auth::File));
+            return Ok(self.auth_token_file.clone().map(AuthTokenSource::File));
         };
         let origin = origins.get("--auth-token").unwrap_or_default();
         let secret = secret::check(token).map_err(|reason| format!("{origin}: {reason}"))?;
         Ok(Some(match origin {
-            "--auth-token" => Auth::Argument(secret.to_owned()),
-            _ => Auth::Variable(secret.to_owned()),
+            "--auth-token" => AuthTokenSource::Argument(secret.to_owned()),
+            _ => AuthTokenSource::Variable(secret.to_owned()),
         }))
     }
 
@@ -516,9 +516,9 @@ fn etcd_ttl(text: &str) -> Result<Duration, String> {
 }
 
 /// An address, in brackets or bare, or a name.
-pub(super) fn host(text: &str) -> Result<Host, String> {
+pub(super) fn host(text: &str) -> Result<ListenHost, String> {
     if text == "localhost" {
-        return Ok(Host::Address(LOCALHOST));
+        return Ok(ListenHost::Address(LOCALHOST));
     }
     let bare = in_brackets(text).unwrap_or(text);
     let address: Option<IpAddr> = bare.parse().ok();
@@ -529,8 +529,10 @@ pub(super) fn host(text: &str) -> Result<Host, String> {
     });
     let is_bracketed = bare.len() < text.len();
     match address {
-        Some(address) if !is_bracketed || address.is_ipv6() => Ok(Host::Address(address)),
-        None if is_zoned || (!is_bracketed && is_name(bare)) => Ok(Host::Name(bare.to_owned())),
+        Some(address) if !is_bracketed || address.is_ipv6() => Ok(ListenHost::Address(address)),
+        None if is_zoned || (!is_bracketed && is_name(bare)) => {
+            Ok(ListenHost::Name(bare.to_owned()))
+        }
         _ => Err("expected an IP address or a name of this host".into()),
     }
 }
@@ -599,7 +601,10 @@ mod tests {
         read_all(&arguments, variables).map(|(options, _)| options.default_lease_ttl.as_secs())
     }
 
-    fn auth(arguments: &[&str], variables: &[(&str, &str)]) -> Result<Option<Auth>, String> {
+    fn auth(
+        arguments: &[&str],
+        variables: &[(&str, &str)],
+    ) -> Result<Option<AuthTokenSource>, String> {
         let (options, origins) = read_all(arguments, variables)?;
         options.auth(&origins)
     }
@@ -654,7 +659,7 @@ mod tests {
     fn a_token_in_a_flag_beats_every_variable() {
         let flag = ["--auth-token", " secret\n"];
         let found = auth(&flag, &[("LATCHD_AUTH_TOKEN_FILE", "/nowhere")]).expect("one a level");
-        assert!(matches!(found, Some(Auth::Argument(token)) if token == "secret"));
+        assert!(matches!(found, Some(AuthTokenSource::Argument(token)) if token == "secret"));
         assert!(auth(&[&flag[..], &["--auth-token-file", "f"]].concat(), &[]).is_err());
         let found = auth(
             &[],
@@ -663,7 +668,10 @@ mod tests {
                 ("LATCHD_AUTH_TOKEN_FILE", "f"),
             ],
         );
-        assert!(matches!(found.expect("one a level"), Some(Auth::File(_))));
+        assert!(matches!(
+            found.expect("one a level"),
+            Some(AuthTokenSource::File(_))
+        ));
     }
 
     #[test]

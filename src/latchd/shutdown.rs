@@ -42,7 +42,7 @@ enum Drained {
 }
 
 /// What the end of a server has to do with.
-pub(super) struct End<'a> {
+pub(super) struct ServerEnd<'a> {
     pub(super) signals: &'a Receiver<()>,
     pub(super) arbiter: &'a Arbiter,
     pub(super) connections: &'a Arc<Connections>,
@@ -53,7 +53,7 @@ pub(super) struct End<'a> {
     pub(super) session_rules: &'a SessionRules,
 }
 
-impl End<'_> {
+impl ServerEnd<'_> {
     /// Blocks until the server is to stop, drains it, and returns the exit status.
     pub(super) fn run(&self) -> ExitCode {
         // A supervisor that has heard READY may have stopped listening since: its errors do not

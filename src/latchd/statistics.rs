@@ -15,7 +15,7 @@ pub(super) const PAGE_LEN: usize = 64 * 1024;
 const PAGES_AT_ONCE: usize = 8;
 
 /// Where the statistics come from.
-pub(super) struct Statistics<'a> {
+pub(super) struct StatisticsSource<'a> {
     pub(super) arbiter: &'a Arbiter,
     pub(super) office: Option<&'a Office>,
     pub(super) log: &'a Log,
@@ -23,7 +23,7 @@ pub(super) struct Statistics<'a> {
 
 /// Statistics can be large, and a peer may not read them: they are written in pieces. `send` is
 /// called after each, and may empty what has been written so far.
-impl Statistics<'_> {
+impl StatisticsSource<'_> {
     /// Writes all keys, in the form that every server knows.
     pub(super) fn write_keys<E>(
         &self,

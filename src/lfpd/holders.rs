@@ -50,14 +50,14 @@ pub struct Holders {
 #[derive(Debug)]
 struct WatchedProcess {
     user: Option<u32>,
-    end: End,
+    end: ProcessEnd,
     locks: Vec<DeviceLock>,
 }
 
 /// How the end of a process shows. It is taken before a lock is made for the process, so that an
 /// end in between is noticed, too.
 #[derive(Debug)]
-pub enum End {
+pub enum ProcessEnd {
     /// Readable once the process has ended.
     Descriptor(OwnedFd),
     /// The process has ended if none has its number, or one that began at another time.
@@ -78,10 +78,10 @@ impl Holders {
     }
 
     /// How to notice the end of the process `pid`; `None` if it cannot be noticed.
-    pub fn end_of(&self, pid: u32) -> Option<End> {
+    pub fn end_of(&self, pid: u32) -> Option<ProcessEnd> {
         match self.epoll {
-            Some(_) => process::pidfd(pid).ok().map(End::Descriptor),
-            None => Some(End::Start(process::start_ticks(pid))),
+            Some(_) => process::pidfd(pid).ok().map(ProcessEnd::Descriptor),
+            None => Some(ProcessEnd::Start(process::start_ticks(pid))),
         }
     }
 
@@ -89,7 +89,13 @@ impl Holders {
     /// with the same number, if its end has not been noticed yet: the caller removes them. Beyond
     /// the caps, and beyond the share of the `user` whose process it is, the lock is not watched.
     #[must_use]
-    pub fn add(&self, user: Option<u32>, pid: u32, end: End, lock: DeviceLock) -> Vec<DeviceLock> {
+    pub fn add(
+        &self,
+        user: Option<u32>,
+        pid: u32,
+        end: ProcessEnd,
+        lock: DeviceLock,
+    ) -> Vec<DeviceLock> {
         let mut holders = self.holders.lock();
         if self.is_full(&holders, user, pid) {
             debug!("unwatched pid={pid} reason=too-many");
@@ -100,7 +106,7 @@ impl Holders {
             holder.locks.push(lock);
             return left_over;
         }
-        if let (Some(epoll), End::Descriptor(descriptor)) = (&self.epoll, &end) {
+        if let (Some(epoll), ProcessEnd::Descriptor(descriptor)) = (&self.epoll, &end) {
             let data = EventData::new_u64(u64::from(pid));
             if let Err(error) = epoll::add(epoll, descriptor, data, EventFlags::IN) {
                 let error = reason(&error.into());
@@ -174,10 +180,10 @@ fn take_if_over(holders: &mut HashMap<u32, WatchedProcess>, pid: u32) -> Vec<Dev
     }
 }
 
-fn is_over(pid: u32, end: &End) -> bool {
+fn is_over(pid: u32, end: &ProcessEnd) -> bool {
     match end {
-        End::Descriptor(descriptor) => wait_until_readable(descriptor, Instant::now()),
-        End::Start(start) => !process::exists(pid) || process::start_ticks(pid) != *start,
+        ProcessEnd::Descriptor(descriptor) => wait_until_readable(descriptor, Instant::now()),
+        ProcessEnd::Start(start) => !process::exists(pid) || process::start_ticks(pid) != *start,
     }
 }
 
@@ -311,7 +317,7 @@ mod tests {
         for user in 0..5 {
             for number in 0..tries {
                 let (pid, lock) = (pid_of(user, number), some_lock.clone());
-                let end = End::Start(process::start_ticks(pid));
+                let end = ProcessEnd::Start(process::start_ticks(pid));
                 assert!(holders.add(Some(user), pid, end, lock).is_empty());
             }
         }

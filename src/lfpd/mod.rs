@@ -31,7 +31,7 @@ use crate::server::{self, refuse, EndSignals, CANNOT_START, USAGE};
 use crate::text::{reason, Escaped};
 use holders::{share_of, Holders, MAX_HOLDERS};
 use locks::{LockRules, Locks};
-use options::{Options, Source};
+use options::{ConnectionSource, Options};
 use peer::Peer;
 use reply::TURNED_AWAY;
 use session::ConversationRules;
@@ -69,7 +69,7 @@ fn start(options: &Options) -> Result<(), (u8, String)> {
     let cannot_start = |reason| (CANNOT_START, reason);
     let inherited = inherited::from_environment(Ok).map_err(cannot_start)?;
     let source = options.source(!inherited.is_empty()).map_err(usage)?;
-    if source == Source::Inetd && rustix::termios::isatty(stdio::stdin()) {
+    if source == ConnectionSource::Inetd && rustix::termios::isatty(stdio::stdin()) {
         let hint = "give --listen 127.0.0.1:50001, or --stdio";
         let reason = format!("descriptor 0 is a terminal, not a socket: {hint}");
         return Err(usage(reason));
@@ -82,7 +82,7 @@ fn start(options: &Options) -> Result<(), (u8, String)> {
 fn run(
     options: &Options,
     log: &LogRules,
-    source: Source,
+    source: ConnectionSource,
     inherited: Vec<Inherited>,
 ) -> Result<(), String> {
     let log = server::start_log(PROGRAM, log)?;
@@ -114,20 +114,20 @@ enum Connected {
 
 fn connections_from(
     options: &Options,
-    source: Source,
+    source: ConnectionSource,
     inherited: Vec<Inherited>,
 ) -> Result<Connected, String> {
     match source {
-        Source::Environment => connections_of(inherited),
-        Source::Inetd => match inherited::from_stdin() {
+        ConnectionSource::Environment => connections_of(inherited),
+        ConnectionSource::Inetd => match inherited::from_stdin() {
             Ok(inherited) => connections_of(vec![inherited]),
             Err(error) if error.raw_os_error().is_some() => {
                 Err(format!("cannot serve descriptor 0: {}", reason(&error)))
             }
             Err(_) => Err("cannot serve descriptor 0: it is not a stream socket".into()),
         },
-        Source::Stdio => Ok(Connected::Stdio),
-        Source::Bound => {
+        ConnectionSource::Stdio => Ok(Connected::Stdio),
+        ConnectionSource::Bound => {
             let unix = options.unix.as_deref();
             let listeners = server::listen(&options.listen, unix, UNIX_MODE, None)?;
             Ok(Connected::Often(listeners))

@@ -98,7 +98,7 @@ fn with_the_usual_address(
 
 /// Where connections come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Source {
+pub(super) enum ConnectionSource {
     /// LISTEN_FDS names the sockets.
     Environment,
     /// The socket on descriptor 0, listening or connected.
@@ -111,7 +111,7 @@ pub(super) enum Source {
 
 impl Options {
     /// Where connections come from. `inherits` says that LISTEN_FDS names sockets for this process.
-    pub(super) fn source(&self, inherits: bool) -> Result<Source, String> {
+    pub(super) fn source(&self, inherits: bool) -> Result<ConnectionSource, String> {
         let binds = !self.listen.is_empty() || self.unix.is_some();
         if self.print_port && self.listen.is_empty() {
             return Err("--print-port: there is no port without --listen".into());
@@ -123,13 +123,13 @@ impl Options {
             (true, true, _) => Err("--stdio: cannot be given together with --inetd".into()),
             (true, _, true) => Err("--inetd: cannot be given together with an address".into()),
             (_, true, true) => Err("--stdio: cannot be given together with an address".into()),
-            (_, true, false) => Ok(Source::Stdio),
+            (_, true, false) => Ok(ConnectionSource::Stdio),
             (_, false, true) if inherits => {
                 Err("--listen, --unix: the sockets are inherited".into())
             }
-            (_, false, false) if inherits => Ok(Source::Environment),
-            (_, false, false) => Ok(Source::Inetd),
-            (false, false, true) => Ok(Source::Bound),
+            (_, false, false) if inherits => Ok(ConnectionSource::Environment),
+            (_, false, false) => Ok(ConnectionSource::Inetd),
+            (false, false, true) => Ok(ConnectionSource::Bound),
         }
     }
 
@@ -193,7 +193,7 @@ mod tests {
         }
     }
 
-    fn source(arguments: &[&str], inherits: bool) -> Result<Source, String> {
+    fn source(arguments: &[&str], inherits: bool) -> Result<ConnectionSource, String> {
         options(arguments)?.source(inherits)
     }
 
@@ -201,7 +201,7 @@ mod tests {
         let options = options(&["--listen", listen])?;
         assert_eq!(
             (options.source(false)?, &options.unix),
-            (Source::Bound, &None)
+            (ConnectionSource::Bound, &None)
         );
         Ok(options.listen[0].to_string())
     }
@@ -209,13 +209,13 @@ mod tests {
     #[test]
     fn without_options_descriptor_0_decides() {
         let options = options(&[]).expect("fine");
-        assert_eq!(options.source(false), Ok(Source::Inetd));
+        assert_eq!(options.source(false), Ok(ConnectionSource::Inetd));
         assert_eq!(options.lock_dir, PathBuf::from("/var/lock"));
         assert_eq!(options.search_dirs().len(), 11);
         assert_eq!(options.peer_uid, PeerRule::Enforce);
         assert_eq!(options.idle_timeout, Duration::from_secs(300));
         assert_eq!(options.max_connections, 256);
-        assert_eq!(options.source(true), Ok(Source::Environment));
+        assert_eq!(options.source(true), Ok(ConnectionSource::Environment));
     }
 
     #[test]
@@ -276,7 +276,7 @@ mod tests {
             assert!(source(arguments, false).is_err(), "{arguments:?}");
         }
         assert!(source(&["--listen=50001"], true).is_err());
-        assert_eq!(source(&["--stdio"], true), Ok(Source::Stdio));
+        assert_eq!(source(&["--stdio"], true), Ok(ConnectionSource::Stdio));
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::files::{LockFileOptions, Settle};
-use super::guard::OnLost;
+use super::guard::LostCallback;
 use super::staleness::StaleRule;
 
 /// When a lock counts as stale, how long to wait for it, and how often to look.
@@ -51,7 +51,7 @@ pub struct SemaphoreOptions {
     pub(super) stale_rule: StaleRule,
     pub(super) files: LockFileOptions,
     pub(super) has_heartbeat: bool,
-    pub(super) on_lost: Option<OnLost>,
+    pub(super) on_lost: Option<LostCallback>,
     pub(super) token: Option<String>,
 }
 
@@ -103,7 +103,7 @@ impl SemaphoreOptions {
     /// loss. A release does not wait for a callback that has begun.
     #[must_use]
     pub fn on_lost(mut self, callback: impl Fn() + Send + Sync + 'static) -> SemaphoreOptions {
-        self.on_lost = Some(OnLost(Arc::new(callback)));
+        self.on_lost = Some(LostCallback(Arc::new(callback)));
         self
     }
 

@@ -42,11 +42,11 @@ const TIMESTAMP_LEN: usize = 10;
 
 /// The callback for a lost lock, called once.
 #[derive(Clone)]
-pub(super) struct OnLost(pub(super) Arc<dyn Fn() + Send + Sync>);
+pub(super) struct LostCallback(pub(super) Arc<dyn Fn() + Send + Sync>);
 
-impl fmt::Debug for OnLost {
+impl fmt::Debug for LostCallback {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("OnLost")
+        f.write_str("LostCallback")
     }
 }
 
@@ -231,7 +231,7 @@ impl HeldFile {
 }
 
 /// Starts the thread that watches the lock until the event is set.
-fn start_watch(held: &Arc<HeldFile>, on_lost: Option<OnLost>) -> io::Result<Event> {
+fn start_watch(held: &Arc<HeldFile>, on_lost: Option<LostCallback>) -> io::Result<Event> {
     let stop = Event::new()?;
     let stopped = stop.clone();
     let held = Arc::downgrade(held);
@@ -251,7 +251,7 @@ fn start_watch(held: &Arc<HeldFile>, on_lost: Option<OnLost>) -> io::Result<Even
 }
 
 /// Holds the file only while it looks: in a forked child the guard alone decides when it is closed.
-fn watch_over(held: &Weak<HeldFile>, on_lost: Option<OnLost>, watch: &Watch, stop: &Event) {
+fn watch_over(held: &Weak<HeldFile>, on_lost: Option<LostCallback>, watch: &Watch, stop: &Event) {
     let after = |beat| Instant::now() + beat;
     let heartbeat = held.upgrade().and_then(|held| held.heartbeat);
     let mut next_beat = heartbeat.map(after);
@@ -278,7 +278,7 @@ fn watch_over(held: &Weak<HeldFile>, on_lost: Option<OnLost>, watch: &Watch, sto
             }
             held.is_lost.store(true, Ordering::SeqCst);
             drop(held);
-            if let Some(OnLost(on_lost)) = on_lost {
+            if let Some(LostCallback(on_lost)) = on_lost {
                 on_lost();
             }
             return;
@@ -362,7 +362,7 @@ mod tests {
         let guard = semaphore.try_acquire().expect("a free lock");
         fs::remove_file(&path).expect("the lock file");
         let (sender, receiver) = mpsc::channel();
-        let on_lost = OnLost(Arc::new(move || sender.send(()).expect("a listener")));
+        let on_lost = LostCallback(Arc::new(move || sender.send(()).expect("a listener")));
         start_watch(&guard.held, Some(on_lost)).expect("a thread");
         receiver.recv_timeout(LIMIT).expect("it is lost");
         assert!(guard.held.is_lost.load(Ordering::SeqCst));
@@ -375,7 +375,7 @@ mod tests {
         let semaphore = semaphore(&path);
         let guard = semaphore.try_acquire().expect("a free lock");
         let (sender, receiver) = mpsc::channel();
-        let on_lost = OnLost(Arc::new(move || sender.send(()).expect("a listener")));
+        let on_lost = LostCallback(Arc::new(move || sender.send(()).expect("a listener")));
         let stop = Event::new().expect("a flag");
         let (held, watch) = (Arc::downgrade(&guard.held), Watch(None));
         thread::scope(|scope| {

@@ -74,12 +74,12 @@ pub fn directives(debug: bool, rust_log: Option<OsString>) -> Result<String, Str
 #[derive(Clone, Debug)]
 pub struct Log {
     messages: Sender<Message>,
-    shared: Arc<Shared>,
+    shared: Arc<WriterStatus>,
 }
 
 /// State shared with the writer thread.
 #[derive(Debug, Default)]
-struct Shared {
+struct WriterStatus {
     must_reopen: AtomicBool,
     /// The lines dropped since the start.
     dropped_count: AtomicUsize,
@@ -120,7 +120,7 @@ impl Log {
             has_time: rules.has_timestamps(),
         };
         let (log, messages) = Log::with_queue(QUEUE_LEN);
-        let writer = Writer {
+        let writer = LogWriter {
             is_torn: sink.ends_torn(),
             sink,
             start,
@@ -186,17 +186,17 @@ impl LineStart {
 }
 
 /// The thread that writes lines.
-struct Writer {
+struct LogWriter {
     sink: Sink,
     /// The sink has taken part of a line.
     is_torn: bool,
     start: LineStart,
-    shared: Arc<Shared>,
+    shared: Arc<WriterStatus>,
     /// How many of the dropped lines have been reported.
     reported_count: usize,
 }
 
-impl Writer {
+impl LogWriter {
     /// Runs until the process ends. Lines that the sink refuses are lost.
     fn run(mut self, messages: &Receiver<Message>) {
         for message in messages {
@@ -322,9 +322,9 @@ mod tests {
     }
 
     /// A log with room for one message, and what writes it to `sink`.
-    fn log_to(sink: Sink) -> (Log, Writer, Receiver<Message>) {
+    fn log_to(sink: Sink) -> (Log, LogWriter, Receiver<Message>) {
         let (log, messages) = Log::with_queue(1);
-        let writer = Writer {
+        let writer = LogWriter {
             sink,
             is_torn: false,
             start: LineStart {

@@ -28,7 +28,7 @@ const HANG_UPS: EventFlags = EventFlags::RDHUP
 
 /// Whether the watch reports input on a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Input {
+pub enum InputReports {
     /// Each time bytes arrive.
     Reported,
     Ignored,
@@ -52,7 +52,7 @@ impl HangupWatch {
     /// Watches a socket under the number `id`. A hang-up that came before counts. Logs a failure.
     pub fn watch(&self, stream: &Stream, id: u64) -> io::Result<()> {
         let data = EventData::new_u64(id);
-        let watched = epoll::add(&self.epoll, stream, data, events(Input::Ignored));
+        let watched = epoll::add(&self.epoll, stream, data, events(InputReports::Ignored));
         watched.map_err(io::Error::from).inspect_err(|error| {
             let why = reason(error);
             let refusals = &self.refusals;
@@ -61,7 +61,7 @@ impl HangupWatch {
     }
 
     /// Changes whether the watch reports a socket's input. Bytes that came before count.
-    pub fn set_input(&self, stream: &Stream, id: u64, input: Input) -> io::Result<()> {
+    pub fn set_input(&self, stream: &Stream, id: u64, input: InputReports) -> io::Result<()> {
         epoll::modify(&self.epoll, stream, EventData::new_u64(id), events(input))?;
         Ok(())
     }
@@ -86,10 +86,10 @@ impl HangupWatch {
     }
 }
 
-fn events(input: Input) -> EventFlags {
+fn events(input: InputReports) -> EventFlags {
     let events = HANG_UPS | EventFlags::ET;
     match input {
-        Input::Reported => events | EventFlags::IN,
-        Input::Ignored => events,
+        InputReports::Reported => events | EventFlags::IN,
+        InputReports::Ignored => events,
     }
 }

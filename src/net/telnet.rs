@@ -34,14 +34,14 @@ const MAX_REFUSALS: usize = 64;
 /// The telnet state of one connection.
 #[derive(Debug, Default)]
 pub(super) struct Telnet {
-    state: State,
+    state: ParserState,
     after_cr: bool,
     /// The requests refused so far, as (DO or WILL, option).
     refused: Vec<(u8, u8)>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum State {
+enum ParserState {
     #[default]
     Data,
     Command,
@@ -55,7 +55,7 @@ enum State {
 impl Telnet {
     /// Bytes that the next chunk must leave free at its front: one if the last chunk ended in IAC.
     pub(super) fn room_len(&self) -> usize {
-        usize::from(self.state == State::Command)
+        usize::from(self.state == ParserState::Command)
     }
 
     /// Removes telnet commands from `chunk` in place and returns how many bytes remain at its
@@ -68,9 +68,9 @@ impl Telnet {
         let mut kept = 0;
         for at in self.room_len()..chunk.len() {
             let byte = chunk[at];
-            if self.state == State::Command && byte < FIRST_COMMAND {
+            if self.state == ParserState::Command && byte < FIRST_COMMAND {
                 // Not a command. The 0xFF has left room for its replacement.
-                self.state = State::Data;
+                self.state = ParserState::Data;
                 chunk[kept] = self.data(ESCAPED_FF);
                 kept += 1;
             }
@@ -84,38 +84,40 @@ impl Telnet {
 
     /// Whether a subnegotiation has exceeded its limit.
     pub(super) fn is_endless(&self) -> bool {
-        self.state == State::Endless
+        self.state == ParserState::Endless
     }
 
     /// Whether the chunk contains no commands, the usual case.
     fn is_plain(&self, chunk: &[u8]) -> bool {
-        self.state == State::Data && memchr2(IAC, 0, chunk).is_none()
+        self.state == ParserState::Data && memchr2(IAC, 0, chunk).is_none()
     }
 
     fn advance(&mut self, byte: u8, answers: &mut Vec<u8>) -> Option<u8> {
         let (next, kept) = match (self.state, byte) {
-            (State::Data, IAC) => (State::Command, None),
-            (State::Data, _) => (State::Data, Some(self.data(byte))),
-            (State::Command, IAC) => (State::Data, Some(self.data(ESCAPED_FF))),
-            (State::Command, IP) => (State::Data, Some(self.data(INTERRUPT))),
-            (State::Command, SB) => (State::Subnegotiation(0), None),
-            (State::Command, WILL | WONT | DO | DONT) => (State::Option(byte), None),
-            (State::Command, _) => (State::Data, None),
-            (State::Option(verb), option) => {
+            (ParserState::Data, IAC) => (ParserState::Command, None),
+            (ParserState::Data, _) => (ParserState::Data, Some(self.data(byte))),
+            (ParserState::Command, IAC) => (ParserState::Data, Some(self.data(ESCAPED_FF))),
+            (ParserState::Command, IP) => (ParserState::Data, Some(self.data(INTERRUPT))),
+            (ParserState::Command, SB) => (ParserState::Subnegotiation(0), None),
+            (ParserState::Command, WILL | WONT | DO | DONT) => (ParserState::Option(byte), None),
+            (ParserState::Command, _) => (ParserState::Data, None),
+            (ParserState::Option(verb), option) => {
                 self.refuse(verb, option, answers);
-                (State::Data, None)
+                (ParserState::Data, None)
             }
-            (State::Subnegotiation(len), IAC) => (State::SubnegotiationCommand(len), None),
-            (State::SubnegotiationCommand(_), SE) => (State::Data, None),
-            (State::Subnegotiation(len) | State::SubnegotiationCommand(len), _)
+            (ParserState::Subnegotiation(len), IAC) => {
+                (ParserState::SubnegotiationCommand(len), None)
+            }
+            (ParserState::SubnegotiationCommand(_), SE) => (ParserState::Data, None),
+            (ParserState::Subnegotiation(len) | ParserState::SubnegotiationCommand(len), _)
                 if len >= MAX_SUBNEGOTIATION =>
             {
-                (State::Endless, None)
+                (ParserState::Endless, None)
             }
-            (State::Subnegotiation(len) | State::SubnegotiationCommand(len), _) => {
-                (State::Subnegotiation(len + 1), None)
+            (ParserState::Subnegotiation(len) | ParserState::SubnegotiationCommand(len), _) => {
+                (ParserState::Subnegotiation(len + 1), None)
             }
-            (State::Endless, _) => (State::Endless, None),
+            (ParserState::Endless, _) => (ParserState::Endless, None),
         };
         self.state = next;
         kept

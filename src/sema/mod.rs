@@ -27,7 +27,7 @@ use crate::lockfile::{
 };
 use crate::supervise;
 use crate::text::{reason, Plain};
-use options::{SemaOptions, SemaRequest, SubCommand, SHORT_USAGE};
+use options::{SemaCommand, SemaOptions, SemaRequest, SHORT_USAGE};
 use report::{complain, holder_text, print, shown_path, Object};
 
 const PROGRAM: &str = "sema";
@@ -72,7 +72,7 @@ impl Failure {
     }
 
     /// Prints the reason as `command` does, and returns the exit status.
-    fn explain(self, command: Option<SubCommand>) -> u8 {
+    fn explain(self, command: Option<SemaCommand>) -> u8 {
         if let Some(message) = self.message {
             complain(&format!("{}{message}\n", prefix(command)));
         }
@@ -81,7 +81,7 @@ impl Failure {
 }
 
 /// What each message of a command begins with. Scripts read that of the older program.
-fn prefix(command: Option<SubCommand>) -> &'static str {
+fn prefix(command: Option<SemaCommand>) -> &'static str {
     match is_like_latch(command) {
         true => "sema: ",
         false => "Error: ",
@@ -90,8 +90,8 @@ fn prefix(command: Option<SubCommand>) -> &'static str {
 
 /// Whether a command has the statuses of latch(1): those of the older program of this name would be
 /// lost among those of the command that it runs.
-fn is_like_latch(command: Option<SubCommand>) -> bool {
-    matches!(command, Some(SubCommand::Run | SubCommand::Hold))
+fn is_like_latch(command: Option<SemaCommand>) -> bool {
+    matches!(command, Some(SemaCommand::Run | SemaCommand::Hold))
 }
 
 /// Runs one command and returns its exit status (sema(1), EXIT STATUS).
@@ -108,14 +108,14 @@ pub fn main() -> ExitCode {
     let is_like_latch = is_like_latch(command);
     let result = match options::parse(arguments.into_iter()) {
         Parsed::Run(request) => match request.command {
-            SubCommand::Try => take(&request, Some(Duration::ZERO)),
-            SubCommand::Acquire => take(&request, request.options.timeout),
-            SubCommand::Release => release(&request),
-            SubCommand::Status => status(&request),
-            SubCommand::Wait => wait(&request),
-            SubCommand::Clean => clean(&request),
-            SubCommand::Run => run::run(&request),
-            SubCommand::Hold => hold::hold(&request),
+            SemaCommand::Try => take(&request, Some(Duration::ZERO)),
+            SemaCommand::Acquire => take(&request, request.options.timeout),
+            SemaCommand::Release => release(&request),
+            SemaCommand::Status => status(&request),
+            SemaCommand::Wait => wait(&request),
+            SemaCommand::Clean => clean(&request),
+            SemaCommand::Run => run::run(&request),
+            SemaCommand::Hold => hold::hold(&request),
         },
         Parsed::Print(text) => print(&text).map(|()| DONE),
         Parsed::Usage(reason) => {
@@ -358,7 +358,7 @@ fn say(line: &str, object: &Object, request: &SemaRequest) -> CommandResult {
 /// Prints why a lock is not granted or not released, and who holds it. Fails if the path can never
 /// be a lock, else returns the status for that.
 fn refuse(slot: &Semaphore, busy: &Busy, request: &SemaRequest) -> CommandResult {
-    use SubCommand::{Hold, Release, Run, Try, Wait};
+    use SemaCommand::{Hold, Release, Run, Try, Wait};
     let (command, options) = (request.command, &request.options);
     if let Some(reason) = busy.obstacle.hopeless_reason() {
         return Err(Failure::at(slot.path(), reason));

@@ -28,7 +28,7 @@ const MAX_PID: u32 = i32::MAX as u32;
 const SETTLE: Duration = Duration::from_millis(20);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum SubCommand {
+pub(super) enum SemaCommand {
     Try,
     Acquire,
     Release,
@@ -39,10 +39,10 @@ pub(super) enum SubCommand {
     Hold,
 }
 
-use SubCommand::{Acquire, Clean, Hold, Release, Run, Status, Try, Wait};
+use SemaCommand::{Acquire, Clean, Hold, Release, Run, Status, Try, Wait};
 
 /// Every command with its name and its line of the help.
-const COMMANDS: [(SubCommand, &str, &str); 8] = [
+const COMMANDS: [(SemaCommand, &str, &str); 8] = [
     (Try, "try", "take the lock if it is free or stale"),
     (Acquire, "acquire", "wait for the lock and take it"),
     (Release, "release", "give the lock back"),
@@ -65,9 +65,9 @@ const COMMANDS: [(SubCommand, &str, &str); 8] = [
     ),
 ];
 
-const ALL: &[SubCommand] = &[Try, Acquire, Release, Status, Wait, Clean, Run, Hold];
-const TAKING: &[SubCommand] = &[Try, Acquire, Run, Hold];
-const WAITING: &[SubCommand] = &[Acquire, Run, Hold];
+const ALL: &[SemaCommand] = &[Try, Acquire, Release, Status, Wait, Clean, Run, Hold];
+const TAKING: &[SemaCommand] = &[Try, Acquire, Run, Hold];
+const WAITING: &[SemaCommand] = &[Acquire, Run, Hold];
 
 /// For a command line that has the command of `run` among the words of sema.
 const BEFORE_THE_COMMAND: &str = "put -- before the command";
@@ -77,11 +77,15 @@ struct OptionRow {
     /// Its names and its value, as the help shows them.
     head: &'static str,
     /// The commands that take it.
-    commands: &'static [SubCommand],
+    commands: &'static [SemaCommand],
     help: &'static str,
 }
 
-const fn row(head: &'static str, commands: &'static [SubCommand], help: &'static str) -> OptionRow {
+const fn row(
+    head: &'static str,
+    commands: &'static [SemaCommand],
+    help: &'static str,
+) -> OptionRow {
     OptionRow {
         head,
         commands,
@@ -277,7 +281,7 @@ impl SemaOptions {
 /// A command line as typed values.
 #[derive(Debug)]
 pub(super) struct SemaRequest {
-    pub(super) command: SubCommand,
+    pub(super) command: SemaCommand,
     pub(super) path: PathBuf,
     pub(super) options: SemaOptions,
     /// The command of `run` and its arguments.
@@ -361,7 +365,7 @@ fn understand(ours: Vec<OsString>, words: Vec<OsString>) -> Result<SemaRequest, 
 }
 
 /// The command that a command line names, right or wrong as the rest may be.
-pub(super) fn command_in(arguments: &[OsString]) -> Option<SubCommand> {
+pub(super) fn command_in(arguments: &[OsString]) -> Option<SemaCommand> {
     let mut arguments = arguments.iter();
     while let Some(argument) = arguments.next() {
         if argument.as_bytes().first() != Some(&b'-') {
@@ -384,7 +388,7 @@ fn is_wrong_command(word: &OsStr) -> bool {
     word.as_bytes().first() != Some(&b'-') && command_named(word).is_none()
 }
 
-fn command_named(name: &OsStr) -> Option<SubCommand> {
+fn command_named(name: &OsStr) -> Option<SemaCommand> {
     let mut commands = COMMANDS.iter();
     let (command, ..) = commands.find(|(_, known, _)| name == *known)?;
     Some(*command)

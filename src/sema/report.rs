@@ -14,10 +14,10 @@ use crate::text::{without_hidden, Plain};
 
 /// A JSON object that keeps the order of its keys.
 #[derive(Debug, Default)]
-pub(super) struct Object(Vec<(&'static str, Member)>);
+pub(super) struct Object(Vec<(&'static str, Field)>);
 
 #[derive(Debug)]
-enum Member {
+enum Field {
     Value(Value),
     Object(Object),
 }
@@ -30,7 +30,7 @@ impl Object {
     /// The same with one key more.
     #[must_use]
     pub(super) fn with(mut self, key: &'static str, value: impl Into<Value>) -> Object {
-        self.0.push((key, Member::Value(value.into())));
+        self.0.push((key, Field::Value(value.into())));
         self
     }
 
@@ -46,7 +46,7 @@ impl Object {
     /// The same with one key more: an object, or null.
     #[must_use]
     pub(super) fn with_object(mut self, key: &'static str, object: Option<Object>) -> Object {
-        let member = object.map_or(Member::Value(Value::Null), Member::Object);
+        let member = object.map_or(Field::Value(Value::Null), Field::Object);
         self.0.push((key, member));
         self
     }
@@ -66,8 +66,8 @@ impl Object {
         let inside = format!("{line_break}{indent}");
         let members = self.0.iter().map(|(key, member)| {
             let value = match member {
-                Member::Value(value) => without_hidden(&value.to_string()),
-                Member::Object(object) => object.json(colon, &inside, indent),
+                Field::Value(value) => without_hidden(&value.to_string()),
+                Field::Object(object) => object.json(colon, &inside, indent),
             };
             format!("{}{colon}{value}", Value::from(*key))
         });
@@ -79,9 +79,9 @@ impl Object {
     /// Lines of `key: value` for people. Texts have no quotes, and are escaped.
     pub(super) fn lines(&self) -> String {
         let lines = self.0.iter().map(|(key, member)| match member {
-            Member::Value(Value::String(text)) => format!("{key}: {}\n", shown(text)),
-            Member::Value(value) => format!("{key}: {value}\n"),
-            Member::Object(object) => format!("{key}: {}\n", shown(&object.compact())),
+            Field::Value(Value::String(text)) => format!("{key}: {}\n", shown(text)),
+            Field::Value(value) => format!("{key}: {value}\n"),
+            Field::Object(object) => format!("{key}: {}\n", shown(&object.compact())),
         });
         lines.collect()
     }

@@ -6,11 +6,11 @@ use std::time::Duration;
 use rustix::process::Signal;
 
 use crate::cli::failure::{CommandResult, Failure};
-use crate::cli::waiting::{wait_on_thread, Ending};
+use crate::cli::waiting::{wait_on_thread, Interrupts};
 use crate::lockfile::{
     acquire_any, Attempt, LockInfo, Semaphore, SemaphoreError, SemaphoreGuard, WaitLimit, Waited,
 };
-use crate::supervise::{self, Job, Outcome, SignalWatch};
+use crate::supervise::{self, Job, JobEnd, SignalWatch};
 use crate::sys::event::Event;
 use crate::text::reason;
 
@@ -78,7 +78,7 @@ fn run_under(
     };
     let finish = supervise::run(&job, signals)
         .map_err(|error| Failure::cannot_start_process(reason(&error)))?;
-    let Outcome::Finished(finish) = finish else {
+    let JobEnd::Finished(finish) = finish else {
         return Err(Failure::about(path, &SemaphoreError::Lost));
     };
     match guard.release() {
@@ -107,7 +107,7 @@ pub(super) fn wait(
     };
     let (cancel, timeout) = (event()?, options.timeout);
     let cancelled = cancel.clone();
-    let ending = Ending {
+    let ending = Interrupts {
         signals,
         abandoned,
         busy_status: options.busy_status.unwrap_or(BUSY),

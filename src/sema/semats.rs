@@ -58,9 +58,9 @@ struct SematsRequest {
 }
 
 /// The exit status of a command, or the failure to print on stderr.
-type Outcome = Result<u8, Object>;
+type SematsResult = Result<u8, Object>;
 
-type Command = fn(&Semaphore, &SematsRequest) -> Outcome;
+type CommandFn = fn(&Semaphore, &SematsRequest) -> SematsResult;
 
 /// Runs one command and returns its exit status.
 pub(super) fn main(arguments: impl Iterator<Item = OsString>) -> u8 {
@@ -71,7 +71,7 @@ pub(super) fn main(arguments: impl Iterator<Item = OsString>) -> u8 {
     let Some(name) = request.words.first() else {
         return print_out(USAGE, FAILED);
     };
-    let (command, step): (Command, _) = match name.to_str() {
+    let (command, step): (CommandFn, _) = match name.to_str() {
         Some("acquire") => (acquire, Some("Acquiring lock")),
         Some("try-acquire") => (try_acquire, Some("Trying to acquire lock")),
         Some("release") => (release, Some("Releasing lock")),
@@ -166,7 +166,7 @@ fn semaphore(path: &Path) -> Result<Semaphore, String> {
     })
 }
 
-fn try_acquire(semaphore: &Semaphore, request: &SematsRequest) -> Outcome {
+fn try_acquire(semaphore: &Semaphore, request: &SematsRequest) -> SematsResult {
     match semaphore.try_acquire_detached(&info(request)) {
         Ok(Attempt::Granted(())) => Ok(granted(semaphore, request)),
         Ok(Attempt::Busy(busy)) if busy.is_hopeless() => Err(refused(busy.obstacle)),
@@ -181,7 +181,7 @@ fn try_acquire(semaphore: &Semaphore, request: &SematsRequest) -> Outcome {
     }
 }
 
-fn acquire(semaphore: &Semaphore, request: &SematsRequest) -> Outcome {
+fn acquire(semaphore: &Semaphore, request: &SematsRequest) -> SematsResult {
     let limit = WaitLimit::new(request.timeout, None);
     let slots = std::slice::from_ref(semaphore);
     match acquire_any_detached(slots, &info(request), &limit) {
@@ -211,7 +211,7 @@ fn granted(semaphore: &Semaphore, request: &SematsRequest) -> u8 {
     status
 }
 
-fn release(semaphore: &Semaphore, request: &SematsRequest) -> Outcome {
+fn release(semaphore: &Semaphore, request: &SematsRequest) -> SematsResult {
     let asking = asking(semaphore);
     let own = ReleaseTerms {
         force: request.force,
@@ -243,7 +243,7 @@ fn release(semaphore: &Semaphore, request: &SematsRequest) -> Outcome {
     }
 }
 
-fn status(semaphore: &Semaphore, request: &SematsRequest) -> Outcome {
+fn status(semaphore: &Semaphore, request: &SematsRequest) -> SematsResult {
     let status = semaphore.status().map_err(io_error)?;
     let info = status.details().and_then(LockDetails::info);
     let is_stale = info.as_ref().is_some_and(|info| info.is_stale(STALE));
@@ -256,7 +256,7 @@ fn status(semaphore: &Semaphore, request: &SematsRequest) -> Outcome {
     Ok(print_out(&shown(&object, request), DONE))
 }
 
-fn clean(semaphore: &Semaphore, request: &SematsRequest) -> Outcome {
+fn clean(semaphore: &Semaphore, request: &SematsRequest) -> SematsResult {
     let cleaned = semaphore.clean().map_err(io_error)?;
     let object = Object::new().with("cleaned", cleaned.lock);
     Ok(print_out(&shown(&object, request), DONE))

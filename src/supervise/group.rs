@@ -28,7 +28,7 @@ const PASSED_ON_TIME: Duration = Duration::from_secs(1);
 
 /// What a stopped command waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Pause {
+enum StopState {
     /// Nothing: it runs.
     Over,
     /// SIGCONT: this program stops with it.
@@ -39,7 +39,7 @@ enum Pause {
 
 /// How far ending the group has got.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Ending {
+enum Escalation {
     NotAsked,
     /// Another signal has asked it to end; SIGTERM follows at this moment.
     TermAt(Moment),
@@ -60,8 +60,8 @@ pub(super) struct Group<'a> {
     foreground: Foreground,
     /// The last signal passed on that ends a program by default.
     passed_on: Option<i32>,
-    pause: Pause,
-    ending: Ending,
+    pause: StopState,
+    ending: Escalation,
     pub(super) is_lost: bool,
 }
 
@@ -74,8 +74,8 @@ impl<'a> Group<'a> {
             status: None,
             foreground: Foreground::Ours,
             passed_on: None,
-            pause: Pause::Over,
-            ending: Ending::NotAsked,
+            pause: StopState::Over,
+            ending: Escalation::NotAsked,
             is_lost: false,
         }
     }
@@ -99,7 +99,7 @@ impl<'a> Group<'a> {
     /// Stops this program after the command has stopped. When this program is continued, the
     /// command goes on only if the lock is still held.
     fn follow_stop(&mut self, stopped_by: i32) {
-        if self.ending != Ending::NotAsked {
+        if self.ending != Escalation::NotAsked {
             // The command was told to end, and cannot while it is stopped.
             self.signal(Signal::CONT);
             return;
@@ -124,7 +124,7 @@ impl<'a> Group<'a> {
 
     /// Stops this program by the signal. Checks the lock once continued, which may be much later.
     fn stop_and_look(&mut self, signal: i32) {
-        self.pause = Pause::UntilContinued;
+        self.pause = StopState::UntilContinued;
         // This thread may run on for a moment: only SIGCONT tells that the stop is over.
         self.stop_this_program(signal);
         if getpid().is_init() {
@@ -135,8 +135,8 @@ impl<'a> Group<'a> {
 
     /// Checks the lock after a stop, which may have been longer than the lease.
     fn go_on(&mut self) {
-        if self.pause == Pause::UntilContinued {
-            self.pause = Pause::UntilConfirmed;
+        if self.pause == StopState::UntilContinued {
+            self.pause = StopState::UntilConfirmed;
             // A check before the stop says nothing about the time after it.
             self.job.confirmed.take();
         }
@@ -145,11 +145,11 @@ impl<'a> Group<'a> {
 
     /// Continues a stopped command, because the lock is still held.
     pub(super) fn resume(&mut self) {
-        let may_go_on = !matches!(self.ending, Ending::KillAt(_) | Ending::Killed);
-        if self.pause == Pause::UntilConfirmed && may_go_on {
-            self.pause = Pause::Over;
+        let may_go_on = !matches!(self.ending, Escalation::KillAt(_) | Escalation::Killed);
+        if self.pause == StopState::UntilConfirmed && may_go_on {
+            self.pause = StopState::Over;
             // A command that goes on after the signal may do so: the lock is held.
-            self.ending = Ending::NotAsked;
+            self.ending = Escalation::NotAsked;
             self.terminal.return_to(self.leader);
             self.signal(Signal::CONT);
         }
@@ -158,7 +158,7 @@ impl<'a> Group<'a> {
     pub(super) fn handle(&mut self, signal: i32) {
         match signal {
             SIGCONT => self.go_on(),
-            SIGTSTP if self.pause == Pause::UntilConfirmed && has_job_control() => {
+            SIGTSTP if self.pause == StopState::UntilConfirmed && has_job_control() => {
                 self.stop_and_look(SIGTSTP)
             }
             SIGTTIN | SIGTTOU => self.follow_need(),
@@ -190,8 +190,8 @@ impl<'a> Group<'a> {
             // The whole job is in the background, and stops: first the command, which must not run
             // on while nothing renews the lock, and this program after it.
             match self.pause {
-                Pause::UntilConfirmed => self.stop_and_look(SIGSTOP),
-                Pause::Over | Pause::UntilContinued => self.signal(Signal::STOP),
+                StopState::UntilConfirmed => self.stop_and_look(SIGSTOP),
+                StopState::Over | StopState::UntilContinued => self.signal(Signal::STOP),
             }
         }
     }
@@ -203,12 +203,12 @@ impl<'a> Group<'a> {
         if let Some(signal) = Signal::from_raw(signal) {
             self.signal(signal);
         }
-        if self.pause == Pause::UntilConfirmed && ENDING.contains(&signal) {
+        if self.pause == StopState::UntilConfirmed && ENDING.contains(&signal) {
             // The command must not go on with its work: it is not known whether the lock is held.
             // SIGTERM comes later, so that the command dies of the signal that was passed on.
             self.signal(Signal::CONT);
-            if self.ending == Ending::NotAsked {
-                self.ending = Ending::TermAt(Moment::now() + PASSED_ON_TIME);
+            if self.ending == Escalation::NotAsked {
+                self.ending = Escalation::TermAt(Moment::now() + PASSED_ON_TIME);
             }
         }
     }
@@ -220,19 +220,19 @@ impl<'a> Group<'a> {
 
     /// Sends a signal that ends the group, and sets the time for SIGKILL.
     fn terminate(&mut self, signal: Signal) {
-        if matches!(self.ending, Ending::NotAsked | Ending::TermAt(_)) {
+        if matches!(self.ending, Escalation::NotAsked | Escalation::TermAt(_)) {
             self.signal(signal);
             self.signal(Signal::CONT);
-            self.ending = Ending::KillAt(Moment::now() + self.job.kill_after);
+            self.ending = Escalation::KillAt(Moment::now() + self.job.kill_after);
         }
     }
 
     pub(super) fn kill_if_due(&mut self) {
         match self.ending {
-            Ending::TermAt(time) if time <= Moment::now() => self.terminate(Signal::TERM),
-            Ending::KillAt(time) if time <= Moment::now() => {
+            Escalation::TermAt(time) if time <= Moment::now() => self.terminate(Signal::TERM),
+            Escalation::KillAt(time) if time <= Moment::now() => {
                 self.signal(Signal::KILL);
-                self.ending = Ending::Killed;
+                self.ending = Escalation::Killed;
             }
             _ => {}
         }
@@ -242,7 +242,7 @@ impl<'a> Group<'a> {
     /// of other parents do not count: a parent outside the group may never reap them.
     fn is_alive(&self) -> bool {
         test_kill_process_group(self.leader) != Err(Errno::SRCH)
-            && (self.ending != Ending::Killed || has_living(self.leader))
+            && (self.ending != Escalation::Killed || has_living(self.leader))
     }
 
     /// How the command ended, once its whole group has ended. If only the command has ended, tells
@@ -275,8 +275,8 @@ impl<'a> Group<'a> {
     /// processes that are not our children.
     pub(super) fn next_look(&self) -> Moment {
         let due_at = match self.ending {
-            Ending::TermAt(time) | Ending::KillAt(time) => time,
-            Ending::NotAsked | Ending::Killed => Moment::NEVER,
+            Escalation::TermAt(time) | Escalation::KillAt(time) => time,
+            Escalation::NotAsked | Escalation::Killed => Moment::NEVER,
         };
         match self.status {
             Some(_) => due_at.min(Moment::now() + GROUP_POLL),

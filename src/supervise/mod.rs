@@ -72,7 +72,7 @@ impl Finish {
 
 /// How a job ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum JobEnd {
     /// The command finished by itself.
     Finished(Finish),
     /// The lock was lost, and the command was ended for that, or not started.
@@ -81,9 +81,9 @@ pub enum Outcome {
 
 /// Runs the job until the last process of its group has ended. Call it on the main thread. Fails if
 /// the job cannot be started.
-pub fn run(job: &Job<'_>, signals: &mut SignalWatch) -> io::Result<Outcome> {
+pub fn run(job: &Job<'_>, signals: &mut SignalWatch) -> io::Result<JobEnd> {
     if job.lost.is_set() {
-        return Ok(Outcome::LockLost);
+        return Ok(JobEnd::LockLost);
     }
     // Orphans of the command become our children, so that we learn of their end.
     let _ = set_child_subreaper(Some(getpid()));
@@ -94,8 +94,8 @@ pub fn run(job: &Job<'_>, signals: &mut SignalWatch) -> io::Result<Outcome> {
         group.reap();
         if let Some(finish) = group.end() {
             return Ok(match group.is_lost {
-                true => Outcome::LockLost,
-                false => Outcome::Finished(finish),
+                true => JobEnd::LockLost,
+                false => JobEnd::Finished(finish),
             });
         }
         for signal in signals.next(&[job.lost, job.confirmed], group.next_look()) {

@@ -62,11 +62,11 @@ impl<T> fmt::Debug for Id<T> {
 
 /// Values that may each be in `LISTS` lists at once.
 pub(super) struct Slab<T, const LISTS: usize> {
-    slots: Vec<Slot<T, LISTS>>,
+    slots: Vec<SlabEntry<T, LISTS>>,
     vacant: List<T, 0>,
 }
 
-struct Slot<T, const LISTS: usize> {
+struct SlabEntry<T, const LISTS: usize> {
     value: Option<T>,
     links: [Links<T>; LISTS],
 }
@@ -99,7 +99,7 @@ impl<T, const LISTS: usize> Slab<T, LISTS> {
             self.slots[id.index()].value = Some(value);
             return id;
         }
-        self.slots.push(Slot {
+        self.slots.push(SlabEntry {
             value: Some(value),
             links: [const { Links::NONE }; LISTS],
         });

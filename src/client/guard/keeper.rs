@@ -10,7 +10,7 @@ use std::time::Duration;
 use rustix::event::{poll, PollFd, PollFlags};
 
 use super::timing::{self, deadline_of, fits, renewal_interval};
-use super::{Answer, Loss, OnSilence, Order, Shared};
+use super::{Loss, OnSilence, Order, RenewalCallback, Shared};
 use crate::client::connection::{Connection, Renewal};
 use crate::client::error::{Asked, Error};
 use crate::client::granted::Granted;
@@ -34,7 +34,7 @@ pub(super) struct Keeper {
     /// The connection before, while its server leaves a renewal unanswered and others are asked.
     silent: Option<Silent>,
     /// Called with the outcome of the renewal that was sent.
-    answering: Vec<Answer>,
+    answering: Vec<RenewalCallback>,
     shared: Arc<Shared>,
     alarm: Alarm,
 }

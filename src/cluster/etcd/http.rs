@@ -16,25 +16,25 @@ const MAX_ANSWER_LEN: usize = 4 * 1024 * 1024;
 const MAX_LINES: usize = 100;
 
 /// A connection to a member. Of no further use after an error.
-pub(super) struct Connection {
+pub(super) struct EtcdConnection {
     reader: Reader<Timed>,
     host: String,
 }
 
-impl Connection {
+impl EtcdConnection {
     /// Connects, and has `secure` make of the socket what the member speaks over.
     pub(super) fn open(
         host: &str,
         timeout: Duration,
         secure: impl Fn(TcpStream, Instant) -> io::Result<Stream>,
-    ) -> io::Result<Connection> {
+    ) -> io::Result<EtcdConnection> {
         let deadline = Instant::now() + timeout;
         let stream = first_of(host, deadline, |address| {
             let socket = TcpStream::connect_timeout(address, left(deadline)?)?;
             socket.set_nodelay(true)?;
             secure(socket, deadline)
         })?;
-        Ok(Connection {
+        Ok(EtcdConnection {
             reader: Reader(BufReader::new(Timed { stream, deadline })),
             host: host.to_owned(),
         })

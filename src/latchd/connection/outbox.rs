@@ -10,7 +10,7 @@ use super::rules::Promised;
 use super::{Ending, SessionRules};
 use crate::arbiter::{Certainty, ClientSocket, WaitEvent};
 use crate::latchd::requests::ClientEnd;
-use crate::net::hangup::{HangupWatch, Input};
+use crate::net::hangup::{HangupWatch, InputReports};
 use crate::net::stream::Stream;
 use crate::protocol::reply::{Grant, Reply};
 use crate::sys::memory::{self, Purpose};
@@ -126,14 +126,14 @@ impl<'a> Outbox<'a> {
     /// sent.
     pub(in crate::latchd) fn end_wait(&mut self) -> Option<usize> {
         if std::mem::take(&mut self.is_input_reported) {
-            self.heed(Input::Ignored);
+            self.heed(InputReports::Ignored);
         }
         self.sent_len.take()
     }
 
     /// A peer that fills its window behind the wait counts as gone. The watch looks at what the
     /// peer sends only while the wait is long.
-    fn heed(&self, input: Input) {
+    fn heed(&self, input: InputReports) {
         // If this fails, a peer that floods the connection is seen to leave only later.
         let _ = self.watch.set_input(self.stream, self.conn.0, input);
     }
@@ -170,7 +170,7 @@ impl ClientEnd for Outbox<'_> {
             WaitEvent::Queued => self.sent_len = Some(0),
             WaitEvent::IsLong => {
                 self.is_input_reported = true;
-                self.heed(Input::Reported);
+                self.heed(InputReports::Reported);
             }
             WaitEvent::ReplySent(len) => self.sent_len = Some(len),
         }

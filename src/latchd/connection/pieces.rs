@@ -15,7 +15,7 @@ use rustix::net::{sendmsg, SendAncillaryBuffer, SendAncillaryMessage, SendFlags}
 use super::input::Input;
 use super::outbox::Outbox;
 use super::{Ending, SessionRules};
-use crate::latchd::opening::{open, Origin};
+use crate::latchd::opening::{open, RequestSource};
 use crate::latchd::requests::Offer;
 use crate::log::{Log, SourceThrottle};
 use crate::net::hangup::HangupWatch;
@@ -98,8 +98,8 @@ impl Opened {
         let mut frames = Vec::new();
         let (refused, end) = match opened {
             Err(ending) => (Some(ending.reason()), ending),
-            Ok(Origin::Standby) => unreachable!("no server of a cluster"),
-            Ok(Origin::Client) => (None, rest_of(&mut input, &mut outbox, &mut frames)),
+            Ok(RequestSource::Standby) => unreachable!("no server of a cluster"),
+            Ok(RequestSource::Client) => (None, rest_of(&mut input, &mut outbox, &mut frames)),
         };
         let mut sent = Vec::new();
         let received = (&client).read_to_end(&mut sent);

@@ -5,32 +5,32 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use super::connection::SessionRules;
-use super::options::Host;
+use super::options::ListenHost;
 use crate::arbiter::Arbiter;
 use crate::net::tls::Certificate;
 
 pub(super) const MAX_CONNECTIONS: usize = 0;
 
 #[derive(Debug)]
-pub(super) enum Place {}
+pub(super) enum DoorPlace {}
 
 pub(super) enum Door {}
 
-impl Place {
+impl DoorPlace {
     /// Refuses the option that asks for the door.
     pub(super) fn wanted_by(
         option: &str,
-        _: Host,
+        _: ListenHost,
         _: u16,
         _: Vec<String>,
-    ) -> Result<Place, String> {
+    ) -> Result<DoorPlace, String> {
         Err(format!("{option}: needs a build with --features http"))
     }
 }
 
 impl Door {
     pub(super) fn bind(
-        place: Option<Place>,
+        place: Option<DoorPlace>,
         _: Option<&Arc<Certificate>>,
     ) -> Result<Option<Door>, String> {
         Ok(place.map(|place| match place {}))

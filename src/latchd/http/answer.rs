@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::request::Refusal;
+use super::request::HttpRefusal;
 use crate::net::stream::Stream;
 
 /// How long an answer may take to leave.
@@ -33,16 +33,16 @@ const HEADERS: &str = "Connection: close\r\nCache-Control: no-store\r\n\
 pub(super) type Sent = Result<(), ()>;
 
 /// The client's end of a connection, for its one answer.
-pub(super) struct Answer<'a> {
+pub(super) struct HttpAnswer<'a> {
     pub(super) stream: &'a Stream,
     due: Instant,
     /// The client wants no body.
     is_head: bool,
 }
 
-impl<'a> Answer<'a> {
+impl<'a> HttpAnswer<'a> {
     pub(super) fn new(stream: &'a Stream, is_head: bool) -> Self {
-        Answer {
+        HttpAnswer {
             stream,
             due: Instant::now() + ANSWER_TIME,
             is_head,
@@ -57,16 +57,16 @@ impl<'a> Answer<'a> {
         self.send(status, TEXT, "", body.as_bytes())
     }
 
-    pub(super) fn refuse(&self, refusal: Refusal) -> Sent {
+    pub(super) fn refuse(&self, refusal: HttpRefusal) -> Sent {
         let (status, extra, why) = match refusal {
-            Refusal::Malformed => ("400 Bad Request", "", "not a request in HTTP\n"),
-            Refusal::NotFound => ("404 Not Found", "", "latchd(8), HTTP lists what there is\n"),
-            Refusal::OtherMethod => (
+            HttpRefusal::Malformed => ("400 Bad Request", "", "not a request in HTTP\n"),
+            HttpRefusal::NotFound => ("404 Not Found", "", "latchd(8), HTTP lists what there is\n"),
+            HttpRefusal::OtherMethod => (
                 "405 Method Not Allowed",
                 "Allow: GET, HEAD\r\n",
                 "nothing can be changed over HTTP\n",
             ),
-            Refusal::TooLong => (
+            HttpRefusal::TooLong => (
                 "431 Request Header Fields Too Large",
                 "",
                 "the headers are too long\n",

@@ -19,8 +19,8 @@ use log::debug;
 use rustix::system::uname;
 
 use super::connection::SessionRules;
-use super::options::Host;
-use super::statistics::{Statistics, PAGE_LEN};
+use super::options::ListenHost;
+use super::statistics::{StatisticsSource, PAGE_LEN};
 use crate::arbiter::Arbiter;
 use crate::net::connections::Connections;
 use crate::net::listener::{accept_from_all, Listener};
@@ -30,8 +30,8 @@ use crate::net::workers::Workers;
 use crate::server::{self, no_thread};
 use crate::sys::memory::{self, Purpose};
 use crate::sys::secret;
-use answer::{Answer, Sent, FULL, JSON, METRICS};
-use request::{Refusal, Request, Resource, MAX_HEAD_LEN};
+use answer::{HttpAnswer, Sent, FULL, JSON, METRICS};
+use request::{HttpRefusal, HttpRequest, Resource, MAX_HEAD_LEN};
 
 /// The most connections at once, and from one address.
 pub(super) const MAX_CONNECTIONS: usize = 16;
@@ -48,8 +48,8 @@ const CLOSING_TIME: Duration = Duration::from_millis(250);
 
 /// Where the door is to be.
 #[derive(Debug)]
-pub(super) struct Place {
-    host: Host,
+pub(super) struct DoorPlace {
+    host: ListenHost,
     port: u16,
     names: Vec<String>,
 }
@@ -68,26 +68,26 @@ struct Guide {
     names: Vec<String>,
 }
 
-impl Place {
+impl DoorPlace {
     /// A place at which clients may call the server by the names. A build without the feature
     /// refuses the option that asks for it.
     pub(super) fn wanted_by(
         _: &str,
-        host: Host,
+        host: ListenHost,
         port: u16,
         names: Vec<String>,
-    ) -> Result<Place, String> {
-        Ok(Place { host, port, names })
+    ) -> Result<DoorPlace, String> {
+        Ok(DoorPlace { host, port, names })
     }
 }
 
 impl Door {
     /// Listens at the place, if there is one. Speaks TLS with this certificate, if there is one.
     pub(super) fn bind(
-        place: Option<Place>,
+        place: Option<DoorPlace>,
         certificate: Option<&Arc<Certificate>>,
     ) -> Result<Option<Door>, String> {
-        let Some(Place { host, port, names }) = place else {
+        let Some(DoorPlace { host, port, names }) = place else {
             return Ok(None);
         };
         let listeners = server::listen(&host.addresses(port)?, None, 0, None)?;
@@ -136,7 +136,7 @@ impl Guide {
         let resource = asked.as_ref().map(|request| request.resource);
         debug!("http peer={stream} asked={resource:?}");
         let is_head = asked.as_ref().is_ok_and(|request| request.is_head);
-        let answer = Answer::new(stream, is_head);
+        let answer = HttpAnswer::new(stream, is_head);
         let sent = match asked {
             Ok(request) => self.answer(&request, &answer),
             Err(refusal) => answer.refuse(refusal),
@@ -148,7 +148,7 @@ impl Guide {
     }
 
     /// Reads a request; `None` if the client does not send one in time.
-    fn read(&self, stream: &Stream) -> Option<Result<Request, Refusal>> {
+    fn read(&self, stream: &Stream) -> Option<Result<HttpRequest, HttpRefusal>> {
         let due = Instant::now() + REQUEST_TIME;
         let secret_len = self.rules.auth_token.as_deref().map_or(0, <[u8]>::len);
         // Base64 makes four bytes of three.
@@ -163,7 +163,7 @@ impl Guide {
         })
     }
 
-    fn answer(&self, request: &Request, answer: &Answer<'_>) -> Sent {
+    fn answer(&self, request: &HttpRequest, answer: &HttpAnswer<'_>) -> Sent {
         if !request.resource.is_open() {
             if !request.is_for(&self.names) {
                 let why = "this server does not go by that name; \
@@ -193,7 +193,7 @@ impl Guide {
     }
 
     /// Whether the request has the secret, if one is needed. A browser asks without it first.
-    fn is_let_in(&self, request: &Request, stream: &Stream) -> bool {
+    fn is_let_in(&self, request: &HttpRequest, stream: &Stream) -> bool {
         let Some(token) = &self.rules.auth_token else {
             return true;
         };
@@ -216,12 +216,12 @@ impl Guide {
         counters.is_draining.then_some("draining\n")
     }
 
-    fn show(&self, resource: Resource, answer: &Answer<'_>) -> Sent {
+    fn show(&self, resource: Resource, answer: &HttpAnswer<'_>) -> Sent {
         let Some(_reservation) = memory::reserve(PAGE_LEN, Purpose::Service) else {
             return answer.text("503 Service Unavailable", "too little memory is left\n");
         };
         let office = self.rules.office.as_deref();
-        let statistics = Statistics {
+        let statistics = StatisticsSource {
             arbiter: &self.arbiter,
             office,
             log: &self.rules.log,

@@ -2,7 +2,7 @@
 
 use std::io::Read;
 
-use super::request::{self, Refusal, Request};
+use super::request::{self, HttpRefusal, HttpRequest};
 use crate::base64;
 
 /// The limit of a head in bytes: some inputs are longer.
@@ -32,7 +32,7 @@ pub fn http_request(input: &[u8]) {
 }
 
 /// Reads a head that arrives in pieces of this size, at most.
-fn read(mut head: &[u8], max_len: usize, size: u64) -> Option<Result<Request, Refusal>> {
+fn read(mut head: &[u8], max_len: usize, size: u64) -> Option<Result<HttpRequest, HttpRefusal>> {
     request::read(max_len, |room| {
         (&mut head).take(size).read(room).unwrap_or(0)
     })

@@ -52,7 +52,7 @@ impl Resource {
 
 /// A request that can be answered.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Request {
+pub(super) struct HttpRequest {
     pub(super) resource: Resource,
     /// The answer is to have no body.
     pub(super) is_head: bool,
@@ -64,7 +64,7 @@ pub(super) struct Request {
 
 /// Why a request cannot be answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Refusal {
+pub(super) enum HttpRefusal {
     Malformed,
     NotFound,
     OtherMethod,
@@ -76,7 +76,7 @@ pub(super) enum Refusal {
 pub(super) fn read(
     max_len: usize,
     mut read: impl FnMut(&mut [u8]) -> usize,
-) -> Option<Result<Request, Refusal>> {
+) -> Option<Result<HttpRequest, HttpRefusal>> {
     let (mut head, mut len) = (Vec::new(), 0);
     while len < max_len {
         if len == head.len() {
@@ -90,28 +90,28 @@ pub(super) fn read(
             return Some(asked);
         }
     }
-    Some(Err(Refusal::TooLong))
+    Some(Err(HttpRefusal::TooLong))
 }
 
 /// Reads the head of a request; `None` if it has not arrived in full.
-fn parse(bytes: &[u8]) -> Result<Option<Request>, Refusal> {
+fn parse(bytes: &[u8]) -> Result<Option<HttpRequest>, HttpRefusal> {
     let mut headers = [EMPTY_HEADER; MAX_HEADERS];
     let mut head = httparse::Request::new(&mut headers);
     match head.parse(bytes) {
         Ok(Status::Complete(_)) => {}
         Ok(Status::Partial) => return Ok(None),
-        Err(Error::TooManyHeaders) => return Err(Refusal::TooLong),
-        Err(_) => return Err(Refusal::Malformed),
+        Err(Error::TooManyHeaders) => return Err(HttpRefusal::TooLong),
+        Err(_) => return Err(HttpRefusal::Malformed),
     }
     let is_head = match head.method {
         Some("GET") => false,
         Some("HEAD") => true,
-        _ => return Err(Refusal::OtherMethod),
+        _ => return Err(HttpRefusal::OtherMethod),
     };
     let path = head.path.unwrap_or_default();
     let path = path.split_once('?').map_or(path, |(path, _)| path);
     let found = RESOURCES.iter().find(|(known, _)| *known == path);
-    let (_, resource) = found.ok_or(Refusal::NotFound)?;
+    let (_, resource) = found.ok_or(HttpRefusal::NotFound)?;
     let named = |name: &'static str| {
         let named = head.headers.iter();
         named.filter(move |header| header.name.eq_ignore_ascii_case(name))
@@ -119,12 +119,12 @@ fn parse(bytes: &[u8]) -> Result<Option<Request>, Refusal> {
     let mut hosts = named("host");
     let host = hosts.next();
     let host = host.map(|host| std::str::from_utf8(host.value));
-    let host = host.transpose().map_err(|_| Refusal::Malformed)?;
+    let host = host.transpose().map_err(|_| HttpRefusal::Malformed)?;
     // A client of HTTP 1.0 may leave it out; a browser never does.
     if hosts.next().is_some() || (host.is_none() && head.version == Some(1)) {
-        return Err(Refusal::Malformed);
+        return Err(HttpRefusal::Malformed);
     }
-    Ok(Some(Request {
+    Ok(Some(HttpRequest {
         resource: *resource,
         is_head,
         host: host.map(str::to_owned),
@@ -148,7 +148,7 @@ fn secret(value: &[u8]) -> Option<Vec<u8>> {
     Some(given.split_off(colon + 1))
 }
 
-impl Request {
+impl HttpRequest {
     /// Whether the client means this server: by an address, as localhost, or by one of its `names`.
     /// Otherwise a web page could have its own name resolve to this server, and then read all.
     pub(super) fn is_for(&self, names: &[String]) -> bool {
@@ -170,7 +170,7 @@ impl Request {
 mod tests {
     use super::*;
 
-    fn request(head: &str) -> Request {
+    fn request(head: &str) -> HttpRequest {
         let request = parse(head.as_bytes()).expect("well-formed");
         request.expect("all of it")
     }
@@ -202,29 +202,35 @@ mod tests {
     #[test]
     fn what_is_no_request_is_refused_for_its_reason() {
         for (head, refusal) in [
-            ("POST / HTTP/1.1\r\nHost: a\r\n\r\n", Refusal::OtherMethod),
-            ("get / HTTP/1.1\r\nHost: a\r\n\r\n", Refusal::OtherMethod),
-            ("GET /.. HTTP/1.1\r\nHost: a\r\n\r\n", Refusal::NotFound),
+            (
+                "POST / HTTP/1.1\r\nHost: a\r\n\r\n",
+                HttpRefusal::OtherMethod,
+            ),
+            (
+                "get / HTTP/1.1\r\nHost: a\r\n\r\n",
+                HttpRefusal::OtherMethod,
+            ),
+            ("GET /.. HTTP/1.1\r\nHost: a\r\n\r\n", HttpRefusal::NotFound),
             (
                 "GET http://a/ HTTP/1.1\r\nHost: a\r\n\r\n",
-                Refusal::NotFound,
+                HttpRefusal::NotFound,
             ),
-            ("GET / HTTP/1.1\r\n\r\n", Refusal::Malformed),
+            ("GET / HTTP/1.1\r\n\r\n", HttpRefusal::Malformed),
             (
                 "GET / HTTP/1.1\r\nHost: a\r\nhost: a\r\n\r\n",
-                Refusal::Malformed,
+                HttpRefusal::Malformed,
             ),
-            ("\u{0}", Refusal::Malformed),
-            ("l\nk\n0\n", Refusal::Malformed),
+            ("\u{0}", HttpRefusal::Malformed),
+            ("l\nk\n0\n", HttpRefusal::Malformed),
         ] {
             let parsed = parse(head.as_bytes());
             assert_eq!(parsed, Err(refusal), "{head:?}");
         }
         let not_text = b"GET / HTTP/1.1\r\nHost: \xe9\r\n\r\n";
-        assert_eq!(parse(not_text), Err(Refusal::Malformed));
+        assert_eq!(parse(not_text), Err(HttpRefusal::Malformed));
         let many = "a: b\r\n".repeat(MAX_HEADERS + 1);
         let parsed = parse(format!("GET / HTTP/1.0\r\n{many}\r\n").as_bytes());
-        assert_eq!(parsed, Err(Refusal::TooLong));
+        assert_eq!(parsed, Err(HttpRefusal::TooLong));
         let whole = "GET / HTTP/1.1\r\nHost: a\r\n\r\n";
         for len in 0..whole.len() {
             assert_eq!(parse(&whole.as_bytes()[..len]), Ok(None), "{len}");

@@ -2,7 +2,7 @@
 
 use super::{Ending, Session};
 use crate::arbiter::Certainty;
-use crate::latchd::statistics::{Statistics, PAGE_LEN};
+use crate::latchd::statistics::{StatisticsSource, PAGE_LEN};
 use crate::protocol::queues;
 use crate::protocol::reply::Reply;
 use crate::sys::memory::{self, Purpose};
@@ -56,12 +56,12 @@ impl Session<'_, '_> {
     fn show_in_pieces(
         &mut self,
         write: impl FnOnce(
-            &Statistics<'_>,
+            &StatisticsSource<'_>,
             &mut Vec<u8>,
             &dyn Fn(&mut Vec<u8>) -> Result<(), Ending>,
         ) -> Result<(), Ending>,
     ) -> Result<(), Ending> {
-        let statistics = Statistics {
+        let statistics = StatisticsSource {
             arbiter: self.seat.arbiter(),
             office: self.rules.office.as_deref(),
             log: &self.rules.log,

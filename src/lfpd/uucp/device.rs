@@ -83,7 +83,7 @@ impl Device {
 }
 
 /// Where a path leads.
-struct Target {
+struct Destination {
     path: DevicePath,
     /// What is there, opened for its name alone; `None` if nothing is.
     node: Option<(OwnedFd, Stat)>,
@@ -92,7 +92,7 @@ struct Target {
 /// Follows `path`, with /dev at `root`; `None` if it leads out of /dev, if only for a part of the
 /// way. Each part is looked up on its own and no link is left to the kernel, so nothing outside of
 /// /dev is looked at: otherwise the reply would tell whether it exists.
-fn walk(path: &DevicePath, root: &Path) -> Option<Target> {
+fn walk(path: &DevicePath, root: &Path) -> Option<Destination> {
     let open_root = || openat(CWD, root, OFlags::DIRECTORY | NAME_ONLY, Mode::empty()).ok();
     let mut folder = open_root()?;
     let mut walked: Vec<Vec<u8>> = Vec::new();
@@ -104,7 +104,7 @@ fn walk(path: &DevicePath, root: &Path) -> Option<Target> {
             let stat = stat_of(&folder)?;
             let path = DevicePath::of_parts(walked);
             let node = Some((folder, stat));
-            return Some(Target { path, node });
+            return Some(Destination { path, node });
         };
         if part == b".." {
             walked.pop()?;
@@ -119,7 +119,7 @@ fn walk(path: &DevicePath, root: &Path) -> Option<Target> {
                 walked.extend(ahead.into_iter().rev());
                 let path = DevicePath::of_parts(walked);
                 let is_plain = path.parts().iter().all(|part| part != b"..");
-                return is_plain.then_some(Target { path, node: None });
+                return is_plain.then_some(Destination { path, node: None });
             }
             Err(_) => return None,
         };
@@ -151,7 +151,7 @@ fn walk(path: &DevicePath, root: &Path) -> Option<Target> {
                 walked.push(part);
                 let path = DevicePath::of_parts(walked);
                 let node = Some((node, stat));
-                return Some(Target { path, node });
+                return Some(Destination { path, node });
             }
             _ => return None,
         }
@@ -184,7 +184,7 @@ fn aliases_of(node: &Stat, root: &Path) -> Vec<DevicePath> {
                 }
                 FileType::Symlink | FileType::Unknown => {
                     let target = walk(&path(), root);
-                    if let Some(Target {
+                    if let Some(Destination {
                         path: target,
                         node: Some((_, stat)),
                     }) = target
