@@ -15,8 +15,8 @@ use crate::token::{Fence, FenceSource};
 #[derive(Debug)]
 pub enum ClusterSettings {}
 
-/// This server's part in the service.
-pub enum Office {}
+/// This server as one of several.
+pub enum ClusterNode {}
 
 impl ClusterSettings {
     /// Refuses the option that asks for them.
@@ -45,8 +45,8 @@ impl ClusterSettings {
     }
 }
 
-impl Office {
-    pub fn new(settings: ClusterSettings, _: Log) -> Arc<Office> {
+impl ClusterNode {
+    pub fn new(settings: ClusterSettings, _: Log) -> Arc<ClusterNode> {
         match settings {}
     }
 

@@ -1,4 +1,4 @@
-//! The thread that runs for the office, and keeps it.
+//! The thread that runs for leader, and renews the leader key.
 
 use std::sync::Arc;
 use std::thread;
@@ -9,7 +9,7 @@ use log::{error, info};
 use super::etcd::{self, EtcdFailure, Gateway, KeyValue};
 use super::record::Names;
 use super::trouble::Trouble;
-use super::{is_planted, lease_before, Active, Office, Role, Term, PATIENCE};
+use super::{is_planted, lease_before, Active, ClusterNode, Role, Term, PATIENCE};
 use crate::sys::moment::Moment;
 use crate::text::{host_and_port, Escaped};
 
@@ -17,7 +17,7 @@ use crate::text::{host_and_port, Escaped};
 const PAUSE: Duration = Duration::from_millis(100);
 
 pub(super) struct Candidate {
-    office: Arc<Office>,
+    node: Arc<ClusterNode>,
     gateway: Gateway,
     leader: Vec<u8>,
     /// A leader with this server's own address at the first look is its former self.
@@ -29,17 +29,17 @@ pub(super) struct Candidate {
 
 /// Whether a leader with this server's own address, at the first look, is what it was before it was
 /// started again. A server that has started over knows its lease: if two servers have one address,
-/// each would else take the office from the other, over and over.
+/// otherwise each would depose the other, over and over.
 fn is_former_self(leader: &KeyValue) -> bool {
     lease_before().is_none_or(|lease| lease == leader.lease)
 }
 
 impl Candidate {
-    pub(super) fn new(office: Arc<Office>) -> Candidate {
+    pub(super) fn new(node: Arc<ClusterNode>) -> Candidate {
         Candidate {
-            gateway: office.gateway(),
-            leader: Names(office.settings.prefix.clone()).leader(),
-            office,
+            gateway: node.gateway(),
+            leader: Names(node.settings.prefix.clone()).leader(),
+            node,
             is_first_look: true,
             unfit_since: None,
             trouble: Trouble::default(),
@@ -49,7 +49,7 @@ impl Candidate {
     /// Blocks until this server is elected.
     pub(super) fn stand(&mut self) -> Term {
         loop {
-            self.office.wait_while_leaving();
+            self.node.wait_while_leaving();
             match self.run_once() {
                 Ok(Some(term)) => return term,
                 Ok(None) => {}
@@ -61,8 +61,8 @@ impl Candidate {
         }
     }
 
-    /// Looks who has the office. If another server has it, waits for a while; if none has, runs for
-    /// it. `None`: it is time to look again.
+    /// Looks who is the leader. If it is another server, waits for a while; if there is none, runs
+    /// for leader. `None`: it is time to look again.
     fn run_once(&mut self) -> Result<Option<Term>, EtcdFailure> {
         let kept = Moment::now();
         // A look of its own: an etcd that is full refuses a transaction that might write.
@@ -72,9 +72,9 @@ impl Candidate {
             if self.is_unfit() {
                 return self.wait_behind(answer.revision);
             }
-            return self.run_for_office(kept);
+            return self.run_for_leader(kept);
         };
-        let own_lease = self.office.state.lock().lease;
+        let own_lease = self.node.state.lock().lease;
         // The answer to an earlier attempt was lost.
         if own_lease == Some(leader.lease) {
             return Ok(Some(self.term(
@@ -84,7 +84,7 @@ impl Candidate {
                 kept,
             )));
         }
-        let address = self.office.settings.advertise.as_bytes();
+        let address = self.node.settings.advertise.as_bytes();
         let is_first_look = std::mem::take(&mut self.is_first_look);
         if is_first_look && leader.value == address && is_former_self(leader) {
             let is_still = etcd::is_created(&self.leader, leader.create_revision);
@@ -100,10 +100,10 @@ impl Candidate {
         self.wait_behind(answer.revision)
     }
 
-    /// Runs for an office that was vacant. `kept` is when the lease is taken to begin.
-    fn run_for_office(&mut self, kept: Moment) -> Result<Option<Term>, EtcdFailure> {
+    /// Runs for leader when there is none. `kept` is when the lease is taken to begin.
+    fn run_for_leader(&mut self, kept: Moment) -> Result<Option<Term>, EtcdFailure> {
         let lease = self.keep_lease()?;
-        let address = self.office.settings.advertise.as_bytes();
+        let address = self.node.settings.advertise.as_bytes();
         let answer = self.gateway.txn(
             &etcd::is_created(&self.leader, 0),
             &etcd::put(&self.leader, address, lease),
@@ -123,48 +123,48 @@ impl Candidate {
         }
     }
 
-    /// Blocks until the office may have changed since `revision`, or for a third of the TTL.
+    /// Blocks until the leader key may have changed since `revision`, or for a third of the TTL.
     fn wait_behind(&mut self, revision: u64) -> Result<Option<Term>, EtcdFailure> {
-        let at_most = self.office.settings.ttl / 3;
+        let at_most = self.node.settings.ttl / 3;
         self.gateway.watch(&self.leader, revision + 1, at_most)?;
         Ok(None)
     }
 
     /// Whether this server has stepped down of late: another one may be able to take over.
     fn is_unfit(&self) -> bool {
-        let time = self.office.settings.ttl * PATIENCE;
+        let time = self.node.settings.ttl * PATIENCE;
         self.unfit_since.is_some_and(|since| since.elapsed() < time)
     }
 
     /// The number of a lease that was begun or kept alive just now.
     fn keep_lease(&mut self) -> Result<u64, EtcdFailure> {
-        let known = self.office.state.lock().lease;
+        let known = self.node.state.lock().lease;
         if let Some(lease) = known {
             if self.gateway.keep_alive(lease)? {
                 return Ok(lease);
             }
         }
-        let seconds = self.office.settings.ttl.as_secs();
+        let seconds = self.node.settings.ttl.as_secs();
         let lease = self.gateway.grant_lease(seconds)?;
-        self.office.state.lock().lease = Some(lease);
+        self.node.state.lock().lease = Some(lease);
         Ok(lease)
     }
 
     fn note(&self, leader: &KeyValue) {
         let epoch = leader.create_revision;
         let address = address_in(&leader.value);
-        let is_this_servers = address.as_ref() == Some(&self.office.settings.advertise);
+        let is_this_servers = address.as_ref() == Some(&self.node.settings.advertise);
         let shown = Escaped(&leader.value);
         let has_address = address.is_some();
         let role = Role {
             active: Some(Active { epoch, address }),
             is_own: false,
         };
-        let old = std::mem::replace(&mut self.office.state.lock().role, role.clone());
+        let old = std::mem::replace(&mut self.node.state.lock().role, role.clone());
         if old == role {
             return;
         }
-        self.office.changed.notify_all();
+        self.node.changed.notify_all();
         info!("standby active={shown} epoch={epoch}");
         if !has_address {
             error!("bad-address active={shown} epoch={epoch}");
@@ -174,25 +174,25 @@ impl Candidate {
         }
     }
 
-    /// Keeps the office until this server steps down, the process ends, or the server starts over.
+    /// Renews the leader key until this server steps down, the process ends, or the server starts over.
     pub(super) fn keep(&mut self, term: &Term) {
-        let ttl = self.office.settings.ttl;
+        let ttl = self.node.settings.ttl;
         let (mut kept, mut pause) = (term.kept, ttl / 5);
-        while !self.office.steps_down_within(pause) {
+        while !self.node.steps_down_within(pause) {
             let sent = Moment::now();
             pause = ttl / 5;
             match self.gateway.keep_alive(term.lease) {
                 Ok(true) => kept = sent,
                 Ok(false) if is_planted("no-epoch") => {}
                 // This server steps down.
-                Ok(false) if self.office.state.lock().lease.is_none() => {}
-                Ok(false) => self.office.start_over("the office's lease is over"),
+                Ok(false) if self.node.state.lock().lease.is_none() => {}
+                Ok(false) => self.node.start_over("the lease of the leader key is over"),
                 Err(failure) => {
-                    let waiting = self.office.journal.waiting_sessions();
+                    let waiting = self.node.journal.waiting_sessions();
                     self.trouble.report(&failure, waiting);
                     if kept.elapsed() > ttl {
-                        let why = "the office was not kept for too long";
-                        self.office.start_over(why);
+                        let why = "the leader key was not renewed for too long";
+                        self.node.start_over(why);
                     }
                     pause = PAUSE;
                 }
@@ -202,7 +202,7 @@ impl Candidate {
     }
 }
 
-/// The address in the value of the office, if it has the form of `--advertise`: all that can write
+/// The address in the value of the leader key, if it has the form of `--advertise`: all that can write
 /// in etcd could write there.
 fn address_in(value: &[u8]) -> Option<String> {
     let text = std::str::from_utf8(value).ok()?;

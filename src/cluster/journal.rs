@@ -696,7 +696,7 @@ mod tests {
     }
 
     #[test]
-    fn without_an_office_there_is_no_fence() {
+    fn a_standby_gives_no_fence() {
         let mut fences = Arc::<Journal>::default();
         assert_eq!(fences.next_fence(), None);
     }

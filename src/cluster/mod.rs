@@ -2,7 +2,7 @@
 //! who holds what before a client is told. The others pass connections on to it.
 //!
 //! **Invariant:** nothing is certain until etcd says so. Every write and every question to etcd
-//! compares the epoch and the batch number, so a server that has lost its office without knowing
+//! compares the epoch and the batch number, so a server that has been replaced without knowing
 //! changes nothing and tells no client anything.
 //!
 //! A build without the feature has `absent.rs` in place of this module: the same shape, and no
@@ -51,10 +51,10 @@ use writer::{JournalWriter, UnreadableRecord};
 /// The most time that a request to etcd takes.
 const MAX_REQUEST_TIME: Duration = Duration::from_secs(1);
 
-/// How long the last changes may take to be written. The leader of etcd may die meanwhile.
+/// How long the last changes may take to be written. Enough for etcd to elect a new leader.
 const LAST_CHANGES: Duration = Duration::from_secs(3);
 
-/// For how long requests to give up the office begin.
+/// How long new requests to step down may still begin.
 const LAST_REQUESTS: Duration = Duration::from_secs(2);
 
 /// For how many TTLs a client waits for an active server.
@@ -120,7 +120,7 @@ impl ClusterSettings {
     }
 
     /// The same settings, if their files can be used, which are read again when they are needed.
-    /// The error names the one that is of no use.
+    /// The error names the unusable one.
     pub fn checked(self) -> Result<ClusterSettings, String> {
         if let Some((_, file)) = &self.user {
             read_password(file)?;
@@ -153,13 +153,13 @@ struct Active {
     address: Option<String>,
 }
 
-/// This server's part in the service.
-pub struct Office {
+/// This server as one of several.
+pub struct ClusterNode {
     settings: ClusterSettings,
     journal: Arc<Journal>,
     state: Mutex<RoleState>,
     changed: Condvar,
-    /// The server is about to stop: it does not run for the office any more. Not in the state: a
+    /// The server is about to stop: it does not run for leader any more. Not in the state: a
     /// signal must find it while another thread starts over with the mutex.
     is_leaving: AtomicBool,
     log: Log,
@@ -169,11 +169,11 @@ pub struct Office {
 #[derive(Default)]
 struct RoleState {
     role: Role,
-    /// The office is this server's, though it may not serve yet.
+    /// This server is the leader, though it may not serve yet.
     is_elected: bool,
-    /// The office is being given up, and the process ends.
+    /// This server is stepping down, and the process ends.
     is_resigning: bool,
-    /// The lease that the office would hang on.
+    /// The etcd lease of the leader key, if this server wins the election.
     lease: Option<u64>,
 }
 
@@ -181,17 +181,17 @@ struct RoleState {
 #[derive(Clone, Copy, Debug)]
 struct Term {
     epoch: u64,
-    /// The version of the office's key, which counts the batches: the next one expects it.
+    /// The version of the leader key, which counts the batches: the next one expects it.
     version: u64,
     lease: u64,
     /// When the lease was kept alive last: sent, not answered.
     kept: Moment,
 }
 
-impl Office {
-    /// A standby. It does nothing until [`Office::serve`].
-    pub fn new(settings: ClusterSettings, log: Log) -> Arc<Office> {
-        Arc::new(Office {
+impl ClusterNode {
+    /// A standby. It does nothing until [`ClusterNode::serve`].
+    pub fn new(settings: ClusterSettings, log: Log) -> Arc<ClusterNode> {
+        Arc::new(ClusterNode {
             settings,
             journal: Arc::default(),
             state: Mutex::default(),
@@ -207,8 +207,8 @@ impl Office {
         Box::new(Arc::clone(&self.journal))
     }
 
-    /// The number of the last change of a holder that is not certain, 0 if there is none; without a
-    /// holder, that of the last change of all.
+    /// The number of a holder's last uncertain change, or 0; without a holder, that of the last
+    /// change of all.
     pub fn change_of(&self, holder: Option<Fence>) -> u64 {
         self.journal.change_of(holder)
     }
@@ -220,30 +220,28 @@ impl Office {
         self.journal.wait_for(change, certainty);
     }
 
-    /// Starts the threads that run for the office, write the journal and watch over the connections
-    /// that are passed on. Fails if one cannot be
-    /// started: call it before there are other threads that take what the system allows.
+    /// Starts the threads that run for leader, write the journal and watch the relayed connections.
+    /// Fails if one cannot be started: call it before other threads take what the system allows.
     pub fn serve(self: &Arc<Self>, arbiter: &Arc<Arbiter>) -> io::Result<()> {
-        let office = Arc::clone(self);
-        spawn("relays", move || office.watch_role())?;
+        let node = Arc::clone(self);
+        spawn("relays", move || node.watch_role())?;
         let (elected, terms) = bounded(1);
-        let (office, arbiter) = (Arc::clone(self), Arc::clone(arbiter));
+        let (node, arbiter) = (Arc::clone(self), Arc::clone(arbiter));
         spawn("journal", move || {
             for term in terms {
-                let mut writer =
-                    JournalWriter::new(Arc::clone(&office), Arc::clone(&arbiter), term);
+                let mut writer = JournalWriter::new(Arc::clone(&node), Arc::clone(&arbiter), term);
                 match writer.take_over() {
                     Ok(()) => writer.run(),
-                    Err(UnreadableRecord) => office.step_down(),
+                    Err(UnreadableRecord) => node.step_down(),
                 }
             }
         })?;
-        let office = Arc::clone(self);
-        spawn("office", move || {
-            let mut candidate = Candidate::new(Arc::clone(&office));
+        let node = Arc::clone(self);
+        spawn("election", move || {
+            let mut candidate = Candidate::new(Arc::clone(&node));
             loop {
                 let term = candidate.stand();
-                office.state.lock().is_elected = true;
+                node.state.lock().is_elected = true;
                 let _ = elected.send(term);
                 candidate.keep(&term);
             }
@@ -277,8 +275,8 @@ impl Office {
         state.role.clone()
     }
 
-    /// Blocks while this server takes the office over, for three times the TTL at most. Tells
-    /// whether it is active then; false at once if it has not been elected.
+    /// Blocks while this server takes over, for three times the TTL at most. Returns whether it is
+    /// active then; false at once if it has not been elected.
     fn wait_until_active(&self) -> bool {
         let mut state = self.state.lock();
         let takes_over = |state: &mut RoleState| state.is_elected && !state.role.is_own;
@@ -287,7 +285,7 @@ impl Office {
         state.role.is_own
     }
 
-    /// Does not run for the office from now on. Call it when the server is told to stop.
+    /// Does not run for leader from now on. Call it when the server is told to stop.
     pub fn leave(&self) {
         self.is_leaving.store(true, Ordering::SeqCst);
     }
@@ -302,8 +300,7 @@ impl Office {
         self.journal.probe()
     }
 
-    /// Gives the office up, so that another server takes over at once. Blocks for six seconds at
-    /// the most.
+    /// Steps down, so that another server takes over at once. Blocks for six seconds at most.
     pub fn resign(&self) {
         self.leave();
         if self.is_active() {
@@ -324,8 +321,8 @@ impl Office {
         warn!("cannot-resign error={}", Escaped(why.as_bytes()));
     }
 
-    /// Gives the office up that this server has been elected for and cannot take over. It stays a
-    /// standby.
+    /// Steps down after an election that this server has won, because it cannot take over. It stays
+    /// a standby.
     fn step_down(&self) {
         let lease = self.state.lock().lease.take();
         // If this fails, the lease ends by itself.
@@ -344,7 +341,7 @@ impl Office {
         !state.is_elected
     }
 
-    /// Ends the lease of the office. Asks each member once while there is time.
+    /// Ends the lease of the leader key. Asks each member once while there is time.
     fn revoke(&self, lease: u64) -> Result<(), EtcdFailure> {
         let (mut gateway, began) = (self.gateway(), Moment::now());
         let mut left = self.settings.members.len();
@@ -361,8 +358,8 @@ impl Office {
         }
     }
 
-    /// Takes up the office. A server that was told to stop meanwhile gives it up instead: it lets
-    /// no client in, but would be active until those that it has are gone. It does not return then.
+    /// Becomes the active server. One that has been told to stop steps down instead, and does not
+    /// return: it lets no client in, but would be active until its present clients are gone.
     fn become_active(&self, epoch: u64) {
         let mut state = self.state.lock();
         if !self.is_leaving() {
@@ -380,7 +377,7 @@ impl Office {
         self.wait_while_leaving();
     }
 
-    /// Blocks for ever once the server is about to stop.
+    /// Never returns once the server is about to stop.
     fn wait_while_leaving(&self) {
         let mut state = self.state.lock();
         self.changed.wait_while(&mut state, |_| self.is_leaving());
@@ -395,7 +392,7 @@ impl Office {
     /// depend on it: whatever this process did before, etcd refuses to write.
     fn start_over(&self, reason: &str) -> ! {
         let mut state = self.state.lock();
-        // The office was given up, not lost: this thread waits for the end of the process.
+        // This server has stepped down, and lost nothing: this thread waits for the end of the process.
         self.changed
             .wait_while(&mut state, |state| state.is_resigning);
         if !state.role.is_own && state.role.active.is_some() {
@@ -407,7 +404,7 @@ impl Office {
         if !self.is_leaving() {
             exec_again(state.lease.unwrap_or(0));
         }
-        // The mutex is never released: no other thread starts over meanwhile.
+        // The mutex is never released, so that no other thread starts over.
         process::exit(1)
     }
 }

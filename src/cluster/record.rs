@@ -16,7 +16,7 @@ const NAMED: &str = "n";
 pub struct Names(pub String);
 
 impl Names {
-    /// The office: who is active.
+    /// The leader key, whose value is the address of the active server.
     pub fn leader(&self) -> Vec<u8> {
         format!("{}/leader", self.0).into_bytes()
     }

@@ -23,7 +23,7 @@ use rustix::io::Errno;
 use rustix::net::{recv, send, shutdown, sockopt, RecvFlags, SendFlags};
 
 use super::first_frames::FirstFrames;
-use super::{first_of, Active, Office, Role, PATIENCE};
+use super::{first_of, Active, ClusterNode, Role, PATIENCE};
 use crate::log::Throttle;
 use crate::net::listener::SEND_BUFFER_LEN;
 use crate::net::stream::{keep_alive, Stream};
@@ -103,7 +103,7 @@ enum FirstBytes {
     None,
 }
 
-impl Office {
+impl ClusterNode {
     /// Cuts connections once another server is active, and tells the supervisor of each change.
     /// Never returns.
     pub(super) fn watch_role(&self) -> ! {
@@ -293,7 +293,7 @@ impl Office {
     }
 }
 
-impl Office {
+impl ClusterNode {
     /// The answer to a request for the role.
     pub fn role_line(&self) -> String {
         let Role { active, is_own } = self.role();

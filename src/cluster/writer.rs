@@ -12,7 +12,7 @@ use super::etcd::{self, EtcdFailure, Gateway, TxnAnswer};
 use super::journal::{granted, FENCE_RANGE};
 use super::record::{self, Names};
 use super::trouble::Trouble;
-use super::{is_planted, Office, Term};
+use super::{is_planted, ClusterNode, Term};
 use crate::arbiter::Arbiter;
 use crate::fence::source::fence_of_clock;
 use crate::sys::moment::Moment;
@@ -39,7 +39,7 @@ const PAUSE_AFTER_REFUSAL: Duration = Duration::from_millis(250);
 
 /// Writes the journal for one term.
 pub(super) struct JournalWriter {
-    office: Arc<Office>,
+    node: Arc<ClusterNode>,
     arbiter: Arc<Arbiter>,
     gateway: Gateway,
     names: Names,
@@ -58,11 +58,11 @@ enum BatchResult {
 }
 
 impl JournalWriter {
-    pub(super) fn new(office: Arc<Office>, arbiter: Arc<Arbiter>, term: Term) -> JournalWriter {
+    pub(super) fn new(node: Arc<ClusterNode>, arbiter: Arc<Arbiter>, term: Term) -> JournalWriter {
         JournalWriter {
-            gateway: office.gateway(),
-            names: Names(office.settings.prefix.clone()),
-            office,
+            gateway: node.gateway(),
+            names: Names(node.settings.prefix.clone()),
+            node,
             arbiter,
             term,
             failing_since: None,
@@ -72,7 +72,7 @@ impl JournalWriter {
 
     /// Writes until the process ends, after [`JournalWriter::take_over`].
     pub(super) fn run(mut self) -> ! {
-        let journal = Arc::clone(&self.office.journal);
+        let journal = Arc::clone(&self.node.journal);
         loop {
             let round = journal.next_round();
             let outcome = self.commit(round.changes(), round.reserve);
@@ -111,9 +111,9 @@ impl JournalWriter {
         while self.commit(iter::empty(), Some(end)) == BatchResult::Refused {
             thread::sleep(PAUSE_AFTER_REFUSAL);
         }
-        self.office.journal.begin(first, end);
+        self.node.journal.begin(first, end);
         // A lease may be over before the last holder is restored.
-        let journal = Arc::clone(&self.office.journal);
+        let journal = Arc::clone(&self.node.journal);
         self.arbiter.record_with(Box::new(journal));
         for bad in self.arbiter.restore(&records) {
             let name = self.names.holder(bad.token.fence);
@@ -123,7 +123,7 @@ impl JournalWriter {
             thread::sleep(Duration::from_secs(3));
         }
         let epoch = self.term.epoch;
-        self.office.become_active(epoch);
+        self.node.become_active(epoch);
         let (holders, fence) = (records.len(), Fence(first));
         let took_ms = began.elapsed().as_millis();
         info!("active epoch={epoch} holders={holders} fence={fence} took_ms={took_ms}");
@@ -179,7 +179,7 @@ impl JournalWriter {
         }
     }
 
-    /// Sends a request once. If failures may have cost the office, the server starts over.
+    /// Sends a request once. Starts over if failures may have cost the leadership.
     fn attempt<T>(
         &mut self,
         request: impl FnOnce(&mut Gateway) -> Result<T, EtcdFailure>,
@@ -215,7 +215,7 @@ impl JournalWriter {
             };
             // No lease ends before its holder has been told of it.
             let mut fences = granted(changes.clone());
-            fences.extend(self.office.journal.pending_grants());
+            fences.extend(self.node.journal.pending_grants());
             self.arbiter.begin_anew(&fences);
             let is_lost = matches!(failure, EtcdFailure::NoAnswer { .. });
             is_in_doubt |= is_lost && !is_question;
@@ -238,7 +238,7 @@ impl JournalWriter {
     /// which confirms what its sessions have promised, and whether the batch was carried out. It
     /// may be carried out until the next batch has been: so the batch number is not compared.
     fn is_carried_out(&mut self) -> bool {
-        let number = self.office.journal.begin_question();
+        let number = self.node.journal.begin_question();
         let leader = self.names.leader();
         let (compare, look_up) = (
             etcd::is_created(&leader, self.term.epoch),
@@ -249,7 +249,7 @@ impl JournalWriter {
             return false;
         };
         let is_next = self.is_next_version(&answer);
-        self.office.journal.finish_question(number);
+        self.node.journal.finish_question(number);
         is_next
     }
 
@@ -282,7 +282,7 @@ impl JournalWriter {
         then.push(match is_question {
             true => look_up.clone(),
             false => {
-                let address = self.office.settings.advertise.as_bytes();
+                let address = self.node.settings.advertise.as_bytes();
                 etcd::put(&leader, address, self.term.lease)
             }
         });
@@ -305,15 +305,15 @@ impl JournalWriter {
         }
     }
 
-    /// Whether the office has the version of the next batch, rather than that of the last one. If
+    /// Whether the leader key has the version of the next batch, rather than that of the last one. If
     /// it has neither, this server is deposed, and starts over.
     fn is_next_version(&self, answer: &TxnAnswer) -> bool {
-        let (office, Term { epoch, version, .. }) = (&self.office, self.term);
+        let (node, Term { epoch, version, .. }) = (&self.node, self.term);
         let Some(leader) = answer.found.first() else {
-            office.start_over("the office is vacant")
+            node.start_over("the leader key is gone")
         };
         if leader.create_revision != epoch {
-            office.start_over("another server is active");
+            node.start_over("another server is active");
         }
         match leader.version {
             found if found == version + 1 => true,
@@ -326,19 +326,18 @@ impl JournalWriter {
         let Term { epoch, version, .. } = self.term;
         let found = answer.found.first().map_or(0, |leader| leader.version);
         error!("foreign-batch epoch={epoch} found={found} expected={version}");
-        self.office
-            .start_over("another has written under this epoch")
+        self.node.start_over("another has written under this epoch")
     }
 
-    /// Logs a failure. If failures may have cost the office, the server starts over.
+    /// Logs a failure. Starts over if failures may have cost the leadership.
     fn judge(&mut self, failure: &EtcdFailure, since: Moment) {
-        let waiting = self.office.journal.waiting_sessions();
+        let waiting = self.node.journal.waiting_sessions();
         self.trouble.report(failure, waiting);
         if matches!(failure, EtcdFailure::Refused { code, .. } if *code == etcd::NOT_FOUND) {
-            self.office.start_over("the office's lease is over");
+            self.node.start_over("the lease of the leader key is over");
         }
-        if since.elapsed() > self.office.settings.ttl {
-            self.office.start_over(&match failure {
+        if since.elapsed() > self.node.settings.ttl {
+            self.node.start_over(&match failure {
                 EtcdFailure::NoAnswer { .. } => "etcd has not answered for too long".to_owned(),
                 EtcdFailure::Refused { code, .. } => {
                     format!("etcd has refused all requests for too long, with code {code}")

@@ -29,7 +29,7 @@ use parking_lot::RwLock;
 
 use crate::arbiter::{Arbiter, Rules};
 use crate::cli::arguments::{self, Origins, Parsed};
-use crate::cluster::{ClusterSettings, Office};
+use crate::cluster::{ClusterNode, ClusterSettings};
 use crate::fence::allocator::{self, Reserver};
 use crate::fence::source::{fence_of_clock, ClockFences, Salts};
 use crate::log::{LogRules, SourceThrottle};
@@ -117,10 +117,8 @@ fn run(
     let _clean_up = server::CleanUp(&listeners);
     warn_about(options, auth, &listeners, door.as_ref());
 
-    let office = cluster.map(|settings| Office::new(settings, log.clone()));
-    let fences = office
-        .as_ref()
-        .map_or(fences, |office| (office.fences(), None));
+    let node = cluster.map(|settings| ClusterNode::new(settings, log.clone()));
+    let fences = node.as_ref().map_or(fences, |node| (node.fences(), None));
     let arbiter = start_arbiter(options, fences)?;
     if let (Some(file), Some(left)) = (&handover, left) {
         file.restore(&left, &arbiter)?;
@@ -136,11 +134,11 @@ fn run(
         auth_refusals: SourceThrottle::default(),
         cap_warnings: SourceThrottle::default(),
         log: log.clone(),
-        office: office.clone(),
+        node: node.clone(),
         replies: RwLock::default(),
     });
-    if let Some(office) = &office {
-        office.serve(&arbiter).map_err(server::no_thread)?;
+    if let Some(node) = &node {
+        node.serve(&arbiter).map_err(server::no_thread)?;
     }
 
     let end = shutdown::ServerEnd {
@@ -149,20 +147,20 @@ fn run(
         connections: &connections,
         listeners: &listeners,
         options,
-        office: office.as_deref(),
+        node: node.as_deref(),
         handover: handover.as_ref(),
         session_rules: &session_rules,
     };
     let started = serve::start(&listeners, &arbiter, &connections, &session_rules)
         .and_then(|()| door.map_or(Ok(()), |door| door.open(&arbiter, &session_rules)))
-        .and_then(|()| tell_of_start(options, &listeners, office.as_deref()));
+        .and_then(|()| tell_of_start(options, &listeners, node.as_deref()));
     if let Err(reason) = started {
         // The file of the last server is gone by now.
         end.give_back();
         return Err(reason);
     }
     let status = end.run();
-    office.iter().for_each(|office| office.resign());
+    node.iter().for_each(|node| node.resign());
     log.flush();
     Ok(status)
 }
@@ -197,9 +195,9 @@ fn room_for_connections(options: &Options, secret_len: usize) -> Connections {
 fn tell_of_start(
     options: &Options,
     listeners: &[Listener],
-    office: Option<&Office>,
+    node: Option<&ClusterNode>,
 ) -> Result<(), String> {
-    let is_anew = office.is_some_and(Office::has_started_over);
+    let is_anew = node.is_some_and(ClusterNode::has_started_over);
     // A server that has started over has printed it before.
     if options.print_port && !is_anew {
         server::print_port(listeners)?;

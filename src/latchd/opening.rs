@@ -73,7 +73,7 @@ impl Opener<'_, '_> {
 
     /// Takes the frame with which a standby begins, if one does.
     fn origin(&mut self) -> Result<RequestSource, Ending> {
-        let Some(office) = &self.rules.office else {
+        let Some(node) = &self.rules.node else {
             return Ok(RequestSource::Client);
         };
         self.wait_for_first_line()?;
@@ -82,7 +82,7 @@ impl Opener<'_, '_> {
         }
         self.wait_for_frame()?;
         match self.input.frame() {
-            [RELAY, epoch, _] if office.is_meant_by(epoch) => {
+            [RELAY, epoch, _] if node.is_meant_by(epoch) => {
                 self.input.end_frame();
                 Ok(RequestSource::Standby)
             }
@@ -119,8 +119,8 @@ impl Opener<'_, '_> {
 
     /// Takes the `auth` of the client. Other servers ask for the role without one.
     fn authenticate(&mut self) -> Result<(), Ending> {
-        while let (Some(office), [CLUSTER, ..]) = (&self.rules.office, self.input.frame()) {
-            self.outbox.add_line(&office.role_line())?;
+        while let (Some(node), [CLUSTER, ..]) = (&self.rules.node, self.input.frame()) {
+            self.outbox.add_line(&node.role_line())?;
             self.input.end_frame();
             self.wait_for_frame()?;
         }

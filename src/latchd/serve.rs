@@ -112,8 +112,8 @@ fn converse(
     rules: &SessionRules,
 ) {
     let stream = &admission.stream;
-    if let Some(office) = &rules.office {
-        match office.receive(stream, rules.read_timeout, rules.write_timeout) {
+    if let Some(node) = &rules.node {
+        match node.receive(stream, rules.read_timeout, rules.write_timeout) {
             Ok(()) => {}
             Err(error) if error.kind() == io::ErrorKind::TimedOut => {
                 return connection::turn_away(stream, rules);

@@ -69,8 +69,8 @@ impl<'s, 'a> Session<'s, 'a> {
 
     fn serve_frame(&mut self) -> Result<(), Ending> {
         let frame = self.input.frame();
-        if let (Some(office), [CLUSTER, ..]) = (&self.rules.office, frame) {
-            let line = office.role_line();
+        if let (Some(node), [CLUSTER, ..]) = (&self.rules.node, frame) {
+            let line = node.role_line();
             self.input.end_frame();
             return self.outbox.add_line(&line);
         }

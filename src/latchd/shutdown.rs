@@ -9,7 +9,7 @@ use crossbeam_channel::{bounded, select, Receiver, RecvTimeoutError};
 use log::{error, info, warn};
 
 use crate::arbiter::{Arbiter, DrainUntil};
-use crate::cluster::Office;
+use crate::cluster::ClusterNode;
 use crate::net::connections::Connections;
 use crate::net::listener::Listener;
 use crate::sys::notify::notify;
@@ -48,7 +48,7 @@ pub(super) struct ServerEnd<'a> {
     pub(super) connections: &'a Arc<Connections>,
     pub(super) options: &'a Options,
     pub(super) listeners: &'a [Listener],
-    pub(super) office: Option<&'a Office>,
+    pub(super) node: Option<&'a ClusterNode>,
     pub(super) handover: Option<&'a HandoverFile>,
     pub(super) session_rules: &'a SessionRules,
 }
@@ -66,11 +66,11 @@ impl ServerEnd<'_> {
             }
         }
         let deadline = Instant::now() + self.options.shutdown_timeout.unwrap_or(LONGEST);
-        if let Some(office) = self.office {
-            office.leave();
-            return match office.is_active() {
-                true => self.hand_over_office(office, deadline),
-                false => self.leave_cluster(office, deadline),
+        if let Some(node) = self.node {
+            node.leave();
+            return match node.is_active() {
+                true => self.hand_over_leadership(node, deadline),
+                false => self.leave_cluster(node, deadline),
             };
         }
         let drained = self.arbiter.begin_drain(match self.handover {
@@ -146,10 +146,10 @@ impl ServerEnd<'_> {
     /// Until then this server serves, and grants for a while. Afterwards no client is told anything
     /// that promises a lock or an end of one, and the connections end with the process: an orderly
     /// farewell would end the holders in the journal.
-    fn hand_over_office(&self, office: &Office, deadline: Instant) -> ExitCode {
+    fn hand_over_leadership(&self, node: &ClusterNode, deadline: Instant) -> ExitCode {
         info!("handing-over");
         let _ = notify("STOPPING=1\nSTATUS=Handing over");
-        let mut ended = self.wait_for(&office.probe_journal(), deadline);
+        let mut ended = self.wait_for(&node.probe_journal(), deadline);
         if ended == Some(Drained::Yes) {
             let closed = self.arbiter.close_record_once_all_can_adopt();
             let time_left = deadline.saturating_duration_since(Instant::now());
@@ -174,10 +174,10 @@ impl ServerEnd<'_> {
 
     /// Lets no client in, cuts those off that can come back through another server, and has the
     /// others finish. An orderly farewell would reach the active server as the end of its clients.
-    fn leave_cluster(&self, office: &Office, deadline: Instant) -> ExitCode {
+    fn leave_cluster(&self, node: &ClusterNode, deadline: Instant) -> ExitCode {
         self.connections.close();
         self.listeners.iter().for_each(Listener::refuse);
-        office.cut_adopting();
+        node.cut_adopting();
         info!("draining");
         let _ = notify("STOPPING=1\nSTATUS=Draining");
         let gone = none_left(self.connections, LONGEST, LONGEST);
@@ -185,7 +185,7 @@ impl ServerEnd<'_> {
             Some(Drained::Yes) => info!("stopping reason=drained"),
             Some(Drained::TimedOut) => {
                 warn!("stopping reason=shutdown-timeout");
-                office.cut_all();
+                node.cut_all();
                 let _ = none_left(self.connections, FAREWELL, FAREWELL).recv();
             }
             None => return ExitCode::from(1),

@@ -2,7 +2,7 @@
 //! and for the HTTP door, which also tells the counters in the form of Prometheus.
 
 use crate::arbiter::Arbiter;
-use crate::cluster::Office;
+use crate::cluster::ClusterNode;
 use crate::log::Log;
 use crate::protocol::counters::{Figures, Oldest};
 use crate::protocol::{metrics, queues, stats};
@@ -17,7 +17,7 @@ const PAGES_AT_ONCE: usize = 8;
 /// Where the statistics come from.
 pub(super) struct StatisticsSource<'a> {
     pub(super) arbiter: &'a Arbiter,
-    pub(super) office: Option<&'a Office>,
+    pub(super) node: Option<&'a ClusterNode>,
     pub(super) log: &'a Log,
 }
 
@@ -32,7 +32,7 @@ impl StatisticsSource<'_> {
     ) -> Result<(), E> {
         let page_after = self.pages();
         stats::write_json(self.arbiter.seat_count(), page_after, out, send)?;
-        let figures = self.office.and_then(Office::figures);
+        let figures = self.node.and_then(ClusterNode::figures);
         if let Some((epoch, journal_time)) = figures {
             let orphans = self.arbiter.orphan_count();
             stats::append_cluster(epoch, orphans, journal_time, out);

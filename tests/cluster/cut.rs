@@ -178,7 +178,7 @@ fn start_member(
 }
 
 #[test]
-fn a_link_that_goes_down_costs_the_office_and_no_lock() {
+fn a_link_that_goes_down_costs_the_leadership_and_no_lock() {
     needs!(root);
     needs!("etcd", "ip");
     let Some(house) = House::new() else {

@@ -159,7 +159,7 @@ fn orphans_that_are_dropped_are_found() {
 }
 
 #[test]
-fn lost_and_doubled_answers_cost_no_office() {
+fn lost_and_doubled_answers_cost_no_leadership() {
     let programs = needs!("etcd", "etcdctl");
     let etcd = Etcd::start(&programs, 1);
     let proxy = Proxy::start(etcd.members[0].client_port);
@@ -356,7 +356,7 @@ fn authentication_can_be_turned_on_and_off_under_load() {
             work(&mut client);
         }
     }
-    // Longer than the TTL: the office's lease goes on, too.
+    // Longer than the TTL: the lease of the leader key goes on, too.
     let began = Instant::now();
     while began.elapsed() < TTL + Duration::from_secs(1) {
         work(&mut client);

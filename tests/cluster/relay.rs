@@ -421,7 +421,7 @@ fn a_client_waits_while_a_successor_takes_over() {
 fn two_standbys_make_no_loop() {
     let programs = needs!("etcd", "etcdctl");
     let etcd = Etcd::start(&programs, 1);
-    // The key of the office names a standby.
+    // The leader key names a standby.
     let port = free_port();
     let lease = etcd.ctl(&["lease", "grant", "600"]).expect("etcd answers");
     let lease = lease.split(' ').nth(1).expect("a number").to_owned();

@@ -235,7 +235,7 @@ fn a_server_resigns_though_the_first_member_is_dead_once() {
     server.wait_for("resigned", 1);
 }
 
-/// Its threads learn that the office is vacant while it still waits for the answer.
+/// Its threads learn that there is no leader while it still waits for the answer.
 #[test]
 fn a_server_that_has_resigned_is_not_deposed() {
     let programs = needs!("etcd", "etcdctl");
@@ -263,7 +263,7 @@ fn a_server_that_has_resigned_is_not_deposed() {
     assert!(!log.contains("deposed"), "{log}");
 }
 
-/// The office would be held for as long as the clients stay, by a server that lets no other in.
+/// A server that lets no client in would stay the leader for as long as its clients stay.
 #[test]
 fn a_server_told_to_stop_while_it_takes_over_resigns() {
     let programs = needs!("etcd", "etcdctl");

@@ -65,7 +65,7 @@ fn rules(auth_token: Option<Box<[u8]>>) -> SessionRules {
         cap_warnings: SourceThrottle::default(),
         replies: RwLock::default(),
         log: Log::silent(),
-        office: None,
+        node: None,
     }
 }
 

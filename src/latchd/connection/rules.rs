@@ -7,7 +7,7 @@ use std::time::Duration;
 use parking_lot::RwLock;
 
 use crate::arbiter::Certainty;
-use crate::cluster::Office;
+use crate::cluster::ClusterNode;
 use crate::latchd::requests::Offer;
 use crate::log::{Log, SourceThrottle};
 use crate::protocol::request::Frame;
@@ -35,8 +35,8 @@ pub struct SessionRules {
     pub replies: RwLock<()>,
     /// The log, which counts the lines that it drops.
     pub log: Log,
-    /// This server's office among several; `None` if it is alone.
-    pub office: Option<Arc<Office>>,
+    /// This server as one of several; `None` if it is alone.
+    pub node: Option<Arc<ClusterNode>>,
 }
 
 /// What replies that have not been sent promise.
@@ -55,9 +55,9 @@ impl SessionRules {
         certainty: Certainty,
         holder: Option<Fence>,
     ) {
-        if let (Some(office), true) = (&self.office, certainty > Certainty::None) {
+        if let (Some(node), true) = (&self.node, certainty > Certainty::None) {
             promised.certainty = promised.certainty.max(certainty);
-            promised.change = promised.change.max(office.change_of(holder));
+            promised.change = promised.change.max(node.change_of(holder));
         }
     }
 
@@ -65,8 +65,8 @@ impl SessionRules {
     pub(in crate::latchd) fn wait_for_journal(&self, promised: &mut Promised) {
         drop(self.replies.read());
         let Promised { certainty, change } = std::mem::take(promised);
-        if let (Some(office), true) = (&self.office, certainty > Certainty::None) {
-            office.wait_for_journal(change, certainty);
+        if let (Some(node), true) = (&self.node, certainty > Certainty::None) {
+            node.wait_for_journal(change, certainty);
         }
     }
 

@@ -208,8 +208,8 @@ impl Guide {
     }
 
     fn why_not_ready(&self) -> Option<&'static str> {
-        let office = self.rules.office.as_ref();
-        if office.is_some_and(|office| !office.has_active_server()) {
+        let node = self.rules.node.as_ref();
+        if node.is_some_and(|node| !node.has_active_server()) {
             return Some("no active server\n");
         }
         let (_, counters) = self.arbiter.counters();
@@ -220,14 +220,14 @@ impl Guide {
         let Some(_reservation) = memory::reserve(PAGE_LEN, Purpose::Service) else {
             return answer.text("503 Service Unavailable", "too little memory is left\n");
         };
-        let office = self.rules.office.as_deref();
+        let node = self.rules.node.as_deref();
         let statistics = StatisticsSource {
             arbiter: &self.arbiter,
-            office,
+            node,
             log: &self.rules.log,
         };
         // A standby has a table of its own, in which there is nothing.
-        let is_standby = office.is_some_and(|office| !office.is_active());
+        let is_standby = node.is_some_and(|node| !node.is_active());
         if is_standby && resource != Resource::Metrics {
             return answer.text(
                 "503 Service Unavailable",

@@ -31,7 +31,7 @@ impl Session<'_, '_> {
     }
 
     /// The grant of a key that has this fence. Its client gives the lock up if there is none, so a
-    /// server that has lost its office must not answer. It fits in one piece.
+    /// server that is no longer active must not answer. It fits in one piece.
     pub(super) fn show_holder(&mut self, key: &str, fence: Fence) -> Result<(), Ending> {
         let out = &mut self.outbox.out;
         out.extend(b"ok {\"keys\":[");
@@ -63,7 +63,7 @@ impl Session<'_, '_> {
     ) -> Result<(), Ending> {
         let statistics = StatisticsSource {
             arbiter: self.seat.arbiter(),
-            office: self.rules.office.as_deref(),
+            node: self.rules.node.as_deref(),
             log: &self.rules.log,
         };
         let (out, send) = self.outbox.in_pieces();
