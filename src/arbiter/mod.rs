@@ -62,13 +62,11 @@ const SENT_AT_ONCE: usize = 8;
 const CLAIMS_AT_ONCE: usize = 256;
 const CLAIM_LEN: usize = 512;
 
-/// What a holder or a waiter takes, in bytes, of a map that doubles.
+/// Bytes of a growing map for each holder or waiter.
 const MAP_ENTRY_LEN: usize = 160;
 
-/// The settings of an arbiter.
 #[derive(Clone, Copy)]
 pub struct Rules {
-    /// The caps of the table.
     pub caps: Caps,
     /// What becomes of a connection's slots when it closes.
     pub holdings: Holdings,
@@ -83,7 +81,7 @@ pub struct Arbiter {
     state: Mutex<State>,
     clock: Clock,
     reaper: Arc<Condvar>,
-    /// Outside the mutex, so that the kernel's randomness never delays another connection.
+    /// Outside the mutex, so that a wait for the kernel's randomness delays no other connection.
     salts: Salts,
     /// Claims that may still be made before free memory is checked again.
     claims_left: AtomicUsize,
@@ -92,13 +90,11 @@ pub struct Arbiter {
 }
 
 struct State {
-    /// The time of the last visit.
     now: Instant,
     table: LockTable,
     seats: BTreeMap<ConnId, SeatState>,
-    /// When the reaper looks next by itself; `None` while it sleeps until it is woken.
+    /// When the reaper wakes by itself; `None` if it sleeps until it is notified.
     reaper_looks_at: Option<Instant>,
-    /// The next look at idle keys, at the earliest.
     next_gc: Instant,
     /// While holders are waited for, before the server ends.
     awaited: Option<AwaitedHolders>,
@@ -113,7 +109,7 @@ pub struct Frozen<'a> {
 }
 
 impl Frozen<'_> {
-    /// What the next server needs to go on from here: the next fence, and the holders.
+    /// The next fence and the holders, for the next server.
     pub fn hand_over(&mut self) -> (u64, Vec<HolderRecord>) {
         let State { table, seats, .. } = &mut *self.state;
         let tag_of = |conn| seats.get(&conn).and_then(|seat| seat.tag.clone());
@@ -121,13 +117,13 @@ impl Frozen<'_> {
     }
 }
 
-/// A connection's client, as far as the threads of other connections are concerned.
+/// A client's socket, for the threads of other connections.
 pub trait ClientSocket: Send + Sync {
     /// Who the client is, for operators.
     fn peer(&self) -> String;
 
-    /// Sends the reply to a wait, and returns how many of its bytes the peer's socket has taken. It
-    /// may be none. Must not block.
+    /// Sends the reply to a wait, and returns how many of its bytes the socket has taken: 0 is
+    /// possible. Must not block.
     fn send_grant(&self, grant: Grant) -> usize;
 
     /// Whether the peer has closed its side, or is gone. Must not block.
@@ -137,11 +133,9 @@ pub trait ClientSocket: Send + Sync {
     fn end(&self);
 }
 
-/// Where a connection waits.
 struct SeatState {
     wake: Arc<Condvar>,
     socket: Option<Arc<dyn ClientSocket>>,
-    /// What the client says of itself.
     tag: Option<Arc<str>>,
     /// Whether the client can adopt its grants over another connection.
     can_adopt: bool,
@@ -188,7 +182,6 @@ impl Arbiter {
         }
     }
 
-    /// How many connections have a seat.
     pub fn seat_count(&self) -> usize {
         self.state.lock().seats.len()
     }
@@ -199,8 +192,8 @@ impl Arbiter {
         self.mark_gone(conn, |_| true);
     }
 
-    /// Ends the wait of `conn` as if its peer had hung up, and tells whether there was a wait that
-    /// was not decided yet.
+    /// Ends the wait of `conn` as if its peer had hung up. Returns whether there was an undecided
+    /// wait.
     pub fn cut_off(&self, conn: ConnId) -> bool {
         self.mark_gone(conn, |wait| matches!(wait, WaitState::Queued(_)))
     }
@@ -258,7 +251,7 @@ impl Arbiter {
         visit.table.begin_drain(now);
     }
 
-    /// Stops all visits, and so all requests, for as long as the result lives.
+    /// Stops all visits, and so all requests, until the result is dropped.
     pub fn freeze(&self) -> Frozen<'_> {
         let mut state = self.state.lock();
         let now = self.expire_due(&mut state, Scope::Everything);
@@ -271,13 +264,13 @@ impl Arbiter {
         visit.table.snapshot(after, at_most, now)
     }
 
-    /// Grants the slots that waiters are owed since there was no token for them.
+    /// Grants the slots that waiters are owed because there was no fence for them.
     pub fn grant_owed_slots(&self) {
         let (mut visit, now) = self.visit(Scope::Nothing);
         visit.table.grant_owed_slots(now);
     }
 
-    /// When a key was last held: now, if one is; `None` if none ever was.
+    /// When any key was last held: now, if one is held; `None` if none ever was.
     pub fn last_held(&self) -> Option<Instant> {
         let (mut visit, now) = self.visit(Scope::Everything);
         visit.table.last_held(now)
@@ -311,8 +304,7 @@ impl Arbiter {
         (Visit { arbiter, state }, now)
     }
 
-    /// Visits the table until `act` says that all is done. Other threads get their turn between the
-    /// steps.
+    /// Visits the table until `act` returns `true`. Other threads get their turn between the steps.
     fn visit_in_steps(&self, scope: Scope<'_>, mut act: impl FnMut(&mut State, Instant) -> bool) {
         let mut state = self.state.lock();
         loop {
@@ -375,7 +367,7 @@ impl Arbiter {
         true
     }
 
-    /// What a visit has caused for other threads: mostly nothing.
+    /// What a visit has caused for other threads, which is mostly nothing.
     fn take_wake_ups(&self, state: &mut State) -> WakeUps {
         if let (Some(recorder), Some(changes)) = (&mut state.recorder, state.table.changes()) {
             if !changes.is_empty() {
@@ -495,7 +487,7 @@ impl Drop for Visit<'_> {
     }
 }
 
-/// The threads to wake: mostly one, and then without an allocation.
+/// The threads to wake. One of them, the usual number, needs no allocation.
 #[derive(Default)]
 struct WakeUps {
     first: Option<WakeUp>,
@@ -504,7 +496,7 @@ struct WakeUps {
     wake_reaper: bool,
 }
 
-/// The thread of a connection to wake, and a grant to be sent before.
+/// A connection's thread to wake, and a grant to send first.
 struct WakeUp {
     conn: ConnId,
     wake: Arc<Condvar>,

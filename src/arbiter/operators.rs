@@ -9,7 +9,6 @@ use crate::token::Fence;
 
 /// The queue of one key, with the clients in it.
 pub struct KeyStatus {
-    /// Holders and waiters.
     pub queue: KeySnapshot,
     /// Of each holder, then of each waiter.
     clients: Vec<SeatedClient>,
@@ -83,10 +82,10 @@ impl Arbiter {
         self.state.lock().table.take_cap_reached()
     }
 
-    /// Ends grants of a key as if their leases were over: that with this fence, or all that there
-    /// are. A holder that has nothing else at the server loses its connection, so that it finds out
-    /// at once; `operator`, the connection that asks for this, never does. Costs system calls,
-    /// outside the mutex.
+    /// Ends grants of a key as if their leases were over: the one with this fence, or all. A holder
+    /// that has nothing else at the server loses its connection, so that it finds out at once;
+    /// `operator`, the connection that asks for this, never does. Costs system calls, outside the
+    /// mutex.
     pub fn break_grants(&self, key: &str, fence: Option<Fence>, operator: ConnId) -> Vec<Broken> {
         let fences = match fence {
             Some(fence) => Some((fence, fence)),
@@ -98,7 +97,7 @@ impl Arbiter {
         let mut broken = Vec::new();
         self.visit_in_steps(Scope::Key(key), |state, now| {
             for _ in 0..RELEASED_AT_ONCE {
-                // Waiters are granted the slots meanwhile: what is newer than this is not broken.
+                // Waiters are granted the freed slots. Their grants are newer, and are not broken.
                 let next = fence.or_else(|| state.table.fences(key).map(|(oldest, _)| oldest));
                 let next = next.filter(|next| (oldest..=newest).contains(next));
                 let grant = next.and_then(|next| Broken::new(state, key, next, operator, now));
@@ -138,16 +137,15 @@ fn statuses(visit: Visit<'_>, queues: Vec<KeySnapshot>) -> Vec<KeyStatus> {
 
 /// A grant that an operator has ended.
 pub struct Broken {
-    /// The fence of its token.
     pub fence: Fence,
-    /// The connection of its holder.
     pub conn: ConnId,
     /// Who the holder's client was; `None` if its connection had closed.
     pub peer: Option<Box<str>>,
     /// What it said of itself.
     pub tag: Option<Arc<str>>,
     socket: Option<Arc<dyn ClientSocket>>,
-    /// Decided in the step that ended the grant: what the client asks for later is not to be lost.
+    /// Decided in the step that ended the grant, so that what the client acquires later is not
+    /// lost.
     ends_connection: bool,
 }
 

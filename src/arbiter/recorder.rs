@@ -9,27 +9,27 @@ use crate::token::Fence;
 /// How many holders are restored before other threads get their turn.
 const RESTORED_AT_ONCE: usize = 500;
 
-/// Takes note of every change to the holders, in the order of the table.
+/// Receives every change of the holders, in the order of the table.
 pub trait Recorder: Send {
-    /// Takes the changes out. Called under the arbiter's mutex: it must not block, nor call the
-    /// arbiter.
+    /// Takes all changes out of the list. Called under the arbiter's mutex: it must not block, nor
+    /// call the arbiter.
     fn record(&mut self, changes: &mut Vec<Change>);
 
-    /// Takes no more changes: another server goes on from those that it has. Grants that no client
-    /// has been told of end, `untold` among them. Called as [`Recorder::record`] is.
+    /// Takes no more changes: another server continues from those recorded so far. Ends the grants
+    /// that no client knows of, `untold` among them. Called as [`Recorder::record`] is.
     fn close(&mut self, untold: Vec<Fence>);
 }
 
-/// How certain the arbiter's answers must be before a client may read them.
+/// What must be certain before a reply leaves.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Certainty {
-    /// They promise nothing.
+    /// Nothing: the reply promises nothing.
     #[default]
     None,
-    /// The changes to their holders are in the journal.
+    /// The changes of its holder are in the journal.
     Journaled,
-    /// In addition, this server is still the active one: the answers promise time, and perhaps
-    /// without a change.
+    /// In addition, this server is still the active one: the reply promises more time, perhaps
+    /// without any change in the journal.
     JournaledByActive,
 }
 
@@ -49,7 +49,6 @@ impl Arbiter {
         visit.await_holders(DrainUntil::AllCanAdopt, Then::CloseRecord)
     }
 
-    /// Closes the record now.
     pub fn close_record(&self) {
         self.visit(Scope::Everything).0.close_record();
     }

@@ -60,12 +60,10 @@ impl Arbiter {
 }
 
 impl Seat {
-    /// The connection's number.
     pub fn id(&self) -> ConnId {
         self.conn
     }
 
-    /// The arbiter.
     pub fn arbiter(&self) -> &Arbiter {
         &self.arbiter
     }
@@ -208,7 +206,7 @@ impl Seat {
         }
     }
 
-    /// Takes note of what the client says of itself, if that is not empty. The caller bounds its
+    /// Sets what the client says of itself, or clears it if that is empty. The caller bounds its
     /// length.
     pub fn set_tag(&self, tag: &str) {
         let tag = (!tag.is_empty()).then(|| Arc::from(tag));
@@ -325,7 +323,7 @@ impl Seat {
         }
     }
 
-    /// Asks the socket whether the peer has hung up. Releases the mutex meanwhile.
+    /// Asks the socket whether the peer has hung up, with the mutex released.
     fn has_hung_up(&self, state: &mut MutexGuard<'_, State>) -> bool {
         let socket = self.state_in(state).socket.clone();
         MutexGuard::unlocked(state, || socket.is_some_and(|socket| socket.has_hung_up()))

@@ -11,18 +11,16 @@ use crate::text::invalid_value;
 /// What a command line asks for.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Parsed<T> {
-    /// Run with these options.
     Run(T),
     /// Print this text on stdout and do nothing else.
     Print(String),
-    /// Something impossible, for the reason given in one line.
+    /// An error, in one line.
     Usage(String),
 }
 
 /// How a long option begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Dashes {
-    /// With two dashes.
     Two,
     /// With one or two, as options of programs written in Go do.
     OneOrTwo,
@@ -86,7 +84,7 @@ macro_rules! options {
 }
 pub(crate) use options;
 
-/// The last of several, for the macro.
+/// Its last argument, for the macro.
 pub const fn last(all: &[Option<char>]) -> Option<char> {
     all[all.len() - 1]
 }
@@ -124,7 +122,6 @@ pub struct Variables<'a> {
 }
 
 impl Variables<'_> {
-    /// No variables at all.
     pub const NONE: Variables<'static> = Variables {
         prefixes: &[],
         rivals: &[],
@@ -292,7 +289,7 @@ fn bad_value(message: &str, words: &[&str], origins: &Origins) -> Option<String>
         let about = format!("Error parsing option '{name}' with value '{value}': ");
         let reason = message.strip_prefix(&about)?.trim_end();
         Some(match reason {
-            // The value is not to blame, and may be secret.
+            // The value is not the error, and may be secret.
             "duplicate values provided" => format!("{name}: it is given more than once"),
             _ => invalid_value(value, origins.get(name).unwrap_or(name), reason),
         })
@@ -324,7 +321,7 @@ fn in_our_words(message: &str) -> String {
     let list = list.join(", ");
     let line = match first.split_once(['\'', ':']) {
         Some(("Unrecognized argument", _)) => {
-            // What is wrong may have a line end in it.
+            // The quoted value may contain a line end.
             let word = message.split_once(": ").map_or("", |(_, word)| word);
             let word = word.strip_suffix('\n').unwrap_or(word);
             match word.len() > 1 && word.starts_with('-') {

@@ -28,7 +28,6 @@ pub struct Program {
     pub features: &'static [&'static str],
     /// The variables that it reads beside those of its options, in a sentence, or nothing.
     pub variables: &'static str,
-    /// Its manual page.
     pub manual: &'static str,
 }
 

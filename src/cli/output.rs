@@ -23,7 +23,7 @@ pub fn unprintable(error: &io::Error) -> String {
     format!("standard output: {}", reason(error))
 }
 
-/// Writes one line to stderr. If that fails, the exit status still says what is wrong.
+/// Writes one line to stderr. If that fails, the exit status still reports the error.
 pub fn complain(program: &str, message: impl Display) {
     // In one write: other processes may write to the same pipe.
     let line = format!("{program}: {message}\n");

@@ -23,7 +23,7 @@ const FIRST_AFTER: Duration = Duration::from_secs(2);
 /// The time between two queries for the holder.
 const INTERVAL: Duration = Duration::from_secs(10);
 
-/// How long to wait for room on stderr: a terminal stopped by Ctrl-S has none, nor has a full pipe.
+/// How long to wait for room on stderr: a full pipe has none, nor a terminal stopped by Ctrl-S.
 const ROOM_WAIT: Duration = Duration::from_millis(500);
 
 /// Whether a program says what it waits for.
@@ -50,12 +50,12 @@ impl Verbosity {
 /// What ends a wait before the lock is granted.
 pub struct Interrupts<'a> {
     pub signals: &'a mut SignalWatch,
-    /// Set when the standard input is closed, and nobody waits any longer.
+    /// Set when the standard input is closed: the caller no longer waits.
     pub abandoned: Option<&'a Event>,
     /// The exit status in that case.
     pub busy_status: u8,
-    /// Tells the thread that waits to end, so that what it has got is dropped. Without it, the
-    /// thread is left behind: the end of this process ends its connection.
+    /// Tells the waiting thread to end, and so to drop what it has acquired. Without it, the thread
+    /// is left behind: the end of this process ends its connection.
     pub cancel: Option<&'a Event>,
 }
 
@@ -96,8 +96,8 @@ pub fn wait_on_thread<T: Send + 'static>(
     })
 }
 
-/// Says after two seconds, and then every ten, what the program waits for. Dropping it ends that,
-/// and removes a line on a terminal, unless that takes nothing: it blocks for a second at most.
+/// Says after two seconds, and then every ten, what the program waits for. Dropping it stops that
+/// and removes the line from a terminal. This blocks for a second at most.
 pub struct WaitingLine {
     /// Sent to when the wait is over.
     over: Sender<()>,
@@ -109,7 +109,6 @@ pub struct WaitingLine {
 struct Line {
     /// Whether a line is on the terminal.
     is_shown: bool,
-    /// The last text.
     said: String,
 }
 
@@ -184,8 +183,8 @@ fn has_terminal() -> bool {
     stderr.is_terminal() && tcgetpgrp(&stderr).map_or(true, |group| group == getpgrp())
 }
 
-/// Writes to stderr, and tells whether it had room in time. The line is a courtesy: neither a grant
-/// nor a signal may be held up by it.
+/// Writes to stderr, and returns whether there was room in time. The line is a courtesy, and must
+/// delay neither a grant nor a signal.
 fn write_if_room(bytes: &[u8]) -> bool {
     let stderr = io::stderr();
     let within = Timespec::try_from(ROOM_WAIT).ok();

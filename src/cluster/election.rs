@@ -65,7 +65,7 @@ impl Candidate {
     /// for leader. `None`: it is time to look again.
     fn run_once(&mut self) -> Result<Option<Term>, EtcdFailure> {
         let kept = Moment::now();
-        // A look of its own: an etcd that is full refuses a transaction that might write.
+        // A separate read, because a full etcd refuses any transaction that might write.
         let look_up = etcd::look_up(&self.leader);
         let answer = self.gateway.txn("", &look_up, "")?;
         let Some(leader) = answer.found.first() else {
@@ -174,7 +174,8 @@ impl Candidate {
         }
     }
 
-    /// Renews the leader key until this server steps down, the process ends, or the server starts over.
+    /// Renews the leader key until this server steps down, the process ends, or the server starts
+    /// over.
     pub(super) fn keep(&mut self, term: &Term) {
         let ttl = self.node.settings.ttl;
         let (mut kept, mut pause) = (term.kept, ttl / 5);
@@ -202,8 +203,8 @@ impl Candidate {
     }
 }
 
-/// The address in the value of the leader key, if it has the form of `--advertise`: all that can write
-/// in etcd could write there.
+/// The address in the value of the leader key, if it has the form of `--advertise`: any writer in
+/// etcd could have written it.
 fn address_in(value: &[u8]) -> Option<String> {
     let text = std::str::from_utf8(value).ok()?;
     host_and_port(text)?;

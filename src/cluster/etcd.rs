@@ -42,9 +42,14 @@ pub const UNAUTHENTICATED: u64 = 16;
 #[derive(Debug, PartialEq, Eq)]
 pub enum EtcdFailure {
     /// No member has answered in time. The request may yet be carried out.
-    NoAnswer { member: String, reason: String },
-    /// etcd refuses.
-    Refused { code: u64, message: String },
+    NoAnswer {
+        member: String,
+        reason: String,
+    },
+    Refused {
+        code: u64,
+        message: String,
+    },
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -79,7 +84,6 @@ enum Credential {
 /// not start anything again.
 pub struct Gateway {
     settings: ClusterSettings,
-    /// The number of the member.
     at: usize,
     connection: Option<EtcdConnection>,
     token: Credential,
@@ -130,30 +134,30 @@ impl Gateway {
         Ok(key_values(&self.call_for_keys("/v3/kv/range", &body)?))
     }
 
-    /// Makes a lease of so many seconds, and returns its number.
+    /// Makes a lease of this many seconds, and returns its number.
     pub fn grant_lease(&mut self, seconds: u64) -> Result<u64, EtcdFailure> {
         let answer = self.call("/v3/lease/grant", &format!(r#"{{"TTL":"{seconds}"}}"#))?;
         match number(&answer["ID"]) {
-            // What hangs on lease 0 hangs on none, and would never end.
+            // A key on lease 0 has no lease, and would never expire.
             0 => Err(self.pass_over("a lease without a number".to_owned())),
             lease => Ok(lease),
         }
     }
 
-    /// Starts a lease anew; `false` if there is none of that number.
+    /// Keeps a lease alive; `false` if it does not exist.
     pub fn keep_alive(&mut self, lease: u64) -> Result<bool, EtcdFailure> {
         let answer = self.call("/v3/lease/keepalive", &format!(r#"{{"ID":"{lease}"}}"#))?;
         Ok(number(&answer["result"]["TTL"]) > 0)
     }
 
-    /// Ends a lease, with the keys that hang on it.
+    /// Revokes a lease, which deletes its keys.
     pub fn revoke_lease(&mut self, lease: u64) -> Result<(), EtcdFailure> {
         self.call("/v3/lease/revoke", &format!(r#"{{"ID":"{lease}"}}"#))
             .map(drop)
     }
 
-    /// Blocks until a key may have changed since `revision`, or until `at_most` is over. Says
-    /// nothing but that it is time to look. A watch that ends before is a failure.
+    /// Blocks until a key may have changed since `revision`, or until `at_most` is over. The caller
+    /// must look itself. A watch that ends before is a failure.
     pub fn watch(
         &mut self,
         key: &[u8],
@@ -164,7 +168,7 @@ impl Gateway {
         let key = base64::encode(key);
         let body =
             format!(r#"{{"create_request":{{"key":"{key}","start_revision":"{revision}"}}}}"#);
-        // The answer never ends, so the connection is of no further use.
+        // The answer never ends, so the connection cannot be used again.
         let mut has_changed = false;
         let watched = self.connected().and_then(|(connection, token)| {
             connection.watch(&body, token, deadline, |line| {
@@ -290,7 +294,7 @@ impl Gateway {
         EtcdFailure::NoAnswer { member, reason }
     }
 
-    /// Goes over to the next member. Its tokens are its own.
+    /// Switches to the next member, which has tokens of its own.
     fn pass_over(&mut self, reason: String) -> EtcdFailure {
         let failure = self.no_answer(reason);
         self.connection = None;
@@ -310,13 +314,13 @@ pub fn is_created(key: &[u8], revision: u64) -> String {
     )
 }
 
-/// A comparison: the key has been put so many times since it was created.
+/// A comparison: the key has been put this many times since it was created.
 pub fn is_version(key: &[u8], version: u64) -> String {
     let key = base64::encode(key);
     format!(r#"{{"key":"{key}","target":"VERSION","result":"EQUAL","version":"{version}"}}"#)
 }
 
-/// An operation: puts a value, which hangs on the lease, or on none for 0.
+/// An operation: puts a value with a lease, or without one for 0.
 pub fn put(key: &[u8], value: &[u8], lease: u64) -> String {
     let (key, value) = (base64::encode(key), base64::encode(value));
     format!(r#"{{"request_put":{{"key":"{key}","value":"{value}","lease":"{lease}"}}}}"#)

@@ -1,10 +1,10 @@
 //! The journal: every change of holders in the order of the table, written in groups, and what
 //! sessions wait for.
 //!
-//! One thread writes, a batch at a time. The changes that come during that are the next batch. If
-//! there is nothing to write, and a session wants to know whether this server is still active, the
-//! batch is a question: the same comparisons and no change. While etcd refuses to write, questions
-//! go on.
+//! One thread writes, a batch at a time. The changes that arrive during a write are the next batch.
+//! If there is nothing to write, and a session wants to know whether this server is still active,
+//! the batch is a question: the same comparisons and no change. While etcd refuses to write,
+//! questions go on.
 //!
 //! A server that hands over closes its journal. The changes until then are still written, but no
 //! session is told of anything that is not certain at that moment: nothing that the next server
@@ -39,7 +39,7 @@ pub struct Journal {
 struct JournalState {
     /// The changes that no round has taken, with their numbers.
     pending: VecDeque<(u64, Change)>,
-    /// When the first of them was recorded, at the latest; meaningless while there is none.
+    /// When the first of them was recorded, at the latest; meaningless if there are none.
     pending_since: Option<Instant>,
     /// The number of the last recorded change, and of the last one that is certain, with all before
     /// it. Changes are numbered from 1.
@@ -54,7 +54,7 @@ struct JournalState {
     /// The number of the last round that has begun, and of the last one that has succeeded.
     begun: u64,
     succeeded: u64,
-    /// A session wants a round that has yet to begin.
+    /// A session needs a round that has not begun.
     is_asked: bool,
     /// The fences that may be used: those from `next_fence` on, below `fence_end`.
     next_fence: u64,
@@ -69,7 +69,7 @@ struct JournalState {
     round_time: Duration,
 }
 
-/// How things were when the journal was closed.
+/// The state at the close of the journal.
 struct Closed {
     /// The last change that was certain, and the last round that had succeeded: what sessions may
     /// rely on.

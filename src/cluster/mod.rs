@@ -392,7 +392,7 @@ impl ClusterNode {
     /// depend on it: whatever this process did before, etcd refuses to write.
     fn start_over(&self, reason: &str) -> ! {
         let mut state = self.state.lock();
-        // This server has stepped down, and lost nothing: this thread waits for the end of the process.
+        // This server has stepped down by itself: this thread waits for the end of the process.
         self.changed
             .wait_while(&mut state, |state| state.is_resigning);
         if !state.role.is_own && state.role.active.is_some() {

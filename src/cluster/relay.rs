@@ -59,7 +59,6 @@ const OVER: io::ErrorKind = io::ErrorKind::ConnectionAborted;
 
 /// A connection that is passed on to the active server.
 struct Relay {
-    /// That server's epoch.
     epoch: u64,
     client: Arc<Stream>,
     server: Arc<TcpStream>,
@@ -150,7 +149,7 @@ impl ClusterNode {
     ///
     /// Blocks for `read_timeout` until the client's first bytes come, for three times the TTL until
     /// there is an active server, and as long as the connection lasts. A client has `write_timeout`
-    /// (`None`: for ever) to take a piece of what is passed on to it.
+    /// (`None`: no limit) to read a piece of what is passed on to it.
     pub fn receive(
         &self,
         client: &Arc<Stream>,
@@ -360,7 +359,7 @@ fn look<T>(
         if judged.is_some() || left.is_zero() {
             return judged;
         }
-        // Longer and longer, so that many clients that send no more take no time.
+        // Longer each time, so that many silent clients cost little.
         thread::sleep(pause.min(left));
         pause = (2 * pause).min(LONG_PAUSE);
     }
@@ -500,10 +499,10 @@ impl Direction<'_> {
 /// Passes bytes on both ways, and the end of each way, until both have ended. A client that does
 /// not end its way after the server has ended the other one is cut.
 ///
-/// So is one that does not take within `write_timeout` (`None`: for ever) what was read for it, as
-/// the active server does with its own: the end of the server's way is not seen before that is
-/// sent. Fails with [`io::ErrorKind::TimedOut`] then, and with another error once `is_cut` is set
-/// and the ends are shut down. Calls `note_adopting` if the client says that it can adopt.
+/// So is one that does not read within `write_timeout` (`None`: no limit) what is passed on to it,
+/// as the active server cuts its own clients: the end of the server's way is not seen before that
+/// is sent. Fails with [`io::ErrorKind::TimedOut`] then, and with another error once `is_cut` is
+/// set and the ends are shut down. Calls `note_adopting` if the client says that it can adopt.
 fn pump(
     client: BorrowedFd<'_>,
     server: BorrowedFd<'_>,
@@ -558,7 +557,7 @@ fn pump(
     }
 }
 
-/// What is to be waited for at the end where `outgoing` begins and `incoming` ends.
+/// The events to wait for at the end where `outgoing` begins and `incoming` ends.
 fn interest(outgoing: &Direction<'_>, incoming: &Direction<'_>) -> PollFlags {
     let mut flags = PollFlags::empty();
     let takes_more = !outgoing.is_over && outgoing.unsent.is_empty();

@@ -29,7 +29,7 @@ const LATE: Duration = Duration::from_millis(100);
 const PAGE_LEN: usize = 1000;
 const PAGE_DIVISOR: usize = 4;
 
-/// There is a record of a holder that this server cannot read.
+/// The record of a holder is one that this server cannot read.
 #[derive(Debug)]
 pub(super) struct UnreadableRecord;
 
@@ -169,7 +169,7 @@ impl JournalWriter {
         }
     }
 
-    /// Has a request carried out, however often it takes.
+    /// Repeats a request until it is carried out.
     fn insist<T>(&mut self, mut request: impl FnMut(&mut Gateway) -> Result<T, EtcdFailure>) -> T {
         loop {
             match self.attempt(&mut request) {
@@ -213,7 +213,7 @@ impl JournalWriter {
                 Ok(answer) => break self.expect_copy(&answer, is_question),
                 Err(failure) => failure,
             };
-            // No lease ends before its holder has been told of it.
+            // No lease ends before its holder knows of it.
             let mut fences = granted(changes.clone());
             fences.extend(self.node.journal.pending_grants());
             self.arbiter.begin_anew(&fences);
@@ -305,8 +305,8 @@ impl JournalWriter {
         }
     }
 
-    /// Whether the leader key has the version of the next batch, rather than that of the last one. If
-    /// it has neither, this server is deposed, and starts over.
+    /// Whether the leader key has the version of the next batch, rather than that of the last one.
+    /// If neither, this server is deposed, and starts over.
     fn is_next_version(&self, answer: &TxnAnswer) -> bool {
         let (node, Term { epoch, version, .. }) = (&self.node, self.term);
         let Some(leader) = answer.found.first() else {

@@ -55,7 +55,7 @@ impl Salts {
     }
 
     /// The next salt, or `None` if the kernel gives none. One call in 512 fetches more, and may
-    /// block for that. It holds no mutex meanwhile, so a slow kernel delays only this connection.
+    /// block for that. It holds no mutex, so a slow kernel delays only this connection.
     pub fn next(&self) -> Option<Salt> {
         if let Some(salt) = self.buffer.lock().take() {
             return Some(salt);

@@ -54,7 +54,7 @@ use requests::Offer;
 
 const PROGRAM: &str = "latchd";
 
-/// A clock before this was never set: 1 January 2025.
+/// A clock that shows an earlier time was never set: 1 January 2025.
 const CLOCK_WAS_SET: Duration = Duration::from_secs(1_735_689_600);
 
 /// Runs the server: reads the arguments and the environment, serves until a signal, and returns the
@@ -155,7 +155,7 @@ fn run(
         .and_then(|()| door.map_or(Ok(()), |door| door.open(&arbiter, &session_rules)))
         .and_then(|()| tell_of_start(options, &listeners, node.as_deref()));
     if let Err(reason) = started {
-        // The file of the last server is gone by now.
+        // The last server has removed its file.
         end.give_back();
         return Err(reason);
     }
@@ -178,7 +178,7 @@ fn offer(options: &Options) -> Offer {
     }
 }
 
-/// Room for as many connections as are wanted, or as the machine allows.
+/// Room for the connections that are wanted, or that the machine allows.
 fn room_for_connections(options: &Options, secret_len: usize) -> Connections {
     let max_connections = capacity::max_connections(options, secret_len);
     let worst_case = capacity::worst_case(options, max_connections, secret_len);
@@ -190,8 +190,8 @@ fn room_for_connections(options: &Options, secret_len: usize) -> Connections {
     Connections::new(max_connections, options.max_connections_per_ip, b"")
 }
 
-/// Tells the starter the port, and the supervisor that clients can connect. One of several servers
-/// tells its role by itself.
+/// Prints the port, and tells the supervisor that clients can connect. A server of a cluster
+/// reports its role elsewhere.
 fn tell_of_start(
     options: &Options,
     listeners: &[Listener],
@@ -318,7 +318,7 @@ fn warn_about(
              what; use --auth-token-file, or listen on 127.0.0.1\""
         );
     }
-    // A name that is not UTF-8 is like that of no option.
+    // A name that is not UTF-8 belongs to no option.
     let names = env::vars_os().filter(|(_, value)| !value.is_empty());
     let names = names.filter_map(|(name, _)| name.into_string().ok());
     for name in options::unknown_variables(names) {

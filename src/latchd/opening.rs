@@ -22,7 +22,6 @@ const HELP_LINES: u8 = 2;
 /// Who sends the requests of a connection.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum RequestSource {
-    /// The client.
     Client,
     /// A standby, which passes them on.
     Standby,

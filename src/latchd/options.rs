@@ -61,7 +61,6 @@ pub(super) const CLUSTER: [&str; 9] = [
 /// How long the resolver may take for the name of this host.
 const RESOLVER_PATIENCE: Duration = Duration::from_secs(30);
 
-/// Where to listen.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum ListenHost {
     Address(IpAddr),
@@ -299,7 +298,6 @@ pub(super) fn unknown_variables(names: impl Iterator<Item = String>) -> Vec<Stri
     unknown
 }
 
-/// Where connections come from.
 #[derive(Debug)]
 pub(super) enum Sockets {
     /// The server binds these, at least one of them.

@@ -19,7 +19,7 @@ pub(super) trait ClientEnd {
     /// watched for its hang-up.
     fn is_ready_to_wait(&self) -> bool;
 
-    /// Makes it so.
+    /// Sends unsent replies, and starts to watch for the client's hang-up.
     fn prepare_to_wait(&mut self) -> Result<(), Ending>;
 
     /// Whether the client may act as an operator, with this admin token or without one.

@@ -25,8 +25,8 @@ use super::options::{Options, Sockets};
 /// The mode of the operator's socket: its user, and root, who may connect to any.
 const OPERATOR_MODE: u32 = 0o600;
 
-/// A waiter with so many unread bytes behind its request has filled its window, and cannot signal
-/// its end any more. This is half of the smallest window that Linux offers by default.
+/// A waiter with this many unread bytes behind its request has filled its window, and can no longer
+/// signal its end. This is half of the smallest window that Linux offers by default.
 const FLOOD_LEN: u64 = 32 * 1024;
 
 pub(super) fn listen(
@@ -92,7 +92,7 @@ pub(super) fn start(
     accept_from_all("addr", listeners, connections, &workers).map_err(no_thread)
 }
 
-/// Tells the arbiter which peers have gone away.
+/// Tells the arbiter which peers have hung up.
 fn report_hangups(watch: &HangupWatch, arbiter: &Arbiter, connections: &Connections) {
     let hung_up = |id| arbiter.hang_up(ConnId(id));
     let has_sent = |id| {

@@ -130,7 +130,8 @@ impl<'s, 'a> Session<'s, 'a> {
         }
     }
 
-    /// Answers a request that is none. The first of a connection is logged, the others are counted.
+    /// Replies `error` to a malformed request. Logs the first one of a connection, and counts the
+    /// others.
     fn refuse_malformed(&mut self, error: ProtocolError) -> Result<(), Ending> {
         // Any web page can have a browser send its text, with requests of this protocol in it.
         if is_http(self.input.frame()[0]) {

@@ -24,7 +24,7 @@ use super::options::Options;
 /// their sessions take longer than this together.
 const FAREWELL: Duration = Duration::from_millis(600);
 
-/// A time that is as good as none.
+/// Effectively unlimited.
 const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// How long dismissed waiters have to read their answers before a hand-over.
@@ -34,14 +34,13 @@ const ANSWERS_TO_WAITERS: Duration = Duration::from_millis(100);
 /// adopt their locks. If these ask for locks all the time, one of them always holds some.
 const GRANTS_GO_ON: Duration = Duration::from_secs(10);
 
-/// How a drain ended.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Drained {
     Yes,
     TimedOut,
 }
 
-/// What the end of a server has to do with.
+/// What the shutdown of a server works on.
 pub(super) struct ServerEnd<'a> {
     pub(super) signals: &'a Receiver<()>,
     pub(super) arbiter: &'a Arbiter,
@@ -84,7 +83,7 @@ impl ServerEnd<'_> {
             return ExitCode::from(1);
         };
         if let Some(file) = self.handover {
-            // The waiters that were dismissed are told.
+            // Lets the dismissed waiters have their replies.
             std::thread::sleep(ANSWERS_TO_WAITERS);
             if self.hand_over(file) {
                 info!("stopping reason=handed-over");

@@ -24,7 +24,7 @@ use crate::text::reason;
 pub const MAX_HOLDERS: usize = 1024;
 const MAX_LOCKS: usize = 4096;
 
-/// The smallest share of one user.
+/// The smallest share of a user.
 const MIN_SHARE: usize = 8;
 
 /// The share of one user in `count` connections, processes or locks: a quarter.
@@ -54,8 +54,8 @@ struct WatchedProcess {
     locks: Vec<DeviceLock>,
 }
 
-/// How the end of a process shows. It is taken before a lock is made for the process, so that an
-/// end in between is noticed, too.
+/// How to notice the end of a process. Made before the lock, so that an end in between is noticed,
+/// too.
 #[derive(Debug)]
 pub enum ProcessEnd {
     /// Readable once the process has ended.
@@ -146,7 +146,7 @@ impl Holders {
             for pid in self.wait(patience) {
                 locks.extend(take_if_over(&mut self.holders.lock(), pid));
             }
-            // What prevents one removal prevents all.
+            // Whatever prevents one removal prevents all.
             let done = locks.iter().take_while(|lock| remove(lock)).count();
             locks.drain(..done);
         }

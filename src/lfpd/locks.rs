@@ -1,4 +1,4 @@
-//! What a request to lock or unlock comes to: whether the peer may ask, which device it means, and
+//! Carries out requests to lock and unlock: whether the peer may ask, which device it means, and
 //! what the device's lock files say.
 
 use std::fmt;
@@ -62,7 +62,7 @@ impl Locks {
             return LfpReply::Denied;
         };
         let shown = Escaped(target.device);
-        // Before anything is looked at: the process may end meanwhile.
+        // Before anything else: the process may end at any time.
         let holders = self.holders.as_ref();
         let end = holders.and_then(|holders| holders.end_of(pid));
         let seen_at = SystemTime::now();

@@ -96,7 +96,6 @@ fn with_the_usual_address(
     })
 }
 
-/// Where connections come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ConnectionSource {
     /// LISTEN_FDS names the sockets.

@@ -25,7 +25,7 @@ pub enum PeerRule {
     Off,
 }
 
-/// The user at the other end, by number; `None` if the kernel cannot tell any more.
+/// The number of the user at the other end; `None` if the kernel no longer knows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Peer(pub Option<u32>);
 
@@ -71,7 +71,7 @@ impl Peer {
         Some(Peer(user.and_then(process::known_user)))
     }
 
-    /// The process `pid`, as far as it concerns this peer; `None` if there is none.
+    /// What this peer may do with the process `pid`; `None` if it does not exist.
     pub fn named_process(self, pid: u32) -> Option<NamedProcess> {
         if !process::is_process(pid) {
             return None;

@@ -48,7 +48,7 @@ pub struct ConversationRules {
 type Flow = ControlFlow<&'static str>;
 
 /// Serves a connection until it ends. Its locks stay. A peer that is not on this host, or whose
-/// user cannot be found out for want of a descriptor, is turned away.
+/// user cannot be found out because no descriptor is left, is turned away.
 pub fn serve(wire: &Wire<'_>, peer: Option<Peer>, locks: &Locks, rules: &ConversationRules) {
     let Some(peer) = peer else {
         debug!("turned-away reason=unknown-peer");
@@ -161,7 +161,7 @@ impl<'a> Conversation<'a> {
         self.line_count == 0 && self.reader.line_in_progress().is_some()
     }
 
-    /// Carries out the line that has been received, and appends the reply to what is to be sent.
+    /// Carries out the line that has been received, and appends the reply to the unsent ones.
     fn answer(&mut self, found: Buffered) -> Flow {
         let (line, command) = match found {
             Buffered::TooLong => (self.reader.overlong_head(), None),

@@ -47,7 +47,6 @@ pub enum Timestamps {
 /// How much is logged, how, and where.
 #[derive(Clone, Debug)]
 pub struct LogRules {
-    /// Of [`directives`].
     pub directives: String,
     pub timestamps: Timestamps,
     pub target: LogTarget,
@@ -91,7 +90,7 @@ enum Message {
     Line(Vec<u8>),
     /// The writer drops it, and so closes its channel.
     Flush(Sender<()>),
-    /// The file is to be opened again. Any other message does as well: the queue may be full.
+    /// Wakes the writer to reopen the file. If the queue is full, any message in it does so.
     Reopen,
 }
 
@@ -101,7 +100,7 @@ impl Log {
         Log::with_queue(0).0
     }
 
-    /// A log with room for so many messages, which it sends to the receiver.
+    /// A log with a queue of `len` messages, and the receiver of that queue.
     fn with_queue(len: usize) -> (Log, Receiver<Message>) {
         let (sender, messages) = bounded(len);
         let log = Log {
@@ -144,7 +143,8 @@ impl Log {
         Ok(log)
     }
 
-    /// Waits until the lines so far have been written, for a short time at most: the process ends.
+    /// Waits until all lines so far have been written, for a short time at most. For the end of the
+    /// process.
     pub fn flush(&self) {
         let deadline = Instant::now() + LAST_LINES;
         let (flush, flushed) = bounded(0);
@@ -152,8 +152,8 @@ impl Log {
         let _ = flushed.recv_deadline(deadline);
     }
 
-    /// Has the log file opened again by its path, and returns at once. Does nothing for other
-    /// targets.
+    /// Asks the writer to reopen the log file by its path, and returns at once. Does nothing for
+    /// other targets.
     pub fn reopen(&self) {
         self.shared.must_reopen.store(true, Ordering::Relaxed);
         let _ = self.messages.try_send(Message::Reopen);
@@ -165,7 +165,6 @@ impl Log {
     }
 }
 
-/// How a line begins.
 #[derive(Clone, Copy)]
 struct LineStart {
     /// The program's name, if the syslog receives the line.
@@ -188,7 +187,7 @@ impl LineStart {
 /// The thread that writes lines.
 struct LogWriter {
     sink: Sink,
-    /// The sink has taken part of a line.
+    /// The sink has taken only a part of the last line.
     is_torn: bool,
     start: LineStart,
     shared: Arc<WriterStatus>,
@@ -219,7 +218,7 @@ impl LogWriter {
         }
     }
 
-    /// Writes a line, and before it how many were lost.
+    /// Writes a line, and before it the number of lost ones.
     fn write(&mut self, line: &[u8]) {
         let dropped_count = self.shared.dropped_count.load(Ordering::Relaxed);
         let dropped = dropped_count.wrapping_sub(self.reported_count);

@@ -38,7 +38,7 @@ pub(super) fn header(program: &str, level: Level) -> String {
     format!("<{}>{program}[{}]: ", DAEMON + severity, process::id())
 }
 
-/// A socket for messages to the syslog, which may come and go meanwhile.
+/// A socket for messages to the syslog, which may be restarted at any time.
 pub(super) struct Syslog {
     socket: UnixDatagram,
     receiver: PathBuf,

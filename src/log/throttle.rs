@@ -25,7 +25,7 @@ struct Throttled {
 }
 
 impl Throttle {
-    /// Warns, if a line may be logged now, and adds how many were held back since the last one.
+    /// Logs a warning if a line is allowed now, with the number held back since the last one.
     pub fn warn(&self, line: fmt::Arguments<'_>) {
         self.log(Level::Warn, line);
     }

@@ -5,7 +5,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 const SECONDS_OF_DAY: u64 = 86_400;
 
-/// A time as ISO 8601 has it, in UTC and whole seconds. A time before 1970 is shown as 1970.
+/// A time in ISO 8601 format, in UTC and whole seconds. A time before 1970 is shown as 1970.
 pub(super) struct Utc(pub(super) SystemTime);
 
 impl fmt::Display for Utc {

@@ -303,7 +303,6 @@ impl AsFd for Stream {
     }
 }
 
-/// The peer, as logged.
 impl fmt::Display for Stream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.tcp().map(TcpStream::peer_addr) {

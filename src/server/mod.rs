@@ -30,7 +30,7 @@ pub const CANNOT_START: u8 = 1;
 /// Exit status: the command line or a variable asks for something impossible.
 pub const USAGE: u8 = 2;
 
-/// How often a port is picked that must be free at several addresses.
+/// How many attempts to pick a port that is free at all addresses.
 const PORT_ATTEMPTS: u32 = 8;
 
 /// How long a server that inetd has started, and that cannot serve, takes to exit.
@@ -44,7 +44,7 @@ pub fn print(program: &str, text: &str) -> ExitCode {
     }
 }
 
-/// Says in one line why `program` does not serve, and returns the exit status. The line goes to
+/// Reports in one line why `program` does not serve, and returns the exit status. The line goes to
 /// stderr, unless a client would read it. Under inetd it goes to the syslog too, and the exit is
 /// delayed: inetd starts the next server at once while a client waits.
 pub fn refuse(program: &str, status: u8, reason: impl Display) -> ExitCode {

@@ -37,7 +37,7 @@ enum StopState {
     UntilConfirmed,
 }
 
-/// How far ending the group has got.
+/// How far the group's end has been escalated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Escalation {
     NotAsked,
@@ -54,7 +54,6 @@ pub(super) struct Group<'a> {
     leader: Pid,
     terminal: Terminal,
     job: &'a Job<'a>,
-    /// How the command ended.
     status: Option<ExitStatus>,
     /// Which group had the terminal when the command ended.
     foreground: Foreground,
@@ -181,7 +180,7 @@ impl<'a> Group<'a> {
     }
 
     /// Takes the terminal back for another member of our process group, such as a pager, that has
-    /// stopped for want of it. The command gets it again when it needs it.
+    /// stopped because it needs it. The command gets it again when it needs it.
     fn follow_need(&mut self) {
         self.terminal.take_back_from(self.leader);
         if let Some(ours) = our_group().filter(|ours| self.terminal.is_of(*ours)) {

@@ -38,9 +38,9 @@ pub struct Job<'a> {
     pub loss_signal: Signal,
     /// How long the command may run on after that.
     pub kill_after: Duration,
-    /// A lock that the command holds together with this program: a descriptor that it inherits
-    /// besides the standard streams. If this program is killed, the command goes on. Without one it
-    /// then gets SIGTERM, because the lock ends with its parent.
+    /// A descriptor that locks the file for the command, too, which inherits it. If this program is
+    /// killed, the command goes on with the lock. Without such a descriptor it gets SIGTERM then,
+    /// because the lock ends with this program.
     pub inherited: Option<BorrowedFd<'a>>,
     /// Set when the lock is lost.
     pub lost: &'a Event,
@@ -50,12 +50,9 @@ pub struct Job<'a> {
     pub look: &'a dyn Fn(),
 }
 
-/// How a command finished.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Finish {
-    /// It exited with this status.
     Exited(u8),
-    /// A signal ended it.
     Killed(Killed),
 }
 
@@ -70,7 +67,6 @@ impl Finish {
     }
 }
 
-/// How a job ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum JobEnd {
     /// The command finished by itself.

@@ -92,8 +92,8 @@ impl SignalWatch {
         })
     }
 
-    /// Blocks until one of the events is set, or until a signal ends the wait. Reaps children
-    /// meanwhile: as process 1, this program has children that it did not start.
+    /// Blocks until one of the events is set, or until a signal ends the wait. Reaps children while
+    /// it waits: as process 1, this program has children that it did not start.
     pub fn wait_for(&mut self, events: &[&Event]) -> Result<(), Killed> {
         loop {
             while let Ok(Some(_)) = wait(WaitOptions::NOHANG) {}

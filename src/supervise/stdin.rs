@@ -22,7 +22,6 @@ const PAUSE_IN_BACKGROUND: Duration = Duration::from_millis(200);
 
 /// A thread that waits for the end of standard input and discards all input before.
 pub struct StdinWatch {
-    /// Set at the end.
     pub closed: Event,
     /// Set after the end of input, once the wait has lasted for two seconds.
     pub abandoned: Event,

@@ -55,7 +55,7 @@ pub fn wait_until_readable(descriptor: &impl AsFd, deadline: Instant) -> bool {
 pub fn wait_for(polled: &mut [PollFd<'_>], deadline: Option<Instant>) -> io::Result<bool> {
     loop {
         let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-        // A timeout too large for the system call is as good as none.
+        // A timeout too large for the system call means no timeout.
         let left = left.and_then(|left| Timespec::try_from(left).ok());
         match poll(polled, left.as_ref()) {
             Ok(count) => return Ok(count > 0),

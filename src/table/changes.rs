@@ -10,17 +10,16 @@ use super::types::{Ask, Claimant, ConnId, Key, Kind, Limit, Weight};
 use super::LockTable;
 use crate::token::{Fence, Token};
 
-/// A change that whatever knows of the holders must be told, in the order of the changes.
+/// A change of the holders to report to the journal, in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
     /// A slot is granted, or its lease was renewed for a longer time than ever before.
     Held(HolderRecord),
-    /// The slot with this fence is held no more.
+    /// The grant with this fence has ended.
     Ended(Fence),
 }
 
 impl Change {
-    /// Whose change it is.
     pub fn fence(&self) -> Fence {
         match self {
             Change::Held(record) => record.token.fence,
@@ -32,28 +31,23 @@ impl Change {
 /// A holder, as a journal knows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HolderRecord {
-    /// What it holds.
     pub key: Key,
-    /// Used as this.
     pub kind: Kind,
-    /// With this limit.
     pub limit: Limit,
-    /// How many slots it has.
     pub weight: Weight,
     /// The number of its one slot, if it has asked for it.
     pub number: Option<u32>,
-    /// Its credential.
     pub token: Token,
     /// The longest lease that it was ever granted.
     pub lease: Duration,
-    /// Whether its client has had it kept.
+    /// Whether its client has asked to keep it.
     pub is_kept: bool,
     /// What the client of an orphan said of itself.
     pub tag: Option<Arc<str>>,
 }
 
 impl HolderRecord {
-    /// Whether a holder can be as it says, if there is no other one.
+    /// Whether the record is consistent in itself.
     pub fn is_possible(&self) -> bool {
         let has_limit = self.kind == Kind::Semaphore || self.limit == Limit::ONE;
         let fits = self.weight.get() <= self.kind.slot_count(self.limit);
@@ -84,8 +78,8 @@ impl LockTable {
         self.noted.as_mut().map(|noted| &mut noted.changes)
     }
 
-    /// Brings back a holder that no connection has granted to it, with its lease beginning now; the
-    /// caps do not apply. Call it with rising fences. `false` if it contradicts the other holders.
+    /// Brings back a holder, as an orphan with its lease beginning now. The caps do not apply. Call
+    /// it with rising fences. `false` if it contradicts the other holders.
     pub fn restore(&mut self, record: &HolderRecord, now: Instant) -> bool {
         let Token { fence, salt } = record.token;
         let ask = Ask {

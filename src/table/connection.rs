@@ -14,15 +14,14 @@ use crate::token::Fence;
 /// Ended phase-one entries kept for one connection: each waits for a `w` that may never come.
 pub(super) const MAX_ENDED: usize = 64;
 
-/// Everything that belongs to one connection, so that a disconnect costs what the connection has
-/// and no more.
+/// Everything that belongs to one connection, so that the cost of a disconnect depends on nothing
+/// else.
 pub(super) struct ConnectionEntry {
     /// The slots whose tokens the client knows.
     pub(super) held: ConnPlaces,
     /// The other places: the client waits for them, or has enqueued for them.
     pub(super) pending: ConnPlaces,
-    /// How many slots and places in queues it has. A place that becomes a slot counts as one
-    /// throughout.
+    /// How many slots and places in queues it has. A place that becomes a slot counts once.
     pub(super) count: usize,
     pub(super) ended: EndedEntries,
     /// When it last held or waited for anything.
@@ -77,8 +76,8 @@ impl EndedEntries {
         self.0.is_empty()
     }
 
-    /// Adds an entry. Of those whose leases are over, the one that ended first is forgotten at the
-    /// cap; the caps of the table bound how many the drain dismisses.
+    /// Adds an entry. Keeps at most [`MAX_ENDED`] whose leases have run out, and forgets the oldest
+    /// beyond that. The caps of the table bound how many the drain dismisses.
     pub(super) fn add(&mut self, kind: Kind, key: Key, refusal: Refusal) {
         self.0.push_back((kind, key, refusal));
         let is_expired = |ended: &(Kind, Key, Refusal)| ended.2 == Refusal::LeaseExpired;
@@ -109,8 +108,8 @@ impl LockTable {
     /// a late `adopt` on a connection that its client has given up must not cost the client its
     /// lock. From now on the connection is granted nothing.
     ///
-    /// This takes no time; [`LockTable::release_some`] does the rest, which the caller must call
-    /// until it is done.
+    /// Takes constant time. The caller must then call [`LockTable::release_some`] until it returns
+    /// `true`.
     pub fn disconnect(&mut self, conn: ConnId, holdings: Holdings, tag: Option<Arc<str>>) {
         self.counters.disconnects += 1;
         if let Some(entry) = self.conns.get_mut(&conn) {
@@ -154,7 +153,8 @@ impl LockTable {
             let is_unseen = leaving.unseen_count > 0;
             leaving.unseen_count = leaving.unseen_count.saturating_sub(1);
             if is_unseen && self.places[id].fence().is_some() {
-                // A grant that is not collected: it comes again once no place waits any more.
+                // An uncollected grant: it goes to the end, so that the waiting places are removed
+                // first.
                 entry.pending.remove(&mut self.places, id);
                 entry.pending.push(&mut self.places, id);
             } else {
@@ -176,7 +176,7 @@ impl LockTable {
     }
 
     /// Passes on a slot whose client has gone before it was told of the grant. A grant that has
-    /// ended meanwhile is ignored.
+    /// ended since then is ignored.
     pub fn take_back(&mut self, fence: Fence, now: Instant) {
         if let Some(holder) = self.holders.get(&fence).copied() {
             self.revoke(holder, now);
@@ -184,8 +184,8 @@ impl LockTable {
         }
     }
 
-    /// The waiter whose turn it is. A connection that has disconnected is granted nothing, and
-    /// nobody waits behind it: its place goes, and the next one is looked at.
+    /// The waiter whose turn it is. Removes the places of disconnected connections on the way: they
+    /// are granted nothing, and no other waiter waits behind them.
     pub(super) fn next_to_serve(&mut self, key: KeyId, now: Instant) -> Option<PlaceId> {
         if self.leaving_count > 0 {
             while let Some(first) = self.keys[key].waiters.first() {

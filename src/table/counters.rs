@@ -1,4 +1,4 @@
-//! What has happened in a table since it was made, and how much is in it now.
+//! What has happened in a table, and how much is in it now.
 
 use std::time::Duration;
 
@@ -27,11 +27,10 @@ pub struct Counters {
     pub expiries: u64,
     /// Slots taken away by an operator.
     pub breaks: u64,
-    /// Slots that passed on since the connection closed, or the client no longer waited.
+    /// Slots that passed on because the connection closed or the client no longer waited.
     pub abandonments: u64,
     /// Claims that had a place in a queue and gave it up at the end of their wait timeout.
     pub wait_timeouts: u64,
-    /// Connections that have closed.
     pub disconnects: u64,
     /// How long the claims that were queued waited for their grants.
     pub waits: WaitHistogram,
@@ -52,7 +51,6 @@ pub struct WaitHistogram {
 /// The counters, and how much is in the table at the same time.
 #[derive(Clone, Debug)]
 pub struct CountersSnapshot {
-    /// The events until now.
     pub counters: Counters,
     /// Locks that are held or waited for.
     pub lock_count: usize,
@@ -60,9 +58,7 @@ pub struct CountersSnapshot {
     pub semaphore_count: usize,
     /// Keys that are known and not in use.
     pub idle_key_count: usize,
-    /// Slots that are held.
     pub holder_count: usize,
-    /// Claims that wait.
     pub waiter_count: usize,
     /// Fences that are reserved and not used; `None` if fences need no reservation.
     pub fences_left: Option<u64>,

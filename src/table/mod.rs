@@ -4,12 +4,12 @@
 //! A claim takes a number of slots of a key, its weight. A lock is a claim of all slots, a shared
 //! lock one of a single slot; there is no second path. The first in line is granted as soon as its
 //! weight fits, and nobody overtakes it. Whatever its weight, a grant is one holder with one token
-//! and one lease, and counts once against the caps. Every operation first ends the leases
-//! that have run out by `now` and matter to it (its [`Scope`]), so an expired lease is dead whether
-//! or not the reaper has come by. Leases end in the order in which they run out, however few end at
-//! a time. Every operation that takes a holder or a waiter away ends in [`LockTable::promote`], so
-//! no slot is free while it is a client's turn (except for want of a fence, or of room under the
-//! cap on slots).
+//! and one lease, and counts once against the caps. Every operation first ends the leases that have
+//! run out by `now` and matter to it (its [`Scope`]), so an expired lease is dead whether or not
+//! the reaper has come by. Leases end in the order in which they run out, however few end at a
+//! time. Every operation that takes a holder or a waiter away ends in [`LockTable::promote`], so no
+//! slot is free while it is a client's turn (unless there is no fence, or no room under the cap on
+//! slots).
 //!
 //! **Invariant:** nothing in `table/` reads a clock, takes a mutex, touches a socket or writes
 //! a log. Instants passed in never go back.
@@ -49,8 +49,8 @@ pub use types::{
     Ticket, Weight,
 };
 
-/// Waiters that are granted slots in one step. The end of one lock can be the turn of as many
-/// shared ones as wait for it, which would delay every other client for too long.
+/// Waiters that are granted slots in one step. The release of one lock can be the turn of any
+/// number of shared ones. To grant them all at once would delay every other client for too long.
 const GRANTED_AT_ONCE: usize = 200;
 
 /// All keys, with their holders and waiters.
@@ -60,18 +60,16 @@ pub struct LockTable {
     keys: Queues,
     places: Places,
     conns: BTreeMap<ConnId, ConnectionEntry>,
-    /// The places of all holders.
     holders: BTreeMap<Fence, PlaceId>,
     /// The places of all phase-one entries.
     enqueued: BTreeMap<(ConnId, KeyId), PlaceId>,
     /// The holders by the end of their leases, and then in order of grants.
     leases: BTreeMap<(Instant, Fence), PlaceId>,
-    /// The keys that are idle, the one that has been so for longest first.
+    /// The idle keys, the one that has been idle longest first.
     idle: KeyList,
-    /// Of each key, the waiter whose turn it is: there was no fence for it, or no room under the
-    /// cap.
+    /// The waiters whose turn it is, one for each key: they lack a fence, or room under the cap.
     owed: BTreeMap<u64, PlaceId>,
-    /// Whether nothing but another step is wanting for some of these.
+    /// Whether some of these can be granted in the next step.
     has_turns_left: bool,
     /// What the clients of orphans said of themselves.
     orphan_tags: BTreeMap<Fence, Arc<str>>,
@@ -91,7 +89,6 @@ pub struct LockTable {
     draining: bool,
     /// When a holder last lost its slot.
     last_held: Option<Instant>,
-    /// Changes for a journal, if there is one.
     noted: Option<Box<changes::PendingChanges>>,
     caps: Caps,
     /// The cap for which a claim was refused last.
@@ -100,7 +97,6 @@ pub struct LockTable {
 }
 
 impl LockTable {
-    /// An empty table.
     pub fn new(caps: Caps, fences: Box<dyn FenceSource>) -> Self {
         LockTable {
             names: BTreeMap::new(),
@@ -197,7 +193,7 @@ impl LockTable {
         Ok(Answer::WouldWait)
     }
 
-    /// Takes note of the cap that a claim is refused for.
+    /// Records the cap that a claim is refused for.
     fn refuse_at(&mut self, cap: Cap) -> Refusal {
         self.cap_reached = Some(cap);
         match cap {
@@ -214,9 +210,9 @@ impl LockTable {
     /// Grants slots that are free to a newcomer, if no waiter is owed any.
     ///
     /// What comes free passes to the next waiters of its key in the same step, and the first of
-    /// them needs no room under the cap: it takes the place of the holder before. What is free for
-    /// want of a fence or of room is owed; meanwhile no newcomer is granted a slot of any key. So
-    /// no waiter finds that a newcomer took its slots, or its room.
+    /// them needs no room under the cap: it replaces the last holder. A slot that is free because
+    /// there is no fence or no room is owed to a waiter. While any is owed, no newcomer is granted
+    /// a slot of any key, so that none takes the slots or the room of a waiter.
     fn grant(
         &mut self,
         claimant: Claimant,
@@ -322,9 +318,9 @@ impl LockTable {
         Some(conn)
     }
 
-    /// Starts a lease anew, with the length `lease`. If it is `conn` that has adopted the grant,
-    /// that is no longer provisional. [`Refusal::NotHeld`] unless `token` is that of a live holder
-    /// of `key`, used as `kind`, or if the lease would end later than a grant may be held.
+    /// Starts a lease anew, with the length `lease`. If `conn` has adopted the grant, the adoption
+    /// is no longer provisional. [`Refusal::NotHeld`] unless `token` is that of a live holder of
+    /// `key`, used as `kind`, or if the lease would end later than a grant may be held.
     pub fn renew(
         &mut self,
         conn: ConnId,
@@ -349,9 +345,9 @@ impl LockTable {
         }
     }
 
-    /// Starts a holder's lease anew, at the request of `conn`. That of a kept grant gets no
-    /// shorter: its client may have sent the request on a connection that it gave up, before it
-    /// had the grant kept, and a lease of seconds must not replace one of days.
+    /// Starts a holder's lease anew, at the request of `conn`. The lease of a kept grant gets no
+    /// shorter: its client may have sent this request before the `keep`, on a connection that it
+    /// gave up, and a lease of seconds must not replace one of days.
     fn renew_holder(&mut self, id: PlaceId, conn: ConnId, lease: Duration, now: Instant) {
         let place = &self.places[id];
         if place.is_provisional && place.conn == conn {
@@ -371,7 +367,7 @@ impl LockTable {
         self.conns.get(&conn).map_or(0, |entry| entry.count)
     }
 
-    /// Whether a connection has a slot, be it that its client does not know yet.
+    /// Whether a connection has a slot, even one that its client does not know of yet.
     pub fn has_slot(&self, conn: ConnId) -> bool {
         self.conns.get(&conn).is_some_and(|entry| {
             let mut pending = entry.pending.iter(&self.places);
@@ -433,12 +429,13 @@ impl LockTable {
         self.has_turns_left = at_most == 0 && !self.owed.is_empty();
     }
 
-    /// Whether waiters are to be granted slots in another step, which any operation begins with.
+    /// Whether waiters are to be granted slots in another step. Every operation begins with that
+    /// step.
     pub fn has_turns_left(&self) -> bool {
         self.has_turns_left
     }
 
-    /// When a key was last held: now, if one is; `None` if none ever was.
+    /// When any key was last held: now, if one is held; `None` if none ever was.
     pub fn last_held(&mut self, now: Instant) -> Option<Instant> {
         self.settle(Scope::Everything, now);
         if self.has_holders() {
@@ -453,13 +450,11 @@ impl LockTable {
         self.leases.len() + self.waiter_count
     }
 
-    /// Whether any key is held.
     pub fn has_holders(&self) -> bool {
         !self.leases.is_empty()
     }
 
-    /// The next connection whose wait has ended since the last calls. It should look again; one
-    /// that is named in vain finds that it still waits.
+    /// The next connection whose wait may have ended. It should look again.
     pub fn pop_resolved(&mut self) -> Option<ConnId> {
         self.resolved.pop_front()
     }
@@ -550,7 +545,7 @@ impl LockTable {
         self.note_if_idle(key, now);
     }
 
-    /// Takes note that it is a waiter's turn.
+    /// Records that it is a waiter's turn.
     fn owe(&mut self, id: PlaceId) {
         if let PlaceState::Waiting { arrival } = self.places[id].state {
             self.owed.insert(arrival, id);

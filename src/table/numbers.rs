@@ -10,8 +10,8 @@ use super::LockTable;
 use crate::token::Fence;
 
 impl LockTable {
-    /// Has the grant with this fence get a number, if `conn` has it and it is one slot of a
-    /// semaphore. Nothing that others ask about a holder changes what is known of it.
+    /// Gives a number to the grant with this fence, if `conn` holds it and it is one slot of a
+    /// semaphore. A query by another connection changes nothing.
     pub fn number_slot(&mut self, conn: ConnId, key: &str, fence: Fence) {
         let found = self.find_grant(key, fence);
         let Some(id) = found.filter(|id| self.places[*id].conn == conn) else {
@@ -32,7 +32,7 @@ impl LockTable {
         }
     }
 
-    /// Makes a number that of a holder; `false` if another holder of the key has it.
+    /// Gives a holder this number; `false` if another holder of the key has it.
     pub(super) fn set_number(&mut self, id: PlaceId, number: u32) -> bool {
         let place = &mut self.places[id];
         let is_new = self.numbers.insert((place.key, number));
@@ -42,7 +42,7 @@ impl LockTable {
         is_new
     }
 
-    /// Takes a number from a holder, for others to get.
+    /// Frees the number of a holder.
     pub(super) fn free_number(&mut self, id: PlaceId) {
         let place = &mut self.places[id];
         if let Some(number) = place.number.take() {

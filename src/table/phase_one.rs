@@ -46,8 +46,8 @@ impl LockTable {
     }
 
     /// Ends the two phases of a key that the connection has enqueued for: a grant that is alive is
-    /// handed over with its lease started anew, and a claim that waits goes on to wait with its
-    /// ticket. Refuses as [`LockTable::try_wait`] does.
+    /// handed over with its lease started anew. A claim that waits loses its entry and continues
+    /// with its ticket. Refuses as [`LockTable::try_wait`] does.
     pub fn wait(
         &mut self,
         conn: ConnId,
@@ -64,7 +64,7 @@ impl LockTable {
     }
 
     /// As [`LockTable::wait`], but [`Answer::WouldWait`] if the claim waits, and the entry stays.
-    /// It stays as well if only a fence is wanting, since that may take any time.
+    /// It also stays if only a fence is missing: that may take any time.
     pub fn try_wait(
         &mut self,
         conn: ConnId,
@@ -104,7 +104,7 @@ impl LockTable {
         Some(Ticket { arrival, place })
     }
 
-    /// Whether it is a waiter's turn, and only a fence is wanting.
+    /// Whether it is a waiter's turn, and only a fence is missing.
     pub(super) fn lacks_fence(&self, place: PlaceId) -> bool {
         let queue = &self.keys[self.places[place].key];
         queue.next_in_line(&self.places) == Some(place) && self.leases.len() < self.caps.max_slots

@@ -1,4 +1,4 @@
-//! A place: what one claim has, in the queue of its key and among the holders, or there at once.
+//! A claim's entry: first in the queue of its key, then among its holders.
 
 use std::time::{Duration, Instant};
 
@@ -14,7 +14,6 @@ pub(super) type PlaceId = Id<Place>;
 
 /// Places at one key: its holders, or its waiters.
 pub(super) type KeyPlaces = List<Place, 0>;
-/// Places of one connection.
 pub(super) type ConnPlaces = List<Place, 1>;
 
 /// The place of a holder, or of a waiter, which may become one.
@@ -44,13 +43,12 @@ pub(super) struct Place {
 pub(super) enum PlaceState {
     /// In the queue, in order of arrival over all keys.
     Waiting { arrival: u64 },
-    /// Has a slot.
     Held {
         fence: Fence,
         /// When its lease is over.
         expires_at: Instant,
     },
-    /// Neither any more, before the client was told of a grant.
+    /// Neither any more. Kept until the client asks for the result.
     Ended(Refusal),
 }
 
@@ -72,8 +70,8 @@ impl Place {
 }
 
 impl LockTable {
-    /// Makes a place, and adds it to its connection. The caller adds it to its key. A client that
-    /// is granted a slot now is told so by the answer.
+    /// Makes a place, and adds it to its connection. The caller adds it to its key. The client of a
+    /// new holder learns its token from the answer.
     pub(super) fn add_place(
         &mut self,
         claimant: Claimant,
@@ -113,7 +111,7 @@ impl LockTable {
         entry.count += 1;
     }
 
-    /// Takes note that the client knows its token.
+    /// Records that the client knows its token.
     pub(super) fn mark_token_known(&mut self, id: PlaceId) {
         let place = &mut self.places[id];
         if std::mem::replace(&mut place.is_told, true) {
@@ -188,7 +186,7 @@ impl LockTable {
         self.waiter_count -= 1;
     }
 
-    /// Gives up a place, whatever has become of it, and passes on what is free now.
+    /// Removes a place in any state, and grants the slots that this frees.
     pub(super) fn abandon_place(&mut self, id: PlaceId, now: Instant) {
         let (key, held_count) = (self.places[id].key, self.leases.len());
         match self.places[id].state {

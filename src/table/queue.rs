@@ -8,7 +8,6 @@ use super::types::{Key, Kind, Limit, Refusal, Weight};
 
 pub(super) type Queues = Slab<KeyQueue, 1>;
 pub(super) type KeyId = Id<KeyQueue>;
-/// Idle keys.
 pub(super) type KeyList = List<KeyQueue, 0>;
 
 /// The holders and the waiters of one key.
@@ -64,8 +63,8 @@ impl KeyQueue {
         first.filter(|first| self.has_room(places[*first].weight))
     }
 
-    /// Whether a newcomer must queue. Behind a waiter whose turn it is it need not: nothing is
-    /// granted to it before that waiter, and it is refused rather than queued.
+    /// Whether a newcomer must queue. It need not behind a waiter whose turn it is: it is refused
+    /// then, because that waiter comes first.
     pub(super) fn must_wait(&self, weight: Weight, places: &Places) -> bool {
         let is_behind_waiter = || !self.waiters.is_empty() && self.next_in_line(places).is_none();
         !self.has_room(weight) || is_behind_waiter()

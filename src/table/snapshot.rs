@@ -18,7 +18,6 @@ const PLACES_AT_ONCE: usize = 64;
 /// order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeySnapshot {
-    /// The name.
     pub key: Key,
     /// Used as this, now or last.
     pub kind: Kind,
@@ -26,9 +25,7 @@ pub struct KeySnapshot {
     pub limit: Limit,
     /// How many of its slots are held.
     pub taken: u32,
-    /// How many hold it.
     pub holder_count: usize,
-    /// How many wait for it.
     pub waiter_count: usize,
     /// How long ago it was last in use; zero while it is.
     pub idle_for: Duration,
@@ -38,10 +35,8 @@ pub struct KeySnapshot {
     pub waiters: Vec<PlaceSnapshot>,
 }
 
-/// One holder or waiter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlaceSnapshot {
-    /// The connection that asked.
     pub conn: ConnId,
     /// Since when it holds or waits.
     pub age: Duration,

@@ -17,7 +17,6 @@ use crate::token::Salt;
 pub struct Key(Arc<str>);
 
 impl Key {
-    /// The key's text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -73,7 +72,6 @@ impl Limit {
         NonZeroU32::new(count).map(Limit)
     }
 
-    /// The number of slots.
     pub fn get(self) -> u32 {
         self.0.get()
     }
@@ -95,7 +93,6 @@ impl Weight {
         NonZeroU32::new(count).map(Weight)
     }
 
-    /// The number of slots.
     pub fn get(self) -> u32 {
         self.0.get()
     }
@@ -130,13 +127,9 @@ pub struct Ticket {
 /// What a client asks for.
 #[derive(Clone, Copy)]
 pub struct Ask<'a> {
-    /// The name.
     pub key: &'a str,
-    /// To use it as this.
     pub kind: Kind,
-    /// With this limit.
     pub limit: Limit,
-    /// The length of the lease to come.
     pub lease: Duration,
     /// How many of the key's slots it takes at once.
     pub weight: Weight,
@@ -161,7 +154,6 @@ impl<'a> Ask<'a> {
 /// The connection that asks.
 #[derive(Clone, Copy)]
 pub struct Claimant {
-    /// The connection.
     pub conn: ConnId,
     /// The secret half of the token to come. The claimant brings it along, so that a waiter's turn
     /// never depends on the kernel's randomness.
@@ -171,17 +163,14 @@ pub struct Claimant {
 /// What an operation looks at. Leases of other keys that have run out may be ended after it.
 #[derive(Clone, Copy)]
 pub enum Scope<'a> {
-    /// No lease at all.
     Nothing,
-    /// One key.
     Key(&'a str),
     /// The key that a connection asks for, and every lease if a cap is reached.
     Ask(ConnId, &'a Ask<'a>),
-    /// All keys.
     Everything,
 }
 
-/// What a request comes to, unless it is refused.
+/// The result of a request that is not refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
     /// The key is held, and the lease runs from now.
@@ -284,13 +273,11 @@ pub enum Holdings {
 pub struct Caps {
     /// Keys known to the table, idle ones included.
     pub max_locks: usize,
-    /// Slots held in all.
     pub max_slots: usize,
     /// Slots held by one connection, together with its places in queues.
     pub max_per_connection: usize,
     /// Waiters for one key; `None` for no cap.
     pub max_waiters: Option<usize>,
-    /// Waiters in all.
     pub max_waiters_total: usize,
     /// Grants that are kept for clients without a connection.
     pub max_kept: usize,

@@ -10,19 +10,19 @@ use crate::net::stream::{is_timeout, Stream};
 /// The longest line of a head, in bytes.
 const MAX_LINE_LEN: u64 = 8 * 1024;
 
-/// The longest answer, in bytes, and the most lines in its head and its trailers. A page of the
-/// longest holders has a sixth of it. What is made of an answer takes a dozen times its length.
+/// The longest answer, in bytes, and the most lines in its head and its trailers. Six times a page
+/// of maximal holders. A decoded answer takes about twelve times this memory.
 const MAX_ANSWER_LEN: usize = 4 * 1024 * 1024;
 const MAX_LINES: usize = 100;
 
-/// A connection to a member. Of no further use after an error.
+/// A connection to a member. Not usable after an error.
 pub(super) struct EtcdConnection {
     reader: Reader<Timed>,
     host: String,
 }
 
 impl EtcdConnection {
-    /// Connects, and has `secure` make of the socket what the member speaks over.
+    /// Connects, and calls `secure` to add TLS if the member speaks it.
     pub(super) fn open(
         host: &str,
         timeout: Duration,
@@ -130,7 +130,6 @@ impl Read for Timed {
     }
 }
 
-/// Reads answers.
 struct Reader<S>(BufReader<S>);
 
 impl<S: Read> Reader<S> {

@@ -68,7 +68,7 @@ impl<'a> Outbox<'a> {
         }
     }
 
-    /// Adds a reply, of which so many bytes have been sent.
+    /// Queues a reply, without its first `sent_len` bytes, which have been sent.
     pub(in crate::latchd) fn add(&mut self, reply: &Reply, sent_len: usize) -> Result<(), Ending> {
         if let Reply::Granted(grant) | Reply::Acquired(grant) = reply {
             trace!("granted conn={} fence={}", self.conn, grant.token.fence);
@@ -205,7 +205,7 @@ impl ClientSocket for Stream {
     }
 }
 
-/// Makes room for the next reply, as far as it may; tells whether there is some.
+/// Makes room for the next reply if memory allows. Returns whether there is room.
 fn makes_room(out: &mut Vec<u8>) -> bool {
     if out.capacity() < CAPACITY && out.capacity() - out.len() < MAX_REPLY_LEN {
         if let Some(_reservation) = memory::reserve(CAPACITY, Purpose::Service) {

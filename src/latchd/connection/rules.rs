@@ -16,12 +16,11 @@ use crate::table::Cap;
 use crate::token::Fence;
 
 pub struct SessionRules {
-    /// What clients are offered.
     pub offer: Offer,
     /// How long a line may take, and how long a connection may idle that holds, waits for and has
     /// enqueued nothing.
     pub read_timeout: Duration,
-    /// How long a reply may take, or each piece of a long one; `None` is for ever.
+    /// How long a reply may take, or each piece of a long one; `None` means no limit.
     pub write_timeout: Option<Duration>,
     /// The token that `auth` must give before any other request.
     pub auth_token: Option<Box<[u8]>>,
@@ -31,7 +30,7 @@ pub struct SessionRules {
     pub auth_refusals: SourceThrottle<Option<IpAddr>>,
     /// Keeps refused claims from flooding the log.
     pub cap_warnings: SourceThrottle<Option<Cap>>,
-    /// Held to write while no reply may leave.
+    /// Locked for writing while no reply may leave.
     pub replies: RwLock<()>,
     /// The log, which counts the lines that it drops.
     pub log: Log,

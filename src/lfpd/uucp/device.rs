@@ -82,7 +82,6 @@ impl Device {
     }
 }
 
-/// Where a path leads.
 struct Destination {
     path: DevicePath,
     /// What is there, opened for its name alone; `None` if nothing is.

@@ -85,12 +85,12 @@ impl SerialLockFiles {
 
     /// Removes the locks on `device` that the process `pid` holds, and those of dead processes,
     /// each under all its names. If `pid` has locked the device by the same path, it is that lock
-    /// alone: if the path is a link, it may lead to another device by now, which `pid` holds as
-    /// well. Returns whether there were any; false if another process holds the device.
-    /// `may_unlock` says whether the caller may speak for the process that has the number in that
-    /// instant: while this call waits for its turn, the number may pass to another process, which
-    /// then counts as another holder. Calls `forget` before the turn ends, because inode numbers
-    /// are reused. Blocks for [`PATIENCE`] at most.
+    /// alone: if the path is a link, it may now lead to another device, which `pid` holds as well.
+    /// Returns whether there were any; false if another process holds the device. `may_unlock` says
+    /// whether the caller may speak for the process that has the number in that instant: while this
+    /// call waits for its turn, the number may pass to another process, which then counts as
+    /// another holder. Calls `forget` before the turn ends, because inode numbers are reused.
+    /// Blocks for [`PATIENCE`] at most.
     pub fn unlock(
         &self,
         device: &Device,
@@ -137,7 +137,7 @@ impl SerialLockFiles {
                 }
             }
             if is_held && !removed.iter().any(is_pids) {
-                // Under one name a dead process had it, under another one a live process has it.
+                // A dead process held it under one name, and a live one holds it under another.
                 return Ok(false);
             }
             let ids: Vec<FileId> = removed.iter().map(|file| file.id).collect();
@@ -146,7 +146,7 @@ impl SerialLockFiles {
         })
     }
 
-    /// Removes a lock of ours, whose holder has ended, unless other files have its names by now.
+    /// Removes a lock of ours whose holder has ended, unless other files have taken its names.
     /// Returns whether it was there. Blocks for [`PATIENCE`] at most, and fails with
     /// [`io::ErrorKind::WouldBlock`] if other threads keep the directory.
     pub fn remove(&self, lock: &DeviceLock) -> io::Result<bool> {

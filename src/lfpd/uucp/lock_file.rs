@@ -63,7 +63,6 @@ impl DeviceLock {
     }
 }
 
-/// For the log.
 impl fmt::Display for DeviceLock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = self.names.first().map_or(OsStr::new(""), |(name, _)| name);
@@ -71,7 +70,7 @@ impl fmt::Display for DeviceLock {
     }
 }
 
-/// What has a name in a lock directory.
+/// An entry of a lock directory.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum NameState {
     Free,
@@ -110,12 +109,12 @@ impl PartialEq for LockFile {
 
 impl Eq for LockFile {}
 
-/// What has `name`. If the system cannot tell, a process may hold the device.
+/// What `name` is. If the system cannot tell, a process may hold the device.
 pub(super) fn inspect(directory: &Directory, name: &OsStr) -> NameState {
     look(directory, name).unwrap_or(NameState::Blocked)
 }
 
-/// What has `name`, or why the system cannot tell.
+/// What `name` is, or why the system cannot tell.
 pub(super) fn look(directory: &Directory, name: &OsStr) -> io::Result<NameState> {
     match directory.open_file(name) {
         Ok(Entry::Nothing) => Ok(NameState::Free),

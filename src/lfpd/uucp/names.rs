@@ -80,7 +80,7 @@ pub fn content(pid: u32) -> String {
     format!("{pid:10}\n")
 }
 
-/// Whom a lock file names.
+/// The holder that a lock file names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Named {
     Process(u32),
@@ -91,7 +91,7 @@ pub enum Named {
     Nothing,
 }
 
-/// Whom the content of a lock file names.
+/// The holder that the content of a lock file names.
 pub fn named_in(content: &[u8]) -> Named {
     if let Some(number) = binary(content) {
         return match is_a_pid(&number) {

@@ -92,7 +92,7 @@ impl<'a> Judge<'a> {
     }
 
     /// Whether the file names no process, and no program is still about to write it: a power cut
-    /// has emptied it. A program that has it locked may be about to.
+    /// has emptied it. A program that holds a lock on it may be about to write it.
     fn is_abandoned(&self, name: &OsStr, file: &LockFile) -> bool {
         file.named == Named::Nothing
             && self.sample().map(modified_at).is_some_and(|now| {

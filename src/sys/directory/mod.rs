@@ -243,7 +243,7 @@ pub fn sync_name(path: &Path) -> io::Result<()> {
 }
 
 /// Locks an open file or directory by flock(2), for as long as its descriptor is open. Blocks while
-/// another descriptor has it locked, for `patience` at most. Returns whether the lock is ours.
+/// another descriptor holds its lock, for `patience` at most. Returns whether the lock is ours.
 /// Fails with [`io::ErrorKind::Unsupported`] if the file system has no such locks, or with any
 /// other error of the system.
 pub fn lock_within(file: &impl AsFd, patience: Duration) -> io::Result<bool> {
@@ -269,7 +269,6 @@ pub fn lock_within(file: &impl AsFd, patience: Duration) -> io::Result<bool> {
 /// A lock by fcntl(2) on the whole of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RangeLock {
-    /// Excludes write locks.
     Read,
     /// Excludes all others. It needs a descriptor that is open for writing.
     Write,

@@ -135,7 +135,7 @@ impl<'a> StagedFile<'a> {
 
     /// Gives the file a name that counts, or one more of them. Fails with
     /// [`io::ErrorKind::AlreadyExists`] if the name is taken, [`io::ErrorKind::Unsupported`] if the
-    /// file system has no hard links, or an unnamed file cannot be named since /proc is not
+    /// file system has no hard links, or an unnamed file cannot be named because /proc is not
     /// mounted.
     pub fn link(&self, name: &OsStr) -> io::Result<()> {
         let linked = match &self.private_name {
@@ -192,7 +192,7 @@ pub enum SetAside {
     Missing,
     /// It was another file, which has its name back.
     PutBack,
-    /// It was another file, and the name was taken meanwhile: the file has lost it.
+    /// It was another file, which has now lost its name, because a third file has taken it.
     Displaced,
 }
 
