@@ -326,7 +326,9 @@ fn weather(daemon: &Daemon, count: usize) -> Storm {
     assert_eq!(early[0].request("r", "held", &held), "ok");
     let passed_on = parse_grant(&waiting.line(), "ok").expect("its turn").token;
     assert_eq!(waiting.request("r", "held", &passed_on), "ok");
-    assert!(is_served(&mut daemon.connect()), "nobody new is served");
+    eventually(PATIENCE, "newcomers are served", || {
+        is_served(&mut daemon.connect())
+    });
     // Threads are kept for the next client for ten seconds; everything else goes at once.
     eventually(PATIENCE, "the descriptors are closed", || {
         Footprint::of(daemon.pid()).descriptors <= calm.descriptors

@@ -150,10 +150,18 @@ fn run(run: &Run) -> Seen {
     let mut workers: Vec<Option<Ended>> = (0..run.processes)
         .map(|process| Some(start(process)))
         .collect();
-    let over = Instant::now() + run.limit;
+    let began = Instant::now();
     let mut deaths = 0;
     let is_seen = || run.is_unguarded && witness.count("doubles") > 0;
-    while Instant::now() < over && !is_seen() && workers.iter().any(Option::is_some) {
+    while !is_seen() && workers.iter().any(Option::is_some) {
+        // On a machine that is late, all kinds of processes have their turn first.
+        let has_grants = witness.count("grants") > 0;
+        let has_scripts = run.scripts == 0 || witness.count("foreign") > 0;
+        let has_deaths = run.deaths == 0 || deaths > 0;
+        let is_mixed = has_grants && has_scripts && has_deaths;
+        if began.elapsed() > run.limit * if is_mixed { 1 } else { 20 } {
+            break;
+        }
         std::thread::sleep(Duration::from_millis(5));
         for (process, worker) in workers.iter_mut().enumerate() {
             let Some(status) = worker.as_mut().and_then(|worker| worker.0.try_wait().ok()?) else {
