@@ -11,6 +11,9 @@ use crate::sys::process::Process;
 /// The most that clocks differ, in seconds. A later timestamp is from a wrong clock.
 const CLOCK_TOLERANCE: u64 = 60;
 
+/// The start of 2026, in seconds since 1970. A clock that is behind this was not set.
+const CLOCK_IS_SET: u64 = 1_767_225_600;
+
 /// The most, in seconds, by which the start of a process can seem later than its timestamp.
 const START_TOLERANCE: u64 = 2;
 
@@ -163,6 +166,15 @@ pub(super) fn judge(
 
 /// For how many seconds the holder has not confirmed that it holds the lock; 0 if unknown.
 fn age(content: &Content, host: &impl Host) -> u64 {
+    let age = age_by_clocks(content, host);
+    // Without a battery, a reboot sets the clock back: the lock is older than our boot.
+    match host.uptime() {
+        Some(uptime) if is_of_a_boot_before_the_clock(content, host) => age.max(uptime),
+        _ => age,
+    }
+}
+
+fn age_by_clocks(content: &Content, host: &impl Host) -> u64 {
     let (record, now) = (&content.record, host.now());
     if let Some(info) = record.info() {
         if info.timestamp <= now.saturating_add(CLOCK_TOLERANCE) {
@@ -170,26 +182,25 @@ fn age(content: &Content, host: &impl Host) -> u64 {
         }
     }
     // Unreadable, or written by a wrong clock: the clock of the file system decides.
-    let Some(now) = host.file_system_now() else {
-        return 0;
-    };
-    if content.modified <= now.saturating_add(CLOCK_TOLERANCE) {
-        return now.saturating_sub(content.modified);
+    match host.file_system_now() {
+        None => 0,
+        Some(now) if content.modified <= now.saturating_add(CLOCK_TOLERANCE) => {
+            now.saturating_sub(content.modified)
+        }
+        Some(_) => host.unchanged_for(content),
     }
-    // That clock was ahead, too, or is behind after a reboot without a battery.
-    let uptime = host
-        .uptime()
-        .filter(|_| is_of_another_boot_of_ours(content, host.id()));
-    uptime.unwrap_or_else(|| host.unchanged_for(content))
 }
 
-/// Whether this host wrote the record before its last reboot, as far as names tell.
-fn is_of_another_boot_of_ours(content: &Content, own: &HostId) -> bool {
+/// Whether this host wrote the record before its last reboot, as far as names tell, and its clock
+/// does not know that: it is behind the record, or was never set.
+fn is_of_a_boot_before_the_clock(content: &Content, host: &impl Host) -> bool {
     let survives = content.file_system.is_some_and(FileSystem::survives_reboot);
-    let Record { boot, host, .. } = &*content.record;
+    let (record, own) = (&content.record, host.id());
     survives
-        && agreement(boot, &own.boot) == Agreement::Other
-        && agreement(host, &own.host) == Agreement::Same
+        && agreement(&record.boot, &own.boot) == Agreement::Other
+        && agreement(&record.host, &own.host) == Agreement::Same
+        && (record.timestamp.is_some_and(|time| time > host.now())
+            || host.booted_at().is_some_and(|time| time < CLOCK_IS_SET))
 }
 
 fn liveness(content: &Content, flock: Flock, host: &impl Host) -> Alive {
@@ -368,6 +379,7 @@ mod tests {
 
     struct VirtualHost {
         own: HostId,
+        now: u64,
         booted_at: Option<u64>,
         file_system_now: Option<u64>,
         uptime: Option<u64>,
@@ -383,6 +395,7 @@ mod tests {
                     boot: text("b"),
                     pid_namespace: text("n"),
                 },
+                now: NOW,
                 booted_at: Some(BOOTED),
                 file_system_now: Some(NOW),
                 uptime: Some(NOW - BOOTED),
@@ -418,7 +431,7 @@ mod tests {
         }
 
         fn now(&self) -> u64 {
-            NOW
+            self.now
         }
 
         fn file_system_now(&self) -> Option<u64> {
@@ -813,6 +826,34 @@ mod tests {
         ] {
             let never = stale_in(more, FUTURE, name, TIMEOUT + 1);
             assert_eq!(never, Some(TIMEOUT + 1), "{more} {name}");
+        }
+    }
+
+    #[test]
+    fn with_a_clock_that_starts_anew_a_lock_ages_by_uptime() {
+        const UPTIME: u64 = 100;
+        let host = VirtualHost {
+            now: UPTIME,
+            file_system_now: Some(UPTIME),
+            booted_at: Some(0),
+            uptime: Some(UPTIME),
+            ..VirtualHost::new()
+        };
+        // Taken later after the boot before than now after ours, or earlier.
+        for timestamp in [UPTIME + 1000, UPTIME + 5, UPTIME - 5] {
+            let stale_in = |boot| {
+                let text = lines(
+                    DEAD,
+                    timestamp,
+                    &format!("x-host=h\nx-boot={boot}\nx-pidns=m\n"),
+                );
+                let rule = StaleRule::default();
+                judged_in(&host, &text, timestamp, Flock::Unknown, rule).stale_in
+            };
+            assert_eq!(stale_in("a"), Some(TIMEOUT + 1 - UPTIME), "{timestamp}");
+            // By another container of this boot: by the clock.
+            let age = UPTIME.saturating_sub(timestamp);
+            assert_eq!(stale_in("b"), Some(TIMEOUT + 1 - age), "{timestamp}");
         }
     }
 
