@@ -2,6 +2,11 @@
 //!
 //! All values of a slab are in one block of memory, which shrinks with them: a hundred thousand
 //! waiters that leave take nothing with them that the next ones need, and leave nothing behind.
+//!
+//! A list is two links in each value. A `BTreeMap` in its place takes 160 bytes for its first
+//! entry, and 340 instructions to insert and remove it (callgrind). Each holder is in two lists,
+//! that of its key and that of its connection: a held lock takes 300 bytes now, and a pair of
+//! acquire and release 6 900 instructions.
 
 use std::cmp::Ordering;
 use std::fmt;
