@@ -62,7 +62,7 @@ impl ClusterNode {
         match *self {}
     }
 
-    pub fn is_meant_by(&self, _: &[u8]) -> bool {
+    pub fn is_current_epoch(&self, _: &[u8]) -> bool {
         match *self {}
     }
 

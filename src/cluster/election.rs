@@ -47,7 +47,7 @@ impl Candidate {
     }
 
     /// Blocks until this server is elected.
-    pub(super) fn stand(&mut self) -> Term {
+    pub(super) fn run_until_elected(&mut self) -> Term {
         loop {
             self.node.wait_while_leaving();
             match self.run_once() {
@@ -176,7 +176,7 @@ impl Candidate {
 
     /// Renews the leader key until this server steps down, the process ends, or the server starts
     /// over.
-    pub(super) fn keep(&mut self, term: &Term) {
+    pub(super) fn stay_elected(&mut self, term: &Term) {
         let ttl = self.node.settings.ttl;
         let (mut kept, mut pause) = (term.kept, ttl / 5);
         while !self.node.steps_down_within(pause) {

@@ -240,10 +240,10 @@ impl ClusterNode {
         spawn("election", move || {
             let mut candidate = Candidate::new(Arc::clone(&node));
             loop {
-                let term = candidate.stand();
+                let term = candidate.run_until_elected();
                 node.state.lock().is_elected = true;
                 let _ = elected.send(term);
-                candidate.keep(&term);
+                candidate.stay_elected(&term);
             }
         })
     }

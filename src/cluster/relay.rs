@@ -192,7 +192,7 @@ impl ClusterNode {
         }
         let frame = take_frame(client, deadline).unwrap_or_default();
         let epoch = frame.split(|byte| *byte == b'\n').nth(1);
-        match epoch.is_some_and(|epoch| self.is_meant_by(epoch)) {
+        match epoch.is_some_and(|epoch| self.is_current_epoch(epoch)) {
             true => Ok(()),
             false => {
                 debug!("turned-away peer={client} reason=relay-of-another-epoch");
@@ -317,7 +317,7 @@ impl ClusterNode {
     }
 
     /// Whether a frame that begins a connection is from a standby that knows of this term.
-    pub fn is_meant_by(&self, epoch: &[u8]) -> bool {
+    pub fn is_current_epoch(&self, epoch: &[u8]) -> bool {
         self.epoch()
             .is_some_and(|own| own.to_string().as_bytes() == epoch)
     }

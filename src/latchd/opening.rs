@@ -81,7 +81,7 @@ impl Opener<'_, '_> {
         }
         self.wait_for_frame()?;
         match self.input.frame() {
-            [RELAY, epoch, _] if node.is_meant_by(epoch) => {
+            [RELAY, epoch, _] if node.is_current_epoch(epoch) => {
                 self.input.end_frame();
                 Ok(RequestSource::Standby)
             }

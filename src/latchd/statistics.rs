@@ -57,7 +57,7 @@ impl StatisticsSource<'_> {
         };
         let (mut separator, mut page_count) = ("", 0);
         loop {
-            give_way_after(&mut page_count);
+            yield_after(&mut page_count);
             for status in std::mem::take(&mut page) {
                 out.extend(separator.bytes());
                 queues::write_key(&status.queue, status.clients(), out, &mut send)?;
@@ -111,7 +111,7 @@ impl StatisticsSource<'_> {
     fn pages(&self) -> impl FnMut(Option<&Key>) -> Vec<KeySnapshot> + '_ {
         let mut page_count = 0;
         move |after| {
-            give_way_after(&mut page_count);
+            yield_after(&mut page_count);
             self.arbiter.snapshot(after, stats::PAGE_LEN)
         }
     }
@@ -119,7 +119,7 @@ impl StatisticsSource<'_> {
 
 /// Counts the pages of a long reply. On a host with one processor, the sessions that have a request
 /// to read run between them: otherwise each would wait for several ticks of the kernel's clock.
-fn give_way_after(page_count: &mut usize) {
+fn yield_after(page_count: &mut usize) {
     *page_count += 1;
     if *page_count % PAGES_AT_ONCE == 0 {
         std::thread::yield_now();

@@ -70,12 +70,14 @@ pub(super) struct PendingChanges {
 impl LockTable {
     /// Notes changes from now on, for [`LockTable::changes`]. The caller must take them out.
     pub fn note_changes(&mut self) {
-        self.noted.get_or_insert_default();
+        self.pending_changes.get_or_insert_default();
     }
 
     /// The changes since they were last taken out; `None` unless they are noted.
     pub fn changes(&mut self) -> Option<&mut Vec<Change>> {
-        self.noted.as_mut().map(|noted| &mut noted.changes)
+        self.pending_changes
+            .as_mut()
+            .map(|pending| &mut pending.changes)
     }
 
     /// Brings back a holder, as an orphan with its lease beginning now. The caps do not apply. Call
@@ -118,9 +120,9 @@ impl LockTable {
             now,
         );
         // The journal knows it already.
-        let noted = self.noted.take();
+        let pending = self.pending_changes.take();
         self.hold(place, fence, now);
-        self.noted = noted;
+        self.pending_changes = pending;
         record.number.map(|number| self.set_number(place, number));
         self.places[place].is_kept = record.is_kept;
         self.kept_count += usize::from(record.is_kept);
@@ -191,12 +193,12 @@ impl LockTable {
 
     /// Notes that a place holds, or that its lease was renewed.
     pub(super) fn note_held(&mut self, id: PlaceId, fence: Fence, lease: Duration) {
-        let Some(noted) = &mut self.noted else {
+        let Some(pending) = &mut self.pending_changes else {
             return;
         };
         let place = &self.places[id];
         let (queue, salt) = (&self.keys[place.key], place.salt);
-        noted.changes.push(Change::Held(HolderRecord {
+        pending.changes.push(Change::Held(HolderRecord {
             key: queue.key.clone(),
             kind: queue.kind,
             limit: queue.limit,
@@ -211,37 +213,38 @@ impl LockTable {
 
     /// Notes that a lease was renewed, if that is for a longer time than ever before.
     pub(super) fn note_renewed(&mut self, id: PlaceId, lease: Duration) {
-        let (Some(noted), Some(fence)) = (&mut self.noted, self.places[id].fence()) else {
+        let (Some(pending), Some(fence)) = (&mut self.pending_changes, self.places[id].fence())
+        else {
             return;
         };
-        let longest = noted.longest.get(&fence).copied();
+        let longest = pending.longest.get(&fence).copied();
         if lease > longest.unwrap_or(self.places[id].lease) {
-            noted.longest.insert(fence, lease);
+            pending.longest.insert(fence, lease);
             self.note_held(id, fence, lease);
         }
     }
 
     /// Notes that a holder has a number.
     pub(super) fn note_numbered(&mut self, id: PlaceId, fence: Fence) {
-        if let Some(noted) = &self.noted {
-            let longest = noted.longest.get(&fence).copied();
+        if let Some(pending) = &self.pending_changes {
+            let longest = pending.longest.get(&fence).copied();
             self.note_held(id, fence, longest.unwrap_or(self.places[id].lease));
         }
     }
 
     /// Notes that a holder is kept for this time, or that it is kept no more.
     pub(super) fn note_kept(&mut self, id: PlaceId, lease: Duration) {
-        if let (Some(noted), Some(fence)) = (&mut self.noted, self.places[id].fence()) {
-            noted.longest.insert(fence, lease);
+        if let (Some(pending), Some(fence)) = (&mut self.pending_changes, self.places[id].fence()) {
+            pending.longest.insert(fence, lease);
             self.note_held(id, fence, lease);
         }
     }
 
     /// Notes that a holder holds no more.
     pub(super) fn note_ended(&mut self, fence: Fence) {
-        if let Some(noted) = &mut self.noted {
-            noted.longest.remove(&fence);
-            noted.changes.push(Change::Ended(fence));
+        if let Some(pending) = &mut self.pending_changes {
+            pending.longest.remove(&fence);
+            pending.changes.push(Change::Ended(fence));
         }
     }
 }

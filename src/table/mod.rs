@@ -89,7 +89,7 @@ pub struct LockTable {
     draining: bool,
     /// When a holder last lost its slot.
     last_held: Option<Instant>,
-    noted: Option<Box<changes::PendingChanges>>,
+    pending_changes: Option<Box<changes::PendingChanges>>,
     caps: Caps,
     /// The cap for which a claim was refused last.
     cap_reached: Option<Cap>,
@@ -120,7 +120,7 @@ impl LockTable {
             next_arrival: 0,
             draining: false,
             last_held: None,
-            noted: None,
+            pending_changes: None,
             caps,
             cap_reached: None,
             fences,
