@@ -98,7 +98,7 @@ enum FirstBytes {
     /// The client asks for the role.
     Cluster,
     Other,
-    /// The client has gone without any.
+    /// The client has closed without sending any.
     None,
 }
 
@@ -116,8 +116,8 @@ impl ClusterNode {
         }
     }
 
-    /// Cuts the connections to all but the active server. If none is known, one that was active may
-    /// be so still.
+    /// Cuts the connections to all but the active server. If none is known, the last active one may
+    /// still be active.
     fn cut_old(&self) {
         let open = self.relays.open.lock();
         let Some(active) = self.role().active else {
@@ -634,7 +634,7 @@ mod tests {
         let (mut client, one) = UnixStream::pair().expect("two descriptors");
         let (mut server, other) = UnixStream::pair().expect("two more");
         let pumping = thread::spawn(move || pump_plainly(&one, &other, None));
-        // More than the sockets and the buffers take: the other end must read meanwhile.
+        // More than the sockets and the buffers take, so that the other end must read.
         let much = vec![b'x'; 1 << 20];
         let len = much.len();
         let mut writer = client.try_clone().expect("a descriptor");

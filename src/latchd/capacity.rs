@@ -26,13 +26,13 @@ const RESERVED_DESCRIPTORS: u64 = 64;
 const RESERVED_MAPS: u64 = 2000;
 const MAPS_PER_THREAD: u64 = 4;
 
-/// Stacks get one part in so many of a limited address space.
+/// Stacks get 1/`STACK_SHARE` of a limited address space.
 const STACK_SHARE: u64 = 2;
 
 /// The address space in bytes that a connection takes beside its stack.
 const HEAP_PER_CONNECTION: u64 = 32 * 1024;
 
-/// Connections get one part in so many of the memory of the machine or the cgroup.
+/// Connections get 1/`CONNECTION_SHARE` of the memory of the machine or the cgroup.
 const CONNECTION_SHARE: u64 = 4;
 
 /// The most memory in bytes that a connection takes: the used part of its stack, its buffers, and a
@@ -105,8 +105,8 @@ fn for_tls(options: &Options) -> u64 {
     }
 }
 
-/// How many connections descriptors, memory maps and address space allow, if each takes `heap` and
-/// so many descriptors.
+/// How many connections descriptors, memory maps and address space allow, if each takes `heap`
+/// bytes and `descriptors_each` descriptors.
 fn connection_capacity(heap: u64, descriptors_each: u64) -> usize {
     let descriptors = raise_descriptor_limit(u64::MAX);
     let for_connections = descriptors

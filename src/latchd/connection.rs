@@ -3,8 +3,8 @@
 //! One thread at a time writes to the socket: the connection's own, or while it waits for a grant,
 //! the thread that frees the slot. The connection's thread may block in four places: in a read, in
 //! a write (and before it, until the journal has what the replies say), in [`carry_out`], and in
-//! the lingering close. Each has a time limit, unless an option says "for ever", and delays no
-//! other client.
+//! the lingering close. Each has a time limit, unless an option lifts it, and delays no other
+//! client.
 //!
 //! [`carry_out`]: super::requests::carry_out
 

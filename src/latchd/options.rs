@@ -167,16 +167,16 @@ arguments::options! {
         /// for how long at once a client may have a grant kept (30 days)
         #[argh(option, arg_name = "time", default = "seconds(30 * 86_400)", from_str_fn(some_time))]
         max_keep_time: Duration = ["MAX_KEEP_TIME_S"],
-        /// for how long a grant may be held, renewals included; 0: for ever (0)
+        /// for how long a grant may be held, renewals included; 0: no limit (0)
         #[argh(option, arg_name = "time", default = "None", from_str_fn(unless_0))]
         max_hold: Unless<Duration> = ["MAX_HOLD_S"],
         /// how long a line may take to arrive, and an unused connection idle (23)
         #[argh(option, arg_name = "time", default = "seconds(23)", from_str_fn(some_time))]
         read_timeout: Duration = ["READ_TIMEOUT_S"],
-        /// how long a reply may take to leave; 0: for ever (5)
+        /// how long a reply may take to leave; 0: no limit (5)
         #[argh(option, arg_name = "time", default = "Some(seconds(5))", from_str_fn(unless_0))]
         write_timeout: Unless<Duration> = ["WRITE_TIMEOUT_S"],
-        /// how long a shutdown waits for holders; 0: for ever (30)
+        /// how long a shutdown waits for holders; 0: no limit (30)
         #[argh(option, arg_name = "time", default = "Some(seconds(30))", from_str_fn(unless_0))]
         shutdown_timeout: Unless<Duration> = ["SHUTDOWN_TIMEOUT_S"],
         /// release what a connection holds when it closes (true)

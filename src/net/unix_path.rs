@@ -104,8 +104,8 @@ fn give_access(
     fs::set_permissions(by_descriptor, fs::Permissions::from_mode(mode))
 }
 
-/// Whether this process listens on the socket at `path`, and has bound it to `address`. The kernel
-/// tells that a client of the socket and nobody else, so this connects and hangs up.
+/// Whether this process listens on the socket at `path`, and has bound it to `address`. Only a
+/// client of the socket learns that from the kernel, so this connects and hangs up.
 fn is_own_listener(path: &str, address: &SocketAddrUnix) -> io::Result<bool> {
     let client = client_socket()?;
     match connect(&client, &SocketAddrUnix::new(path)?) {

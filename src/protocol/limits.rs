@@ -39,23 +39,23 @@ pub fn is_admin_token(text: &str) -> bool {
     (1..=MAX_ADMIN_TOKEN_LEN).contains(&text.len()) && !text.contains(char::is_whitespace)
 }
 
-/// The wait timeout of so many seconds; `None` if it is too long.
+/// A wait timeout in seconds; `None` if it is too long.
 pub fn wait_timeout(seconds: u64) -> Option<Duration> {
     (seconds <= MAX_SECONDS).then(|| Duration::from_secs(seconds))
 }
 
-/// The lease of so many seconds; `None` if it is zero or too long.
+/// A lease in seconds; `None` if it is zero or too long.
 pub fn lease(seconds: u64) -> Option<Duration> {
     (seconds > 0).then(|| wait_timeout(seconds)).flatten()
 }
 
-/// The limit of so many slots; `None` if it is zero or too high.
+/// A limit in slots; `None` if it is zero or too high.
 pub fn limit(count: u64) -> Option<Limit> {
     let count = u32::try_from(count).ok()?;
     Limit::new(count).filter(|limit| limit.get() <= MAX_LIMIT)
 }
 
-/// The weight of so many slots of a semaphore; `None` if it is zero or above the limit.
+/// A weight in slots of a semaphore; `None` if it is zero or above the limit.
 pub fn weight(count: u64, limit: Limit) -> Option<Weight> {
     let count = u32::try_from(count).ok()?;
     Weight::new(count).filter(|weight| weight.get() <= limit.get())

@@ -286,7 +286,7 @@ mod tests {
 
     #[test]
     fn an_address_of_another_host_is_skipped_unless_it_is_alone() {
-        let elsewhere = "192.0.2.1:0"; // for documentation, so nobody has it
+        let elsewhere = "192.0.2.1:0"; // reserved for documentation
         let listening = bound(&[elsewhere, "127.0.0.1:0"]);
         assert_eq!(listening, Ok(vec!["127.0.0.1:PORT".to_owned()]));
         let message = bound(&[elsewhere]).expect_err("it is alone");

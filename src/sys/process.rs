@@ -100,7 +100,7 @@ fn is_boot_shifted() -> bool {
 struct ProcessFact<T>(OnceLock<(u32, T)>);
 
 impl<T: Copy> ProcessFact<T> {
-    /// If `find` fails, for want of a descriptor for example, the next call tries again.
+    /// If `find` fails, for example because no descriptor is left, the next call tries again.
     fn get_or(&self, find: impl FnOnce() -> Option<T>) -> Option<T> {
         let own = process::id();
         match self.0.get() {

@@ -2,7 +2,7 @@
 //!
 //! The system call comes first. The crate `getrandom` looks up the C library's function at run
 //! time, which a static program does not have, and would wait for `/dev/random` instead: on a board
-//! without a source of entropy nobody fills that, while the system call makes the kernel gather
+//! without a source of entropy that stays empty, while the system call makes the kernel gather
 //! some.
 
 use std::io;

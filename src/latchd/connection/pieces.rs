@@ -26,7 +26,7 @@ use crate::table::ConnId;
 /// The secret of a server that has one.
 pub(crate) const SECRET: &[u8] = b"secret";
 
-/// The most bytes of a connection: the replies to so many must fit into the socket's buffer.
+/// The most bytes of a connection: the replies to them must fit into the socket's buffer.
 const MAX_LEN: usize = 1024;
 
 /// The most pieces behind the first. Each is in flight with a descriptor, which the system counts.
@@ -34,8 +34,8 @@ const MAX_PIECES: usize = 64;
 
 const HOUR: Duration = Duration::from_secs(3600);
 
-/// What an opening comes to does not depend on the pieces in which its bytes arrive, and neither
-/// does what is left to the session.
+/// The result of an opening, and what it leaves to the session, do not depend on the pieces in
+/// which the bytes arrive.
 pub fn opening(input: &[u8]) {
     let [secret, first_len, len, bytes @ ..] = input else {
         return;
@@ -69,7 +69,7 @@ fn rules(auth_token: Option<Box<[u8]>>) -> SessionRules {
     }
 }
 
-/// What a connection comes to.
+/// The result of an opening.
 #[derive(Debug, PartialEq, Eq)]
 struct Opened {
     /// Why it ended in its opening; `None` if the session got what follows.

@@ -160,7 +160,7 @@ fn stage(path: &Path, content: &[u8]) -> io::Result<()> {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
     }
-    // A tag or a token in it is nobody else's business.
+    // It contains tags and tokens, which other users must not read.
     let mut options = File::options();
     let mut file = options
         .write(true)
