@@ -221,6 +221,15 @@ pub fn age(seconds: u64) -> String {
     }
 }
 
+/// A time limit for people, exactly, in the largest unit that divides it.
+pub fn exactly(seconds: u64) -> String {
+    match seconds {
+        _ if seconds % 3600 == 0 => format!("{} h", seconds / 3600),
+        _ if seconds % 60 == 0 => format!("{} m", seconds / 60),
+        _ => format!("{seconds} s"),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -237,6 +246,13 @@ mod tests {
             (172_800, "2 d"),
         ] {
             assert_eq!(age(seconds), text);
+        }
+    }
+
+    #[test]
+    fn a_time_limit_is_exact() {
+        for (seconds, text) in [(1, "1 s"), (90, "90 s"), (120, "2 m"), (7200, "2 h")] {
+            assert_eq!(exactly(seconds), text);
         }
     }
 

@@ -236,8 +236,9 @@ impl Connection {
     }
 
     /// Returns who holds and who waits for a key, or for all keys in use (`stats` with the key line
-    /// `holders`), as JSON: see latch-protocol(7). Blocks as [`Connection::stats`] does. A server
-    /// of another make may answer as it answers [`Connection::stats`].
+    /// `holders`), as JSON: see latch-protocol(7). Blocks as [`Connection::stats`] does, but
+    /// for one key for at most the reply timeout. A server of another make may answer as it answers
+    /// [`Connection::stats`].
     ///
     /// # Errors
     ///
@@ -401,7 +402,8 @@ impl Connection {
             if let Some(reply) = self.take_reply(seen)? {
                 return Ok(reply);
             }
-            if matches!(request, Request::Stats | Request::Queues(_)) && self.buffer.len() > seen {
+            let is_long = matches!(request, Request::Stats | Request::Queues(None));
+            if is_long && self.buffer.len() > seen {
                 due = self.reply_due();
             }
             seen = self.buffer.len();

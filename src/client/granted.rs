@@ -9,6 +9,13 @@ use super::slot::Slot;
 use crate::sys::moment::Moment;
 use crate::token::Grant;
 
+/// What became of a claim.
+pub(crate) enum Claimed {
+    Granted(Granted),
+    /// No slot was free in time. The server can be asked more over this connection.
+    InVain(Connection),
+}
+
 /// A grant and the connection that it came over. Dropping it closes the connection.
 pub(crate) struct Granted {
     pub(crate) connection: Connection,

@@ -99,7 +99,7 @@ pub use cancel::CancelHandle;
 pub use connection::{Connection, Enqueued};
 use environment::Overrides;
 pub use error::{Asked, Auth, Error};
-pub(crate) use granted::Granted;
+pub(crate) use granted::{Claimed, Granted};
 pub use guard::{Guard, Loss};
 pub use settings::Settings;
 use slot::checked_tag;
@@ -460,8 +460,10 @@ impl<'a> Lock<'a> {
 
     /// Asks, and waits as long as `wait` says.
     fn ask(&self, wait: Wait) -> Result<Option<Guard>, Error> {
-        let granted = self.claim(wait, |_| ())?;
-        granted.map(Granted::keep).transpose()
+        match self.claim(wait, |_| ())? {
+            Claimed::Granted(granted) => granted.keep().map(Some),
+            Claimed::InVain(_) => Ok(None),
+        }
     }
 
     /// Asks as [`Lock::ask`] does, and leaves the grant to the caller: nothing renews it. Shows
@@ -470,7 +472,7 @@ impl<'a> Lock<'a> {
         &self,
         wait: Wait,
         mut answered: impl FnMut(&Connection),
-    ) -> Result<Option<Granted>, Error> {
+    ) -> Result<Claimed, Error> {
         let began = Instant::now();
         let deadline = wait.deadline(began, self.client.settings.reply_timeout);
         let (connection, (asked_at, grant)) = self.introduced(deadline, |connection| {
@@ -480,7 +482,10 @@ impl<'a> Lock<'a> {
             let grant = connection.acquire_by(key, slot, wait, deadline, &mut answered)?;
             Ok((asked_at, grant))
         })?;
-        Ok(grant.map(|grant| Granted {
+        let Some(grant) = grant else {
+            return Ok(Claimed::InVain(connection));
+        };
+        Ok(Claimed::Granted(Granted {
             connection,
             key: self.key.to_owned(),
             slot: self.slot,

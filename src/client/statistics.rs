@@ -75,7 +75,7 @@ pub struct Party {
 
 impl Connection {
     /// Returns who holds and who waits for a key, or for all keys in use. Blocks as
-    /// [`Connection::stats`] does. A key that is not in use is not in the list.
+    /// [`Connection::holders`] does. A key that is not in use is not in the list.
     ///
     /// # Errors
     ///

@@ -7,7 +7,7 @@ use crate::supervise::{Event, SignalWatch, StdinWatch};
 
 use super::claim::wait;
 use super::run::{finish_release, release};
-use super::{busy, options, unprintable, PROGRAM};
+use super::{options, unprintable, PROGRAM};
 
 /// Waits for the lock, prints its token and its fence, and keeps it until the standard input is
 /// closed or a signal comes.
@@ -17,10 +17,8 @@ pub(super) fn hold(options: &options::Hold) -> CommandResult {
     let place = asking.target.place();
     let input = StdinWatch::watch().map_err(Failure::cannot_start_thread)?;
     let abandoned = Some(&input.abandoned);
-    match wait(asking, abandoned, &mut signals)? {
-        Some(guard) => keep(guard, &place, &input, &mut signals),
-        None => Err(busy(&place, options.busy_status)),
-    }
+    let guard = wait(asking, abandoned, &mut signals)?;
+    keep(guard, &place, &input, &mut signals)
 }
 
 fn keep(guard: Guard, place: &str, input: &StdinWatch, signals: &mut SignalWatch) -> CommandResult {

@@ -8,6 +8,7 @@ mod hold;
 mod keeping;
 mod options;
 mod prometheus;
+mod queue;
 mod run;
 mod servers;
 mod stats;
@@ -207,11 +208,6 @@ fn token(given: Option<&str>) -> Result<Token, Failure> {
     text.trim()
         .parse()
         .map_err(|error: InvalidToken| usage(error))
-}
-
-fn busy(place: &str, status: Option<u8>) -> Failure {
-    let status = status.unwrap_or(BUSY);
-    Failure::new(status, format_args!("{place}: another client holds it"))
 }
 
 fn failure(about: impl Display, error: &Error) -> Failure {

@@ -181,6 +181,7 @@ macro_rules! keeping_command {
                     timeout,
                     retry: self.retry,
                     busy_status: self.busy_status.unwrap_or(BUSY),
+                    is_busy_ok: false,
                     talk: Verbosity::of(self.quiet == Some(true), self.verbose == Some(true)),
                     name: Mutex::default(),
                 })

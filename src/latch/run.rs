@@ -17,7 +17,7 @@ use crate::text::reason;
 use super::claim::wait;
 use super::options::OnLost;
 use super::servers::Target;
-use super::{busy, complain, explain, options, shown, usage, BUSY, LOST, PROGRAM};
+use super::{complain, explain, options, shown, usage, BUSY, LOST, PROGRAM};
 
 /// What the command finds in its environment: the key, the token, the fence, and the number of its
 /// slot of a semaphore.
@@ -36,6 +36,7 @@ pub(super) fn run(options: &options::Run, command: &[OsString]) -> CommandResult
     }
     let mut asking = options.asking(&command[0])?;
     asking.target = asking.target.numbered();
+    asking.is_busy_ok = options.busy_ok;
     if options.at_least.is_some() {
         asking.target = asking.target.keepable();
     }
@@ -45,11 +46,8 @@ pub(super) fn run(options: &options::Run, command: &[OsString]) -> CommandResult
     supervise::check_proc().map_err(Failure::cannot_start_process)?;
     let mut signals = SignalWatch::new().map_err(Failure::cannot_catch_signals)?;
     let place = asking.target.place();
-    match wait(asking, None, &mut signals)? {
-        Some(guard) => run_under(guard, &place, options, command, &mut signals),
-        None if options.busy_ok => Ok(0),
-        None => Err(busy(&place, options.busy_status)),
-    }
+    let guard = wait(asking, None, &mut signals)?;
+    run_under(guard, &place, options, command, &mut signals)
 }
 
 /// Looks whether this process runs under the lock that it is to wait for, and so would wait for

@@ -7,11 +7,14 @@ use std::time::Duration;
 use rustix::system::uname;
 
 use crate::cli::failure::Failure;
+use crate::cli::waiting::exactly;
 use crate::client::environment::{self, Overrides};
-use crate::client::{Address, Client, Connection, Error, Granted, Lock, Queue, Slot, Wait};
+use crate::client::{
+    Address, Claimed, Client, Connection, Error, Granted, Lock, Queue, Slot, Wait,
+};
 use crate::text::Plain;
 
-use super::{busy, failure, shown, usage, FILE_ERROR};
+use super::{failure, queue, shown, usage, BUSY, FILE_ERROR};
 
 /// By how much a command with `--timeout` may outlast that: one round trip.
 const ROUND_TRIP: Duration = Duration::from_secs(1);
@@ -123,10 +126,33 @@ impl Target {
 
     /// Asks for the key. It is a failure if another client holds it all that time.
     pub(super) fn claim(&self, timeout: Option<Duration>) -> Result<Granted, Failure> {
-        match self.lock().claim(wait_of(timeout), |_| ()) {
-            Ok(Some(granted)) => Ok(granted),
-            Ok(None) => Err(busy(&self.place(), None)),
+        let wait = wait_of(timeout);
+        match self.lock().claim(wait, |_| ()) {
+            Ok(Claimed::Granted(granted)) => Ok(granted),
+            Ok(Claimed::InVain(connection)) => Err(Failure::new(BUSY, self.busy(connection, wait))),
             Err(error) => Err(self.failure(&error)),
+        }
+    }
+
+    /// Says that a claim over this connection was not granted, and what the server tells about its
+    /// holder and those ahead, for a reader who has nothing but this line.
+    pub(super) fn busy(&self, mut connection: Connection, wait: Wait) -> String {
+        let waited = match wait {
+            Wait::UpTo(time) => time,
+            _ => Duration::ZERO,
+        };
+        let queues = connection.queues(Some(&self.key)).unwrap_or_default();
+        let why = queues
+            .first()
+            .and_then(|queue| queue::after_wait(queue, waited));
+        let place = self.place();
+        let within = match waited.as_secs() {
+            0 => "at once".to_owned(),
+            seconds => format!("within {}", exactly(seconds)),
+        };
+        match why {
+            Some(why) => format!("{place}: not granted {within}: {why}"),
+            None => format!("{place}: not granted {within}"),
         }
     }
 

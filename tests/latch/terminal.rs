@@ -829,7 +829,7 @@ fn a_quiet_wait_and_one_in_the_background_show_no_line() {
         holder.acquire("k", 0);
         terminal.enter("$LATCH run k -- true & $LATCH run k -q --timeout 4 -- true");
         daemon.wait_for_waiters("k", 2);
-        terminal.expect("another client holds it");
+        terminal.expect(": not granted within 4 s: held by ");
         terminal.expect(PROMPT);
         assert!(!terminal.screen().contains("waiting for"));
         drop(holder);

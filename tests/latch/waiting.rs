@@ -107,6 +107,108 @@ fn a_short_wait_is_silent() {
     assert_eq!(text(&output.stderr).lines().count(), 1, "{output:?}");
 }
 
+/// What a command that fails with `status` says, and how long that took.
+fn failed(daemon: &Daemon, arguments: &[&str], status: i32) -> (String, Duration) {
+    let began = Instant::now();
+    let output = run(daemon, arguments);
+    assert_eq!(
+        output.status.code(),
+        Some(status),
+        "{arguments:?}: {output:?}"
+    );
+    (text(&output.stderr), began.elapsed())
+}
+
+#[test]
+fn the_last_line_of_a_vain_wait_names_the_holder_and_those_ahead() {
+    let daemon = Daemon::start_directly(Scheme::Plain, &[]);
+    let (mut holder, mut other) = (daemon.connect(), daemon.connect());
+    assert_eq!(holder.request("tag", "_", "a\u{1b}[2J\u{202e}@db1"), "ok");
+    holder.acquire("k", 0);
+    other.send("l\nk\n60\n");
+    daemon.wait_for_waiters("k", 1);
+    let addr = daemon.addr();
+    let run = ["run", "k", "-w", "1", "--", "true"];
+    for (arguments, within, status) in [
+        (&run[..], "within 1 s", 75),
+        (&["run", "k", "-n", "-E", "9", "--", "true"], "at once", 9),
+        (&["hold", "k", "-n", "-q"], "at once", 75),
+        (&["wait", "k", "-n"], "at once", 75),
+        (&["acquire", "k", "-n"], "at once", 75),
+        (&["reserve", "k", "--for", "1", "-n"], "at once", 75),
+    ] {
+        let (said, _) = failed(&daemon, arguments, status);
+        let begin = format!(
+            "latch: k at {addr}: not granted {within}: held by a\\x1b[2J\\xe2\\x80\\xae@db1 for "
+        );
+        let age = said
+            .strip_prefix(&begin)
+            .and_then(|rest| rest.strip_suffix(" s, 1 ahead\n"));
+        let age = age.unwrap_or_else(|| panic!("{arguments:?}: {said:?}"));
+        assert!((0..60).contains(&age.parse().unwrap_or(-1)), "{said:?}");
+    }
+    let full = ["run", "k", "--max-waiters", "1", "--", "true"];
+    let (said, _) = failed(&daemon, &full, 75);
+    let expected = format!("latch: k at {addr}: as many wait as --max-waiters says\n");
+    assert_eq!(said, expected);
+    let (said, _) = failed(&daemon, &["run", "k", "-n", "--busy-ok", "--", "true"], 0);
+    assert_eq!(said, "");
+}
+
+#[test]
+fn a_vain_wait_at_a_semaphore_names_one_holder_and_counts_the_others() {
+    let daemon = Daemon::start(&[]);
+    let mut holders = [daemon.connect(), daemon.connect(), daemon.connect()];
+    for holder in &mut holders {
+        assert!(holder.request("sl", "pool", "0 3").starts_with("ok "));
+    }
+    let arguments = ["run", "pool", "--limit", "3", "-n", "--", "true"];
+    let (said, _) = failed(&daemon, &arguments, 75);
+    assert!(
+        said.contains(": not granted at once: held by 127.0.0.1:"),
+        "{said}"
+    );
+    assert!(said.ends_with(" s and by 2 more\n"), "{said}");
+}
+
+#[test]
+fn a_server_that_tells_no_holder_delays_a_vain_wait_by_a_second() {
+    let daemon = Daemon::start(&[]);
+    for answer in [
+        None,
+        Some(""),
+        Some("error"),
+        Some("ok {\"keys\":["),
+        Some("ok {}"),
+    ] {
+        let (listener, addr) = listener();
+        let server = thread::spawn(move || {
+            let mut peer = Peer::accept(&listener);
+            loop {
+                let request = peer.any_request();
+                match request.split(' ').next() {
+                    Some("l") => peer.answer("timeout"),
+                    Some("stats") => break assert_eq!(request, "stats holders k"),
+                    _ => peer.answer("ok"),
+                }
+            }
+            match answer {
+                // It waits for the client to leave.
+                None => drop(peer.any_request()),
+                Some("") => {}
+                Some(answer) => peer.answer(answer),
+            }
+        });
+        let addr = addr.to_string();
+        let arguments = ["run", "k", "-n", "--server", &addr, "--", "true"];
+        let (said, took) = failed(&daemon, &arguments, 75);
+        let expected = format!("latch: k at {addr}: not granted at once\n");
+        assert_eq!(said, expected, "{answer:?}");
+        assert!(took < PATIENCE / 2, "{answer:?}: {took:?}");
+        server.join().expect("it is asked");
+    }
+}
+
 /// Answers the first connection never, and all others with `reply`.
 fn older_server(reply: &'static [u8]) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");

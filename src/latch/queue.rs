@@ -1,0 +1,134 @@
+//! Who holds a key and who is ahead, in words.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use crate::cli::waiting::age;
+use crate::client::Queue;
+use crate::text::Plain;
+
+/// What a client that waits under this name is told.
+pub(super) fn while_waiting(queue: &Queue, name: Option<&str>) -> String {
+    let is_ours = |peer: &str| name.is_some_and(|name| is_same_client(peer, name));
+    let mut peers = queue
+        .waiters
+        .iter()
+        .map(|waiter| waiter.party.peer.as_deref());
+    let mut text = match peers.position(|peer| peer.is_some_and(is_ours)) {
+        Some(ahead) => format!("{ahead} ahead"),
+        // The way to the server changes addresses, or the queue is longer than the answer.
+        None => format!("{} waiting", queue.waiter_count),
+    };
+    if let Some(holders) = holders(queue) {
+        text += &format!(", {holders}");
+    }
+    text
+}
+
+/// What a client is told that has waited for this long in vain, and has left the queue; `None` if
+/// the key is free now.
+pub(super) fn after_wait(queue: &Queue, waited: Duration) -> Option<String> {
+    let waiters = queue.waiters.iter();
+    // They have waited for longer.
+    let ahead = waiters.filter(|waiter| waiter.party.age >= waited).count();
+    let ahead = match ahead {
+        0 => None,
+        ahead if ahead == queue.waiters.len() && queue.waiter_count > ahead as u64 => {
+            Some(format!("{} waiting", queue.waiter_count))
+        }
+        ahead => Some(format!("{ahead} ahead")),
+    };
+    let parts: Vec<String> = [holders(queue), ahead].into_iter().flatten().collect();
+    (!parts.is_empty()).then(|| parts.join(", "))
+}
+
+/// The first holder, since when, and how many more there are.
+fn holders(queue: &Queue) -> Option<String> {
+    let first = &queue.holders.first()?.party;
+    let who = [&first.tag, &first.peer].into_iter().flatten();
+    let mut who = who.map(|text| Plain(text.as_bytes()).to_string());
+    let who = who.find(|text| !text.is_empty());
+    let who = who.unwrap_or_else(|| "a client that has disconnected".to_owned());
+    let more = match queue.holder_count {
+        0 | 1 => String::new(),
+        count => format!(" and by {} more", count - 1),
+    };
+    let held_for = age(first.age.as_secs());
+    Some(format!("held by {who} for {held_for}{more}"))
+}
+
+/// Whether the server calls this client `peer`. A server that listens for IPv6 shows an IPv4
+/// address in its other form, and the name of the program comes last.
+fn is_same_client(peer: &str, name: &str) -> bool {
+    let canonical = |text: &str| {
+        let address: SocketAddr = text.parse().ok()?;
+        Some((address.ip().to_canonical(), address.port()))
+    };
+    match canonical(name) {
+        Some(ours) => canonical(peer) == Some(ours),
+        None => peer == name || peer.starts_with(&format!("{name} ")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn queue(holders: &str, waiter_ages: &[u64]) -> Queue {
+        let waiters = (1..).zip(waiter_ages).map(|(port, age)| {
+            format!(r#"{{"conn_id":{port},"peer":"127.0.0.1:{port}","tag":null,"age_s":{age}}}"#)
+        });
+        let waiters: Vec<String> = waiters.collect();
+        let json = format!(
+            r#"{{"keys":[{{"key":"k","kind":"lock","limit":1,"holder_count":1,"waiter_count":3,
+            "holders":[{holders}],"waiters":[{}]}}]}}"#,
+            waiters.join(",")
+        );
+        let queues = crate::client::statistics::parse(&json).expect("queues");
+        queues.into_iter().next().expect("a queue")
+    }
+
+    const REST: &str = r#""conn_id":9,"fence":"7","lease_expires_in_s":20"#;
+
+    #[test]
+    fn the_line_names_the_holder_and_those_ahead() {
+        let tagged = format!(
+            r#"{{"peer":"127.0.0.1:9","tag":"backup.sh@host pid 4711","age_s":185.2,{REST}}}"#
+        );
+        let text = while_waiting(&queue(&tagged, &[1, 1, 1]), Some("127.0.0.1:3"));
+        let expected = "2 ahead, held by backup.sh@host pid 4711 for 3 m";
+        assert_eq!(text, expected);
+
+        let bare =
+            format!(r#"{{"peer":"unix pid 7 uid 0 a\u001bb","tag":null,"age_s":59.9,{REST}}}"#);
+        let text = while_waiting(&queue(&bare, &[1, 1, 1]), Some("127.0.0.1:4"));
+        let expected = "3 waiting, held by unix pid 7 uid 0 a\\x1bb for 59 s";
+        assert_eq!(text, expected);
+        assert_eq!(while_waiting(&queue("", &[]), None), "3 waiting");
+    }
+
+    #[test]
+    fn after_a_wait_those_who_waited_longer_were_ahead() {
+        let holder = format!(r#"{{"peer":"a","tag":"b","age_s":720,{REST}}}"#);
+        let waited = |holders: &str, ages: &[u64]| {
+            after_wait(&queue(holders, ages), Duration::from_secs(60)).unwrap_or_default()
+        };
+        assert_eq!(
+            waited(&holder, &[90, 60, 59]),
+            "held by b for 12 m, 2 ahead"
+        );
+        assert_eq!(waited(&holder, &[1, 0, 0]), "held by b for 12 m");
+        // The server does not list all.
+        assert_eq!(waited(&holder, &[90, 60]), "held by b for 12 m, 3 waiting");
+        assert_eq!(waited("", &[61]), "3 waiting");
+        assert_eq!(waited("", &[]), "");
+    }
+
+    #[test]
+    fn a_client_is_known_by_its_address_or_its_process() {
+        assert!(is_same_client("[::ffff:127.0.0.1]:7", "127.0.0.1:7"));
+        assert!(is_same_client("unix pid 7 uid 0 latch", "unix pid 7 uid 0"));
+        assert!(!is_same_client("unix pid 71 uid 0", "unix pid 7 uid 0"));
+        assert!(!is_same_client("127.0.0.1:71", "127.0.0.1:7"));
+    }
+}
