@@ -4,6 +4,7 @@
 use std::ffi::OsString;
 
 use argh::FromArgs;
+use strsim::osa_distance;
 
 pub use super::help::Program;
 use crate::text::invalid_value;
@@ -277,8 +278,45 @@ fn finish<T: FromArgs>(program: &str, arguments: &[Argument], origins: &Origins)
         Err(exit) if exit.status.is_ok() => Parsed::Print(exit.output),
         Err(exit) => {
             let refusal = bad_value(&exit.output, &words, origins);
-            Parsed::Usage(refusal.unwrap_or_else(|| in_our_words(&exit.output)))
+            let refusal = refusal.unwrap_or_else(|| in_our_words(&exit.output));
+            Parsed::Usage(match refusal.strip_prefix("unknown option: ") {
+                Some(option) => {
+                    let command = words.first().filter(|word| !word.starts_with('-'));
+                    let known = options_of::<T>(program, command.copied());
+                    format!(
+                        "{refusal}{}",
+                        hint(option, known.iter().map(String::as_str))
+                    )
+                }
+                None => refusal,
+            })
         }
+    }
+}
+
+/// The long options of a command, or of a program without commands, from its help.
+fn options_of<T: FromArgs>(program: &str, command: Option<&str>) -> Vec<String> {
+    let wanted: Vec<&str> = command.into_iter().chain(["--help"]).collect();
+    let help = match T::from_args(&[program], &wanted) {
+        Err(exit) if exit.status.is_ok() => exit.output,
+        _ => String::new(),
+    };
+    let lines = help.lines().filter(|line| line.starts_with("  -"));
+    let names = lines.flat_map(|line| line.split([' ', ',']));
+    let names = names.filter(|word| word.starts_with("--"));
+    names.map(str::to_owned).collect()
+}
+
+/// Asks whether a mistyped name is meant to be one of those that are known; empty if none is
+/// like it.
+pub fn hint<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> String {
+    let with_distance = known.map(|known| (osa_distance(name, known), known));
+    let len = name.trim_start_matches('-').chars().count();
+    // At most two typing errors, and half of the name.
+    let alike = with_distance.filter(|(distance, _)| *distance <= 2 && 2 * distance <= len);
+    match alike.min() {
+        Some((_, meant)) => format!("; did you mean {meant}?"),
+        None => String::new(),
     }
 }
 
@@ -431,6 +469,11 @@ mod tests {
     fn bad_usage_is_said_in_one_line_and_in_our_words() {
         for (arguments, message) in [
             (&["--nonsense"][..], "unknown option: --nonsense"),
+            (
+                &["--tetx=1"],
+                "unknown option: --tetx; did you mean --text?",
+            ),
+            (&["--no-debug"], "unknown option: --no-debug"),
             (&["--text"], "--text requires a value"),
             (&["word"], "unexpected argument: word"),
             (&["-"], "unexpected argument: -"),

@@ -71,12 +71,15 @@ impl Program {
             }
         }
         let mut text = lines.join("\n") + "\n";
+        let commands = text.contains("\nCommands:\n");
+        let commands =
+            commands.then(|| format!("For the options of a command: {} help COMMAND.", self.name));
         let times = text.contains("<time>").then(|| TIMES.to_owned());
         let listed = (!variables.is_empty())
             .then(|| format!("Variables of options: {}.", variables.join(", ")));
         let others = Some(self.variables).filter(|sentence| !sentence.is_empty());
         let manual = Some(format!("See {}.", self.manual));
-        let ends = [times, listed, others.map(str::to_owned), manual];
+        let ends = [commands, times, listed, others.map(str::to_owned), manual];
         for end in ends.into_iter().flatten() {
             text += &format!("\n{}\n", wrapped(&end));
         }

@@ -21,6 +21,8 @@ use std::fmt::Display;
 use std::io::{self, BufRead, Read};
 use std::process::ExitCode;
 
+use argh::SubCommands;
+
 use crate::cli::arguments::{self, Parsed, Program};
 use crate::cli::failure::{CommandResult, Failure, SYSTEM_ERROR};
 use crate::cli::output;
@@ -64,10 +66,8 @@ const NO_PERMISSION: u8 = 77;
 pub fn main() -> ExitCode {
     supervise::exec_shim(PROGRAM);
     let mut arguments = env::args_os().skip(1);
-    let ours: Vec<OsString> = arguments
-        .by_ref()
-        .take_while(|argument| argument != "--")
-        .collect();
+    let ours = arguments.by_ref().take_while(|argument| argument != "--");
+    let ours = with_options_for_words(ours.collect());
     let command: Vec<OsString> = arguments.collect();
     let words = ours.iter().cloned().enumerate();
     let words = words.map(|(at, word)| match at > 1 && word == "-" {
@@ -91,6 +91,19 @@ pub fn main() -> ExitCode {
         Parsed::Usage(reason) => Err(usage(with_hint(reason, &ours, &command))),
     };
     ExitCode::from(ended.unwrap_or_else(explain))
+}
+
+/// The words `help`, `help COMMAND` and `version` as the options that they stand for.
+fn with_options_for_words(mut ours: Vec<OsString>) -> Vec<OsString> {
+    match ours.first().and_then(|word| word.to_str()) {
+        Some("help") => {
+            ours.push("--help".into());
+            ours.remove(0);
+        }
+        Some("version") => ours[0] = "--version".into(),
+        _ => {}
+    }
+    ours
 }
 
 /// Warns of variables that are mistyped: with another server than that of the other hosts, each
@@ -119,7 +132,8 @@ fn with_hint(reason: String, ours: &[OsString], command: &[OsString]) -> String 
         if first == "run" && command.is_empty() {
             return "put -- before the command".into();
         } else if first == word {
-            return format!("unknown command: {word}");
+            let hint = arguments::hint(first, command_names());
+            return format!("unknown command: {word}{hint}");
         }
     }
     reason
@@ -145,8 +159,18 @@ fn print(text: &str) -> CommandResult {
         .map_err(|error| unprintable(&error))
 }
 
+/// A wrong command line, with where to read what would be right.
 fn usage(message: impl Display) -> Failure {
-    Failure::new(USAGE, message)
+    let first = env::args_os().nth(1).unwrap_or_default();
+    let help = match command_names().find(|name| first == *name) {
+        Some(command) => format!("{PROGRAM} {command} --help"),
+        None => format!("{PROGRAM} --help"),
+    };
+    Failure::new(USAGE, format_args!("{message}\n{PROGRAM}: see {help}"))
+}
+
+fn command_names() -> impl Iterator<Item = &'static str> {
+    SubCommand::COMMANDS.iter().map(|command| command.name)
 }
 
 fn unprintable(error: &io::Error) -> Failure {
@@ -228,7 +252,11 @@ fn failure(about: impl Display, error: &Error) -> Failure {
         Error::AuthFailed { auth, .. } if *auth == Auth::NoToken => "; see --auth-token-file",
         _ => "",
     };
-    Failure::new(status, format_args!("{about}: {}{hint}", error.reason()))
+    let message = format!("{about}: {}{hint}", error.reason());
+    match status {
+        USAGE => usage(message),
+        _ => Failure::new(status, message),
+    }
 }
 
 fn shown(text: &str) -> Escaped<'_> {

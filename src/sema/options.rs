@@ -7,7 +7,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::cli::arguments::Parsed;
+use crate::cli::arguments::{hint, Parsed};
 use crate::cli::values::{choice, mode, number, time};
 use crate::lockfile::{SemaphoreConfig, SemaphoreOptions, Settle, StaleRule};
 use crate::text::{invalid_value, Plain};
@@ -294,6 +294,11 @@ pub(super) fn parse(mut arguments: impl Iterator<Item = OsString>) -> Parsed<Sem
         .by_ref()
         .take_while(|argument| argument != "--")
         .collect();
+    match ours.first().map(|word| word.as_bytes()) {
+        Some(b"help") => return Parsed::Print(help()),
+        Some(b"version") => return Parsed::Print(VERSION.to_owned()),
+        _ => {}
+    }
     // These two count anywhere, even as the value of an option. But a script that asks for the help
     // of a command learns that there is none such.
     for argument in &ours {
@@ -380,7 +385,9 @@ pub(super) fn command_in(arguments: &[OsString]) -> Option<SemaCommand> {
 }
 
 fn unknown_command(name: &OsStr) -> String {
-    format!("unknown command: {}", shown(name))
+    let commands = COMMANDS.iter().map(|(_, name, _)| *name);
+    let hint = hint(&name.to_string_lossy(), commands);
+    format!("unknown command: {}{hint}", shown(name))
 }
 
 /// Whether the first word of a command line is no option and no command.
@@ -402,7 +409,9 @@ fn set(
 ) -> Result<&'static OptionRow, String> {
     let (name, attached) = split_value(argument);
     let Some(row) = OptionRow::of(name) else {
-        return Err(format!("unknown option: {}", Plain(name)));
+        let known = OPTIONS.iter().map(OptionRow::name);
+        let hint = hint(&String::from_utf8_lossy(name), known);
+        return Err(format!("unknown option: {}{hint}", Plain(name)));
     };
     let name = row.name();
     let value = match (row.has_value(), attached) {

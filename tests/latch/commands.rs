@@ -33,11 +33,12 @@ fn a_build_without_tls_refuses_to_go_without() {
         assert_eq!(output.status.code(), Some(64));
         text(&output.stderr)
     };
-    let lacking = "needs a build with --features tls\n";
+    let lacking = "needs a build with --features tls\nlatch: see latch";
     for option in [&["--tls"][..], &["--tls-ca", "x"], &["--tls-name", "x"]] {
         let arguments = [&["run", "k"], option, &["--", "true"]].concat();
         let line = refusal(&mut latch(&daemon, &arguments));
-        assert_eq!(line, format!("latch: {}: {lacking}", option[0]));
+        let expected = format!("latch: {}: {lacking} run --help\n", option[0]);
+        assert_eq!(line, expected);
     }
     for (name, value) in [
         ("LATCH_TLS", "yes"),
@@ -45,7 +46,7 @@ fn a_build_without_tls_refuses_to_go_without() {
         ("LATCH_TLS_NAME", "x"),
     ] {
         let line = refusal(latch(&daemon, &["ping"]).env(name, value));
-        assert_eq!(line, format!("latch: {name}: {lacking}"));
+        assert_eq!(line, format!("latch: {name}: {lacking} ping --help\n"));
     }
     let mut plain = latch(&daemon, &["ping"]);
     plain.env("LATCH_TLS", "no").env("LATCH_TLS_CA", "x");
@@ -170,7 +171,8 @@ fn bad_usage_and_unreachable_servers_have_their_own_status() {
             "{arguments:?}: {}",
             text(&output.stderr)
         );
-        assert_eq!(text(&output.stderr).lines().count(), 1, "{arguments:?}");
+        // The second line says where to read more.
+        assert_eq!(text(&output.stderr).lines().count(), 2, "{arguments:?}");
     }
     let (_port, addr) = refusing_addr();
     assert_eq!(
@@ -217,8 +219,19 @@ fn a_usage_error_says_what_to_write_instead() {
             &["run", "k", "-E", "256", "--", "true"],
             "latch: invalid value '256' for -E: expected 0-255",
         ),
-        (&["runs", "k"], "latch: unknown command: runs"),
-        (&["runs", "--help"], "latch: unknown command: runs"),
+        (
+            &["run", "k", "--timeuot", "1", "--", "true"],
+            "latch: unknown option: --timeuot; did you mean --timeout?",
+        ),
+        (
+            &["rn", "k"],
+            "latch: unknown command: rn; did you mean run?",
+        ),
+        (
+            &["runs", "--help"],
+            "latch: unknown command: runs; did you mean run?",
+        ),
+        (&["help", "lock"], "latch: unknown command: lock"),
         (
             &["--server", "localhost", "run", "k", "--", "true"],
             "latch: options come after the command: --server",
@@ -249,7 +262,26 @@ fn a_usage_error_says_what_to_write_instead() {
     ] {
         let output = run(&daemon, arguments);
         assert_eq!(output.status.code(), Some(64), "{arguments:?}");
-        assert_eq!(text(&output.stderr), format!("{hint}\n"), "{arguments:?}");
+        let help = match arguments[0] {
+            command @ ("run" | "stats" | "ping" | "renew") => format!("latch {command} --help"),
+            _ => "latch --help".to_owned(),
+        };
+        let expected = format!("{hint}\nlatch: see {help}\n");
+        assert_eq!(text(&output.stderr), expected, "{arguments:?}");
+    }
+}
+
+#[test]
+fn help_and_version_are_words_too() {
+    let daemon = Daemon::start(&[]);
+    for (word, option) in [
+        (&["help"][..], &["--help"][..]),
+        (&["help", "run"], &["run", "--help"]),
+        (&["version"], &["--version"]),
+    ] {
+        let printed = run(&daemon, word);
+        assert_eq!(printed.status.code(), Some(0), "{word:?}");
+        assert_eq!(printed.stdout, run(&daemon, option).stdout, "{word:?}");
     }
     let help = text(&run(&daemon, &["run", "--help"]).stdout);
     let usage = help.lines().next().expect("a usage");
@@ -488,7 +520,8 @@ fn a_failure_names_what_is_missing_and_the_server() {
     ] {
         let said = text(&run(&daemon, arguments).stderr);
         assert!(said.contains(expected), "{arguments:?}: {said}");
-        assert_eq!(said.lines().count(), 1, "{said}");
+        let is_usage = !said.contains("/nowhere");
+        assert_eq!(said.lines().count(), 1 + usize::from(is_usage), "{said}");
     }
 }
 
@@ -585,9 +618,10 @@ fn busy_status_takes_any_exit_status() {
         (&["--busy-ok=no"], 75, 1),
         (&["--busy-ok=YES"], 0, 0),
         (&["--busy-ok", "-E", "9"], 0, 0),
-        (&["-E", "256"], 64, 1),
-        (&["-E", "-1"], 64, 1),
-        (&["--busy-ok=perhaps"], 64, 1),
+        (&["-E", "64"], 64, 1),
+        (&["-E", "256"], 64, 2),
+        (&["-E", "-1"], 64, 2),
+        (&["--busy-ok=perhaps"], 64, 2),
     ] {
         let mut arguments = vec!["run", "k", "--timeout", "0"];
         arguments.extend(options);
@@ -1366,7 +1400,7 @@ fn a_token_comes_from_the_environment_or_standard_input() {
         assert_eq!(ended.status.code(), Some(64));
         assert_eq!(
             text(&ended.stderr),
-            "latch: expected a token, or LATCH_TOKEN\n"
+            format!("latch: expected a token, or LATCH_TOKEN\nlatch: see latch {command} --help\n")
         );
     }
 }

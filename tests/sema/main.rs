@@ -890,10 +890,18 @@ fn bad_usage_gives_one_line_and_touches_nothing() {
         (&["lock", "g"], "unknown command: lock"),
         (&["TRY", "g"], "unknown command: TRY"),
         (&["lock", "--help"], "unknown command: lock"),
+        (&["tyr", "g"], "unknown command: tyr; did you mean try?"),
+        (
+            &["try", "g", "--slot=2"],
+            "unknown option: --slot; did you mean --slots?",
+        ),
         (&["try", "g", "--bogus"], "unknown option: --bogus"),
         (&["try", "g", "--bogus=1"], "unknown option: --bogus"),
         (&["try", "g", "-x"], "unknown option: -x"),
-        (&["try", "g", "--ta\u{1b}g"], "unknown option: --ta\\x1bg"),
+        (
+            &["try", "g", "--ta\u{1b}g"],
+            "unknown option: --ta\\x1bg; did you mean --tag?",
+        ),
         (&["acquire", "g", "--timeout"], "--timeout requires a value"),
         (&["try", "g", "--stale"], "--stale requires a value"),
         (&["try", "g", "--tag"], "--tag requires a value"),
@@ -1240,6 +1248,8 @@ fn help_and_version_work_at_any_place() {
     for arguments in [
         &["-h"][..],
         &["--help"],
+        &["help"],
+        &["help", "try"],
         &["try", "f", "-h"],
         &["try", "f", "--tag", "--help"],
     ] {
@@ -1248,7 +1258,11 @@ fn help_and_version_work_at_any_place() {
         assert!(text(&output.stdout).starts_with("Usage: sema COMMAND PATH"));
         assert!(output.stderr.is_empty());
     }
-    for arguments in [&["-V"][..], &["run", "f", "--version", "--", "true"]] {
+    for arguments in [
+        &["-V"][..],
+        &["version"],
+        &["run", "f", "--version", "--", "true"],
+    ] {
         let output = place.sema(arguments);
         let version = format!("file-semaphore {}\n", env!("CARGO_PKG_VERSION"));
         assert_eq!(text(&output.stdout), version);
