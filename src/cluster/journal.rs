@@ -49,7 +49,7 @@ struct JournalState {
     last_changes: BTreeMap<Fence, u64>,
     /// No holder with a fence above this is in etcd.
     highest_written: u64,
-    /// etcd has refused a batch: none before this instant.
+    /// etcd has refused a batch: the next one must wait until this instant.
     retry_at: Option<Instant>,
     /// The number of the last round that has begun, and of the last one that has succeeded.
     begun: u64,
@@ -98,7 +98,7 @@ pub struct Round {
     /// When the first of its changes was recorded, at the latest.
     pub recorded_at: Instant,
     number: u64,
-    /// The highest number of the changes that are certain after it.
+    /// Changes up to this number are certain after it.
     last_change: u64,
 }
 
@@ -122,7 +122,7 @@ impl Journal {
                     state.begun = round.number;
                     return round;
                 }
-                // All of it were claims whose clients have left: nothing to write.
+                // All were claims of clients that have left: nothing to write.
                 state.succeed(0, round.last_change);
             } else if let Some(retry_at) = state.retry_at.filter(|_| has_changes) {
                 self.work.wait_until(&mut state, retry_at);
@@ -155,9 +155,9 @@ impl Journal {
         has_fences
     }
 
-    /// Takes the changes of a round back that etcd has certainly refused. They are the first ones
-    /// of the next batch, which begins after `pause`. Asks a question at once: a refusal does not
-    /// say whether this server is still active.
+    /// Puts back the changes of a round that etcd has certainly refused. They begin the next batch,
+    /// after `pause`. Asks a question at once: a refusal does not say whether this server is still
+    /// active.
     pub fn take_back(&self, round: Round, pause: Duration) {
         let mut state = self.state.lock();
         state.wants_fences |= round.reserve.is_some();
@@ -192,8 +192,8 @@ impl Journal {
         state.ran_out_of_fences = false;
     }
 
-    /// Has a batch written, also if nothing has changed. The receiver's channel closes when etcd
-    /// has taken one.
+    /// Requests a batch, even if nothing has changed. The receiver's channel closes when etcd has
+    /// taken one.
     pub fn probe(&self) -> Receiver<()> {
         let (sender, receiver) = bounded(0);
         let mut state = self.state.lock();
@@ -236,9 +236,9 @@ impl Journal {
         }
     }
 
-    /// Blocks until this change and those before it are certain. If the answers promise time, also
-    /// until this server was active at a later instant than now. Once the journal is closed, that
-    /// is until the process ends, unless it is so already.
+    /// Blocks until this change and all earlier ones are certain. If the replies promise time, also
+    /// until this server has been active at an instant after the call. Once the journal is closed,
+    /// what is not certain yet never will be: this then blocks until the process ends.
     pub fn wait_for(&self, change: u64, certainty: Certainty) {
         if certainty == Certainty::None || super::is_planted("reply-before-journal") {
             return;
@@ -262,8 +262,7 @@ impl Journal {
 }
 
 impl JournalState {
-    /// Numbers changes. They are written unless the journal is closed; then none of them is ever
-    /// certain.
+    /// Numbers changes. A closed journal neither writes them nor makes them certain.
     fn add(&mut self, changes: impl Iterator<Item = Change>) {
         if self.pending.is_empty() {
             self.pending_since = Some(Instant::now());
@@ -277,7 +276,7 @@ impl JournalState {
         }
     }
 
-    /// Takes the next batch out, or begins a question if nothing may be written.
+    /// Takes the next batch, or begins a question if nothing may be written.
     fn begin_round(&mut self, may_write: bool) -> Round {
         let mut changes: Vec<(u64, Change)> = Vec::new();
         let (mut last_change, mut reserve) = (0, None);
@@ -341,7 +340,7 @@ impl JournalState {
         });
     }
 
-    /// Blocks while this is uncertain, but no longer than `at_most`. Looks again once a change is
+    /// Blocks while `is_uncertain` holds, for `at_most` at most. Looks again once a change is
     /// certain and a round has succeeded.
     fn wait_while(
         state: &mut MutexGuard<'_, JournalState>,
@@ -380,8 +379,8 @@ impl Recorder for Arc<Journal> {
         if state.closed.is_some() {
             return;
         }
-        // No session has told its client of these grants, nor will any from now on: that would lock
-        // their keys at the next server for clients that do not know it.
+        // No client knows of these grants, or ever will: at the next server they would lock their
+        // keys for nothing.
         let uncertain = state.last_changes.keys();
         let uncertain = uncertain.filter(|fence| fence.0 > state.highest_written);
         let written = untold
@@ -401,8 +400,8 @@ impl Recorder for Arc<Journal> {
 }
 
 impl FenceSource for Arc<Journal> {
-    /// A fence that etcd has reserved. `None` while none is: then nothing is granted, and more are
-    /// asked for.
+    /// A fence that etcd has reserved. `None` if there are none left: then nothing is granted, and
+    /// more are requested.
     fn next_fence(&mut self) -> Option<u64> {
         let mut state = self.state.lock();
         let left = state.fence_end - state.next_fence;

@@ -1,11 +1,11 @@
-//! A standby's part: it passes connections on to the active server, byte for byte, and cuts them
-//! once another server is active.
+//! A standby's work: relays connections to the active server, byte for byte, and cuts them once
+//! another server is active.
 //!
-//! A client that knows all servers could go to the active one itself. Clients with one address
-//! cannot, and mostly that is the server on their own host: they may be unable to resolve or to
-//! reach the address that servers have for each other, their TLS expects the name of this one, and
-//! a Unix socket leads nowhere else. They can adopt their locks like others, so a standby that
-//! stops must tell them apart, too.
+//! A client that knows all servers could go to the active one itself. A client with one address
+//! cannot, and that is mostly the server on its own host. It may be unable to resolve or reach the
+//! servers' addresses for each other, its TLS expects the name of this server, and a Unix socket
+//! leads nowhere else. It may be able to adopt its locks, so a standby that stops must recognize
+//! such clients.
 
 use std::collections::HashMap;
 use std::io;
@@ -35,13 +35,12 @@ use crate::text::reason;
 /// The most bytes of a frame that is read here: three lines.
 const MAX_FRAME_LEN: usize = 1024;
 
-/// The pause before the active server is tried again, and before a first line that is not whole is
-/// looked at again.
+/// The pause before another attempt to reach the active server, and before another look at an
+/// incomplete first line.
 const PAUSE: Duration = Duration::from_millis(100);
 const SHORT_PAUSE: Duration = Duration::from_millis(10);
 
-/// The longest pause before that. While no server is active, a look whether the client has left
-/// comes as often.
+/// The longest such pause. While no server is active, the client's presence is checked as often.
 const LONG_PAUSE: Duration = Duration::from_secs(1);
 
 /// The longest time to look up the active server, and for one attempt to connect to it.
@@ -51,10 +50,10 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 /// server has closed the connection.
 const CLOSING_TIME: Duration = Duration::from_secs(5);
 
-/// What is read of one side before the other has taken it, in bytes.
+/// Bytes that are read from one side before the other has taken them.
 const BUFFER_LEN: usize = 8 * 1024;
 
-/// The error of a connection that is not left to this server.
+/// The error for a connection that this server does not serve.
 const OVER: io::ErrorKind = io::ErrorKind::ConnectionAborted;
 
 /// A connection that is passed on to the active server.
@@ -69,8 +68,8 @@ struct Relay {
 }
 
 impl Relay {
-    /// Has both ends reset by the thread that pumps: no byte and no orderly end passes on. An
-    /// orderly end would be taken for that of the client.
+    /// Tells the pumping thread to reset both ends. It passes on no byte and no orderly end, which
+    /// the active server would take for the client's.
     fn cut(&self) {
         self.is_cut.store(true, Ordering::SeqCst);
         self.end(Shutdown::Read);
@@ -85,7 +84,7 @@ impl Relay {
 /// The connections that this server passes on.
 #[derive(Default)]
 pub(super) struct Relays {
-    /// By the descriptor of the server's end.
+    /// Keyed by the descriptor of the server's end.
     open: Mutex<HashMap<RawFd, Arc<Relay>>>,
     throttle: Throttle,
 }
@@ -143,13 +142,13 @@ impl ClusterNode {
         self.relays.open.lock().values().for_each(|it| it.cut());
     }
 
-    /// Receives a connection: passes it on until it ends, answers it, or leaves it to this server;
-    /// that is `Ok`. Fails with [`io::ErrorKind::TimedOut`] if the client sends nothing in time,
-    /// and with another error once the connection is over.
+    /// Receives a connection: relays it until it ends, answers it, or returns `Ok` to leave it to
+    /// this server. Fails with [`io::ErrorKind::TimedOut`] if the client sends nothing in time, and
+    /// with another error once the connection is over.
     ///
-    /// Blocks for `read_timeout` until the client's first bytes come, for three times the TTL until
-    /// there is an active server, and as long as the connection lasts. A client has `write_timeout`
-    /// (`None`: no limit) to read a piece of what is passed on to it.
+    /// Blocks for `read_timeout` at most for the client's first bytes, for three times the TTL at
+    /// most for an active server, and then as long as the connection lasts. A client has
+    /// `write_timeout` (`None`: no limit) to read a piece of what is passed on to it.
     pub fn receive(
         &self,
         client: &Arc<Stream>,
@@ -178,8 +177,8 @@ impl ClusterNode {
         self.pass_on(client, write_timeout)
     }
 
-    /// Leaves a connection to this server. Where clients speak TLS, a standby says in clear which
-    /// term it knows of, and then its client begins: that is taken here.
+    /// Leaves a connection to this server. Where clients speak TLS, a standby first names in clear
+    /// the term that it knows, and this removes that frame.
     fn take_in(&self, client: &Stream, deadline: Instant) -> io::Result<()> {
         if !speaks_tls(client) {
             return Ok(());
@@ -208,7 +207,7 @@ impl ClusterNode {
         (client.send_once(answer.as_bytes()) == answer.len()).then_some(())
     }
 
-    /// Passes a connection on to the active server, whichever that is at last.
+    /// Relays a connection to the active server, once there is one.
     fn pass_on(&self, client: &Arc<Stream>, write_timeout: Option<Duration>) -> io::Result<()> {
         let deadline = Instant::now() + self.settings.ttl * PATIENCE;
         let mut is_waiting = false;
@@ -218,7 +217,7 @@ impl ClusterNode {
                 return Ok(());
             }
             let left = deadline.saturating_duration_since(Instant::now());
-            // A client that has left would hold its connection for all that time.
+            // Otherwise a client that has left would occupy its connection all that time.
             if left.is_zero() || is_waiting && client.has_hung_up() {
                 return Err(OVER.into());
             }
@@ -260,7 +259,7 @@ impl ClusterNode {
         });
         let (number, server) = (relay.server.as_raw_fd(), Arc::clone(&relay.server));
         self.relays.open.lock().insert(number, Arc::clone(&relay));
-        // The role may have changed before the relay was noted down.
+        // The role may have changed before the relay was registered.
         self.cut_old();
         let pumped = pump(
             client.as_fd(),
@@ -282,7 +281,7 @@ impl ClusterNode {
                 let _ = sockopt::set_socket_linger(end, Some(Duration::ZERO));
             };
             reset(client.as_fd());
-            // To the active server, a reset says that the client comes back by another way.
+            // A reset tells the active server that the client comes back another way.
             if relay.is_cut.load(Ordering::SeqCst) {
                 reset(server.as_fd());
             } else {
@@ -335,8 +334,8 @@ fn status(role: &Role) -> String {
     }
 }
 
-/// Looks at what arrives, without taking it, until `judge` knows what it is; `None` if that is not
-/// before the deadline. At the end of the stream, `judge` is given nothing.
+/// Peeks at what arrives until `judge` recognizes it; `None` at the deadline. At the end of the
+/// stream, `judge` gets an empty slice.
 fn look<T>(
     client: &Stream,
     buffer: &mut [u8],
@@ -365,7 +364,7 @@ fn look<T>(
     }
 }
 
-/// Looks at the first bytes without taking them; `None` if they are unclear at the deadline.
+/// Peeks at the first bytes; `None` if they are still ambiguous at the deadline.
 fn first_bytes_within(client: &Stream, deadline: Instant) -> Option<FirstBytes> {
     look(client, &mut [0; 8], deadline, |bytes| match bytes.first() {
         None => Some(FirstBytes::None),
@@ -375,7 +374,7 @@ fn first_bytes_within(client: &Stream, deadline: Instant) -> Option<FirstBytes> 
     })
 }
 
-/// What the bytes are; `None` if more of them may make one of the words.
+/// What the bytes are; `None` while they may still become one of the words.
 fn first_bytes(bytes: &[u8]) -> Option<FirstBytes> {
     let begins = |word: &[u8]| word.iter().zip(bytes).all(|(one, other)| one == other);
     let mut words = [(RELAY, FirstBytes::Relay), (CLUSTER, FirstBytes::Cluster)].into_iter();
@@ -390,8 +389,8 @@ fn first_bytes(bytes: &[u8]) -> Option<FirstBytes> {
     })
 }
 
-/// Takes the three lines of a frame, which are in clear, and nothing behind them; `None` if they do
-/// not come.
+/// Reads the three clear-text lines of a frame, and nothing behind them; `None` if they do not
+/// arrive.
 fn take_frame(client: &Stream, deadline: Instant) -> Option<Vec<u8>> {
     let mut frame = vec![0; MAX_FRAME_LEN];
     let end = look(client, &mut frame, deadline, |bytes| {
@@ -412,13 +411,13 @@ fn speaks_tls(client: &Stream) -> bool {
     !matches!(client, Stream::Tcp(_) | Stream::Unix(_))
 }
 
-/// Connects to the active server, and says in whose place.
+/// Connects to the active server, and tells it for which client.
 fn introduce(epoch: u64, address: &str) -> io::Result<TcpStream> {
     let connect = |addr: &SocketAddr| TcpStream::connect_timeout(addr, CONNECT_TIMEOUT);
     let server = first_of(address, Instant::now() + CONNECT_TIMEOUT, connect)?;
-    // Also while etcd is reached by both: then no new epoch cuts the connection.
+    // Needed even if both servers reach etcd: no new epoch cuts the connection then.
     keep_alive(&server)?;
-    // Else the kernel keeps megabytes that a client sends behind a long wait.
+    // Otherwise the kernel buffers megabytes that a client sends during a long wait.
     sockopt::set_socket_send_buffer_size(&server, SEND_BUFFER_LEN)?;
     let greeting = format!("relay\n{epoch}\n_\n");
     // It is the first thing in the socket's buffer, which is larger.
@@ -430,18 +429,18 @@ fn introduce(epoch: u64, address: &str) -> io::Result<TcpStream> {
 struct Direction<'a> {
     from: BorrowedFd<'a>,
     to: BorrowedFd<'a>,
-    /// Then an end of the stream is one that this server has made.
+    /// Set when this server cuts the connection, and so causes the end of the stream itself.
     is_cut: &'a AtomicBool,
-    /// What was read and is not sent yet.
+    /// Bytes read and not sent yet.
     unsent: Vec<u8>,
-    /// Since when the other end has not taken all of that.
+    /// Since when some of them wait for the other end.
     unsent_since: Option<Instant>,
     is_over: bool,
 }
 
 impl Direction<'_> {
-    /// Moves what can be moved without blocking, one buffer at the most, and passes the end on.
-    /// Tells whether anything has moved. `of_from` and `of_to` are what was reported of the ends.
+    /// Moves what it can without blocking, one buffer at most, and passes on the end. Returns
+    /// whether anything has moved. `of_from` and `of_to` are the events of the two ends.
     fn advance(
         &mut self,
         of_from: PollFlags,
@@ -449,8 +448,8 @@ impl Direction<'_> {
         look_at: impl FnOnce(&[u8]),
     ) -> io::Result<bool> {
         let len = self.unsent.len();
-        // The kernel may have a little room long before it reports it. A rest sent into that room
-        // would look like progress of a client that does not read.
+        // The kernel may have a little room long before it reports it. A remainder sent into that
+        // room would look as if the client had read something.
         if !of_to.difference(PollFlags::IN).is_empty() {
             self.send()?;
         }
@@ -466,7 +465,7 @@ impl Direction<'_> {
             }
             Ok((0, _)) => {
                 self.is_over = true;
-                // It fails if the other end has gone, which is seen there.
+                // Fails if the other end has gone, which its own events show.
                 let _ = shutdown(self.to, rustix::net::Shutdown::Write);
             }
             Ok((len, _)) => {
@@ -496,13 +495,13 @@ impl Direction<'_> {
     }
 }
 
-/// Passes bytes on both ways, and the end of each way, until both have ended. A client that does
-/// not end its way after the server has ended the other one is cut.
+/// Relays bytes and the end of the stream in both directions, until both have ended. Cuts a client
+/// that does not end its own direction after the server has ended the other.
 ///
-/// So is one that does not read within `write_timeout` (`None`: no limit) what is passed on to it,
-/// as the active server cuts its own clients: the end of the server's way is not seen before that
-/// is sent. Fails with [`io::ErrorKind::TimedOut`] then, and with another error once `is_cut` is
-/// set and the ends are shut down. Calls `note_adopting` if the client says that it can adopt.
+/// Also cuts a client that does not read within `write_timeout` (`None`: no limit), as the active
+/// server cuts its own: until the client has read, the end of the server's direction cannot be
+/// seen. Fails with [`io::ErrorKind::TimedOut`] then, and with another error once `is_cut` is set
+/// and the ends are shut down. Calls `note_adopting` if the client says that it can adopt.
 fn pump(
     client: BorrowedFd<'_>,
     server: BorrowedFd<'_>,
@@ -545,7 +544,7 @@ fn pump(
             };
         }
         if moved == [false; 2] {
-            // A hang-up is reported also while there is nothing to do about it.
+            // A hang-up is reported even if nothing can be done about it yet.
             thread::sleep(SHORT_PAUSE);
         }
         let mut polled = [

@@ -70,7 +70,7 @@ struct Conversation<'a> {
     rules: &'a ConversationRules,
     reader: LineReader<1>,
     out: Vec<u8>,
-    /// The peer takes no replies any more. The commands that it has sent are still carried out.
+    /// The peer no longer takes replies. The commands that it has sent are still carried out.
     write_failed: bool,
     line_count: u64,
     bad_count: u32,

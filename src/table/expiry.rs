@@ -97,7 +97,7 @@ impl LockTable {
             || self.waiter_count >= self.caps.max_waiters_total
     }
 
-    /// When the next lease is over.
+    /// When the next lease ends.
     pub fn next_deadline(&self) -> Option<Instant> {
         self.leases.keys().next().map(|(expires_at, _)| *expires_at)
     }

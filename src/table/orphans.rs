@@ -10,7 +10,7 @@ use super::types::{Answer, Cap, ConnId, Refusal, Scope};
 use super::LockTable;
 use crate::token::{Fence, Token};
 
-/// In the place of an orphan's connection.
+/// The connection of all orphans.
 pub(super) const ORPHANS: ConnId = ConnId(0);
 
 impl LockTable {
@@ -46,8 +46,8 @@ impl LockTable {
         Ok(Answer::Renewed(lease))
     }
 
-    /// Renews a grant of either kind, and makes it a kept one: an orphan. It is told apart from
-    /// other orphans because the number of kept grants has a cap. `tag_of` gives what the client of
+    /// Renews a grant of either kind, and makes it a kept one: an orphan. It is distinguished from
+    /// other orphans because kept grants have a cap of their own. `tag_of` gives what the client of
     /// a connection says of itself.
     ///
     /// [`Refusal::NotHeld`] if the lease is longer than grants may be kept or held, or unless
@@ -96,7 +96,7 @@ impl LockTable {
     pub(super) fn make_orphan(&mut self, id: PlaceId, tag: Option<Arc<str>>, now: Instant) {
         self.move_slot(id, ORPHANS, now);
         if let (Some(fence), Some(tag)) = (self.places[id].fence(), tag) {
-            // That of an orphan whose adoption stayed provisional is still there.
+            // The tag of an orphan whose adoption stayed provisional is still there.
             self.orphan_tags.entry(fence).or_insert(tag);
         }
     }
@@ -125,7 +125,7 @@ impl LockTable {
         lease_end.map(|(until, _)| until)
     }
 
-    /// Makes a holder, whose client knows its token, that of another connection.
+    /// Moves a holder, whose client knows its token, to another connection.
     fn move_slot(&mut self, id: PlaceId, conn: ConnId, now: Instant) {
         self.end_phase(id);
         let place = &mut self.places[id];

@@ -29,10 +29,10 @@ const ALIAS_FOLDERS: [&[&[u8]]; 3] = [&[], &[b"serial", b"by-id"], &[b"serial", 
 pub struct Device {
     /// The names of our own lock files, each once, in an order that all lockers share.
     pub written: Vec<OsString>,
-    /// Those of `written` that have all parts of a path, first of the one that was looked up. Other
-    /// devices may share the rest.
+    /// The names in `written` that contain all parts of a path, beginning with the path that was
+    /// looked up. Other devices may share the other names.
     pub full: Vec<OsString>,
-    /// All names that count, those of `written` included.
+    /// All names by which it may be locked, including those in `written`.
     pub known: Vec<OsString>,
 }
 
@@ -54,7 +54,7 @@ impl Device {
         Some(Device::new(&[path, &target.path], &aliases, numbers))
     }
 
-    /// Looks up the names under which `path` may have been locked, even if it leads elsewhere now.
+    /// Looks up the names under which `path` may have been locked, even if it now leads elsewhere.
     pub fn look_up_to_unlock(path: &DevicePath, root: &Path) -> Device {
         match walk(path, root) {
             Some(target) => Device::new(&[path, &target.path], &[], Vec::new()),
@@ -84,13 +84,13 @@ impl Device {
 
 struct Destination {
     path: DevicePath,
-    /// What is there, opened for its name alone; `None` if nothing is.
+    /// What is there, opened with O_PATH; `None` if nothing is.
     node: Option<(OwnedFd, Stat)>,
 }
 
-/// Follows `path`, with /dev at `root`; `None` if it leads out of /dev, if only for a part of the
-/// way. Each part is looked up on its own and no link is left to the kernel, so nothing outside of
-/// /dev is looked at: otherwise the reply would tell whether it exists.
+/// Follows `path`, with /dev at `root`; `None` if it leaves /dev, even for a part of the way. Looks
+/// up each part on its own and leaves no link to the kernel, so that nothing outside of /dev is
+/// looked at: otherwise the reply would tell whether it exists.
 fn walk(path: &DevicePath, root: &Path) -> Option<Destination> {
     let open_root = || openat(CWD, root, OFlags::DIRECTORY | NAME_ONLY, Mode::empty()).ok();
     let mut folder = open_root()?;
@@ -158,7 +158,7 @@ fn walk(path: &DevicePath, root: &Path) -> Option<Destination> {
     None
 }
 
-/// Opens for the name alone, which has no effect on a device.
+/// Opens with O_PATH, which has no effect on a device.
 const NAME_ONLY: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
 /// The other paths of the device `node` in the usual folders: nodes with the same numbers, and
@@ -209,7 +209,7 @@ fn list(path: &DevicePath, root: &Path) -> Option<(OwnedFd, Dir)> {
 }
 
 fn stat_of(node: &OwnedFd) -> Option<Stat> {
-    // Before 3.6, fstat fails for a descriptor that is opened for its name alone.
+    // Before 3.6, fstat fails for a descriptor that is opened with O_PATH.
     statat(node, "", AtFlags::EMPTY_PATH).ok()
 }
 

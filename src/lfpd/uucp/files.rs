@@ -42,7 +42,7 @@ pub struct SerialLockFiles {
 }
 
 impl SerialLockFiles {
-    /// Lock files are made in `own`; those in `others` are respected. None of the directories need
+    /// Lock files are made in `own`; those in `others` are respected. The directories need not
     /// exist.
     pub fn new(own: PathBuf, others: Vec<PathBuf>) -> SerialLockFiles {
         SerialLockFiles {
@@ -161,7 +161,7 @@ impl SerialLockFiles {
         }
     }
 
-    /// Runs `steps` while none of our processes runs any; gives the default, which is no lock, if
+    /// Runs `steps` while no other process of ours does; returns the default, which is no lock, if
     /// the turn does not come.
     fn in_turn<T: Default>(
         &self,
@@ -176,7 +176,7 @@ impl SerialLockFiles {
         // delays one thread after the other, and those behind them run out of patience.
         match lock_within(&directory, patience.saturating_sub(asked_at.elapsed())) {
             Ok(true) => *patience = DIRECTORY_PATIENCE,
-            // Without the lock, the single steps have to do, each of which is safe.
+            // Without the lock, each single step is still safe.
             Ok(false) => {
                 if !patience.is_zero() {
                     warn!("cannot-lock-directory path={}", shown(self.own.as_os_str()));
@@ -224,8 +224,8 @@ impl SerialLockFiles {
     }
 }
 
-/// Opens a directory in which we may look names up. Without that right it could be opened, too, and
-/// every lock in it would seem to be held.
+/// Opens a directory in which we may look up names. A directory without that right could be opened,
+/// too, but every lock in it would seem to be held.
 fn open_to_search(path: &Path) -> io::Result<Directory> {
     let directory = Directory::open(path)?;
     directory.identity(".")?;

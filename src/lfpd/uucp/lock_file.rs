@@ -21,13 +21,13 @@ use super::device::Device;
 use super::mark::{where_possible, LockedFor};
 use super::names::{content, named_in, Named, MAX_CONTENT_LEN};
 
-/// What our files are called before they are locks, and before they are removed.
+/// The private names of our files, before they become locks and before they are removed.
 pub(super) const PRIVATE_NAMES: PrivateNames = PrivateNames {
     prefix: ".lfpd-",
     suffix: "",
 };
 
-/// The most names that we give to one file, and some more. A file with more of them is not ours.
+/// More names than we ever give to one file. A file with more of them is not ours.
 const MAX_NAMES: usize = 8;
 
 /// The most entries of a directory that are looked at for the names of a file.
@@ -41,7 +41,7 @@ pub(super) const MODE: u32 = 0o444;
 pub struct NewHolder {
     pub pid: u32,
     pub locked_for: LockedFor,
-    /// When the process was looked at, which becomes the time of the lock file.
+    /// When the process was looked at: the time of the lock file.
     pub seen_at: SystemTime,
     /// Whether the client may speak for the process.
     pub is_peers: bool,
@@ -205,8 +205,8 @@ pub(super) fn is_of(device: &Device, names: &[OsString]) -> bool {
     names.len() == 1 || names.iter().any(|name| device.full.contains(name))
 }
 
-/// Locks the device under all of its names; `None` if another program has taken one of them since
-/// we looked.
+/// Locks the device under all of its names; `None` if another program has taken one of them in the
+/// meantime.
 pub(super) fn make(
     directory: &Directory,
     device: &Device,
@@ -233,7 +233,7 @@ fn may_lack_hard_links(error: &io::Error) -> bool {
         || matches!(code, Some(Errno::IO | Errno::XDEV | Errno::INVAL))
 }
 
-/// Writes all that a lock file says, and waits until a power cut would leave it.
+/// Writes the content of a lock file, and returns once it would survive a power cut.
 fn fill(mut file: &File, holder: &NewHolder) -> io::Result<()> {
     // The umask must not hide who holds the device.
     where_possible(file.set_permissions(Permissions::from_mode(MODE)))?;
@@ -245,7 +245,7 @@ fn fill(mut file: &File, holder: &NewHolder) -> io::Result<()> {
     where_possible(file.sync_data())
 }
 
-/// Gives a complete file all names of the device, or none.
+/// Links a complete file to all names of the device, or to none.
 fn link(
     directory: &Directory,
     staged: &StagedFile<'_>,
@@ -335,7 +335,7 @@ pub(super) fn take_away(directory: &Directory, name: &OsStr, meant: LockFile) ->
     Ok(outcome == SetAside::Removed)
 }
 
-/// A name for a message: in one line, whatever is in it.
+/// A name for a message, always in one line.
 pub(super) fn shown(name: &OsStr) -> Escaped<'_> {
     Escaped(name.as_bytes())
 }
