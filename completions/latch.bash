@@ -24,7 +24,7 @@ _latch() {
             option=
         else
             case $word in
-                --timeout | -w | --lease | --limit | --slots | --max-waiters | --busy-status | -E | --tag | --kill-after | --on-lost | --at-least | --server | --auth-token-file | --connect-timeout | --tls-ca | --tls-name | --format | --fence | --admin-token-file) option=$word ;;
+                --timeout | -w | --lease | --limit | --slots | --max-waiters | --busy-status | -E | --and | --tag | --kill-after | --on-lost | --at-least | --server | --auth-token-file | --connect-timeout | --tls-ca | --tls-name | --format | --fence | --admin-token-file) option=$word ;;
                 -*) ;;
                 *) if [[ -z $command ]]; then command=$word; else ((operand += 1)); fi ;;
             esac
@@ -47,7 +47,7 @@ _latch() {
     esac
     case $command in
         '') words='--help --version' ;;
-        'run') words='--timeout --nonblock --lease --limit --shared --slots --max-waiters --busy-status --tag --kill-after --on-lost --nested --at-least --busy-ok --retry --quiet --verbose --server --auth-token-file --connect-timeout --tls --tls-ca --tls-name --help --version --' ;;
+        'run') words='--timeout --nonblock --lease --limit --shared --slots --max-waiters --busy-status --and --tag --kill-after --on-lost --nested --at-least --busy-ok --retry --quiet --verbose --server --auth-token-file --connect-timeout --tls --tls-ca --tls-name --help --version --' ;;
         'hold') words='--timeout --nonblock --lease --limit --shared --slots --max-waiters --busy-status --tag --retry --quiet --verbose --server --auth-token-file --connect-timeout --tls --tls-ca --tls-name --help --version' ;;
         'wait') words='--timeout --nonblock --limit --server --auth-token-file --connect-timeout --tls --tls-ca --tls-name --help --version' ;;
         'acquire') words='--timeout --nonblock --lease --limit --tag --server --auth-token-file --connect-timeout --tls --tls-ca --tls-name --help --version' ;;

@@ -31,6 +31,7 @@ complete -c latch -n '__fish_seen_subcommand_from run' -l shared -d 'share the l
 complete -c latch -n '__fish_seen_subcommand_from run' -l slots -x -d 'take this many slots of the semaphore of --limit at once (1)'
 complete -c latch -n '__fish_seen_subcommand_from run' -l max-waiters -x -d 'do not wait if this many wait already, as if the timeout were over'
 complete -c latch -n '__fish_seen_subcommand_from run' -s E -l busy-status -x -d 'exit status if the lock is not granted in time (75)'
+complete -c latch -n '__fish_seen_subcommand_from run' -l and -x -d 'hold the lock of another key, too; may be given several times'
 complete -c latch -n '__fish_seen_subcommand_from run' -l tag -x -d 'what the server shows operators of this holder (COMMAND@HOST pid N)'
 complete -c latch -n '__fish_seen_subcommand_from run' -l kill-after -x -d 'how long the command may take to end once the lock is lost (10)'
 complete -c latch -n '__fish_seen_subcommand_from run' -l on-lost -x -d 'what the command gets when the lock is lost: hup, int, quit, term, usr1 or usr2, or nothing with ignore (term)'

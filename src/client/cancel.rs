@@ -64,20 +64,22 @@ impl CancelHandle {
         self.0.is_set()
     }
 
-    /// Waits for at most `time` until the stream is readable, and tells whether it is. Fails if the
-    /// handle was cancelled and the stream is not readable.
-    pub(super) fn wait_for(&self, stream: &Stream, time: Duration) -> Result<bool, Error> {
-        let mut watched = [
-            PollFd::new(stream, PollFlags::IN | PollFlags::RDHUP),
-            PollFd::new(&self.0, PollFlags::IN),
-        ];
-        // An interrupted poll reports nothing; the caller comes again.
-        let _ = poll(&mut watched, Timespec::try_from(time).ok().as_ref());
-        let [stream, cancelled] = watched.map(|watched| !watched.revents().is_empty());
-        if cancelled && !stream {
-            return Err(Error::Cancelled);
-        }
-        Ok(stream)
+    pub(super) fn event(&self) -> &Event {
+        &self.0
+    }
+}
+
+/// Waits for at most `time` until the stream is readable, and tells whether it is. Fails if one of
+/// the events is set and the stream is not readable.
+pub(super) fn wait_for(stream: &Stream, time: Duration, events: &[Event]) -> Result<bool, Error> {
+    let mut watched = vec![PollFd::new(stream, PollFlags::IN | PollFlags::RDHUP)];
+    watched.extend(events.iter().map(|it| PollFd::new(it, PollFlags::IN)));
+    // An interrupted poll reports nothing; the caller comes again.
+    let _ = poll(&mut watched, Timespec::try_from(time).ok().as_ref());
+    let mut is_ready = watched.iter().map(|it| !it.revents().is_empty());
+    match is_ready.next() == Some(true) {
+        false if is_ready.any(|ready| ready) => Err(Error::Cancelled),
+        is_readable => Ok(is_readable),
     }
 }
 
@@ -86,18 +88,20 @@ mod tests {
     use super::*;
     use std::io::Write;
     use std::os::unix::net::UnixStream;
+    use std::slice;
 
     #[test]
     fn a_reply_that_has_arrived_wins_over_a_cancellation() {
         let (mut server, ours) = UnixStream::pair().expect("two descriptors");
         let (handle, ours) = (CancelHandle::new().expect("one more"), Stream::Unix(ours));
         let moment = Duration::from_millis(10);
-        assert!(matches!(handle.wait_for(&ours, moment), Ok(false)));
+        let wait_for = |time| wait_for(&ours, time, slice::from_ref(&handle.0));
+        assert!(matches!(wait_for(moment), Ok(false)));
         handle.cancel();
         let hour = Duration::from_secs(3600);
-        let waited = handle.wait_for(&ours, hour);
+        let waited = wait_for(hour);
         assert!(matches!(waited, Err(Error::Cancelled)), "{waited:?}");
         server.write_all(b"ok\n").expect("a reader");
-        assert!(matches!(handle.wait_for(&ours, hour), Ok(true)));
+        assert!(matches!(wait_for(hour), Ok(true)));
     }
 }

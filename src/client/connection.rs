@@ -13,7 +13,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use super::address::Address;
-use super::cancel::CancelHandle;
+use super::cancel;
 use super::error::{Asked, Auth, Error};
 use super::settings::Settings;
 use super::slot::{check_admin_token, check_key, Slot, Wait};
@@ -21,6 +21,7 @@ use crate::net::stream::{is_timeout, Stream};
 use crate::protocol::abilities::Abilities;
 use crate::protocol::reply::{self, Grant, Refusal, Reply};
 use crate::protocol::request::Request;
+use crate::sys::event::Event;
 use crate::token::Token;
 use introduction::Opening;
 pub(in crate::client) use renewal::Renewal;
@@ -108,8 +109,8 @@ pub struct Connection {
     pub(super) abilities: Abilities,
     /// What the server must be able to do for the claims over this connection.
     pub(super) needs: Abilities,
-    /// Ends requests that block for a reply.
-    pub(super) cancelled_by: Option<CancelHandle>,
+    /// Each ends requests that block for a reply.
+    pub(super) cancelled_by: Vec<Event>,
 }
 
 impl Connection {
@@ -450,9 +451,9 @@ impl Connection {
     fn read_within(&mut self, time: Duration) -> Result<(), Error> {
         let stream = self.open_stream()?;
         let mut patience = time;
-        if let Some(handle) = &self.cancelled_by {
+        if !self.cancelled_by.is_empty() {
             // What can be cancelled has short replies: the last read has left nothing decrypted.
-            if !handle.wait_for(stream, time)? {
+            if !cancel::wait_for(stream, time, &self.cancelled_by)? {
                 return Ok(());
             }
             // What has arrived may be a part of a TLS record, or nothing of a reply.

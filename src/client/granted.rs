@@ -32,7 +32,7 @@ pub(crate) struct Granted {
 impl Granted {
     /// Makes a guard of it.
     pub(crate) fn keep(mut self) -> Result<Guard, Error> {
-        self.connection.cancelled_by = None;
+        self.connection.cancelled_by.clear();
         // Before the look at the lease, of which this takes some.
         #[cfg(feature = "statistics")]
         let number = self.slot_number()?;

@@ -14,6 +14,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use super::address::Address;
 use super::error::{Asked, Error};
 use super::granted::Granted;
 use crate::sys::event::Event;
@@ -230,6 +231,11 @@ impl Guard {
         self.asked.key.as_deref().unwrap_or_default()
     }
 
+    /// The server that it is held at.
+    pub(crate) fn server(&self) -> &Address {
+        &self.asked.server
+    }
+
     /// The fence of the grant, see [`Guard::token`].
     pub fn fence(&self) -> u64 {
         self.grant.token.fence()
@@ -291,6 +297,12 @@ impl Guard {
     /// When the lease ends on the server at the latest, unless it is renewed before.
     pub(crate) fn lease_ends_at(&self) -> Moment {
         end_of(self.shared.hold().deadline, self.grant.lease)
+    }
+
+    /// That the lock was lost, if it was.
+    pub(super) fn lost(&self) -> Option<Error> {
+        let lost = |loss| Error::Lost(self.asked.clone(), loss);
+        self.loss().map(lost)
     }
 
     /// How the lock was lost, if it was. Does not block. The keeper may find out a moment after

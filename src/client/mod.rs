@@ -23,6 +23,7 @@
 //!
 //! - [`Client`] knows the servers, from its caller or [from the environment](Client::from_env). It
 //!   gives out [`Lock`]s, for locks and for semaphores alike; they are asked for [`Guard`]s.
+//! - [`Client::lock_all`] holds several locks together, in an order without deadlock.
 //! - [`Guard`] is a held lock: renewed in the background, released when dropped. Its
 //!   [`Token::fence`] is for what the lock protects, see [`Guard::token`].
 //! - [`CancelHandle`] ends a blocking acquire from another thread.
@@ -77,6 +78,7 @@ pub(crate) mod environment;
 mod error;
 mod granted;
 mod guard;
+mod lock_set;
 mod outage;
 mod settings;
 mod slot;
@@ -92,6 +94,7 @@ use crate::protocol::abilities::Abilities;
 pub(crate) use crate::protocol::limits;
 pub use crate::protocol::reply::Grant;
 pub use crate::protocol::request::Kind;
+use crate::sys::event::Event;
 use crate::sys::moment::Moment;
 pub use crate::token::{InvalidToken, Token};
 pub use address::{Address, Alternatives, InvalidAddress};
@@ -101,6 +104,7 @@ use environment::Overrides;
 pub use error::{Asked, Auth, Error};
 pub(crate) use granted::{Claimed, Granted};
 pub use guard::{Guard, Loss};
+pub use lock_set::{Guards, LockSet};
 pub use settings::Settings;
 use slot::checked_tag;
 pub use slot::{Slot, Wait};
@@ -251,7 +255,7 @@ impl Client {
             tag: "",
             needs: Abilities::default(),
             is_numbered: false,
-            cancelled_by: None,
+            cancelled_by: [None; 2],
         }
     }
 }
@@ -282,7 +286,9 @@ pub struct Lock<'a> {
     /// What the server must be able to do.
     needs: Abilities,
     is_numbered: bool,
-    cancelled_by: Option<&'a CancelHandle>,
+    /// What ends the wait: the caller's handle, and the loss of a lock that is to be held together
+    /// with this one.
+    cancelled_by: [Option<&'a Event>; 2],
 }
 
 impl<'a> Lock<'a> {
@@ -356,11 +362,14 @@ impl<'a> Lock<'a> {
 
     /// Lets `handle` end the wait for a grant from another thread, also that of a place in the
     /// queue. It does not end an attempt to connect, which ends at its own timeout.
-    pub fn cancelled_by(self, handle: &'a CancelHandle) -> Lock<'a> {
-        Lock {
-            cancelled_by: Some(handle),
-            ..self
-        }
+    pub fn cancelled_by(mut self, handle: &'a CancelHandle) -> Lock<'a> {
+        self.cancelled_by[0] = Some(handle.event());
+        self
+    }
+
+    fn given_up_at(mut self, event: &'a Event) -> Lock<'a> {
+        self.cancelled_by[1] = Some(event);
+        self
     }
 
     /// Blocks until the grant. It notices a server that has vanished from the network within a
@@ -409,7 +418,8 @@ impl<'a> Lock<'a> {
     /// so many other servers get their share of the time until then.
     fn connect_by(&self, deadline: Option<Instant>, others: u32) -> Result<Connection, Error> {
         self.check()?;
-        if self.cancelled_by.is_some_and(CancelHandle::is_cancelled) {
+        let cancelled_by = self.cancelled_by.into_iter().flatten();
+        if cancelled_by.clone().any(Event::is_set) {
             return Err(Error::Cancelled);
         }
         let settings = &self.client.settings;
@@ -419,7 +429,7 @@ impl<'a> Lock<'a> {
         let mut connection = Connection::open_within(server, settings, within, others)?;
         connection.needs = self.needs;
         connection.needs.slots = self.slot.is_refined();
-        connection.cancelled_by = self.cancelled_by.cloned();
+        connection.cancelled_by = cancelled_by.cloned().collect();
         Ok(connection)
     }
 
@@ -548,7 +558,7 @@ impl QueuePlace {
     pub fn wait(mut self, mut wait: Wait) -> Result<Option<Guard>, Error> {
         // What is granted is not lost to a cancellation, and the reply is due at once.
         if self.is_granted() {
-            self.connection.cancelled_by = None;
+            self.connection.cancelled_by.clear();
             wait = Wait::No;
         }
         // The server starts the lease anew at the wait, also if the grant came before.

@@ -1,4 +1,4 @@
-//! Waiting for a grant that is kept: what `latch run` and `latch hold` have in common.
+//! Waiting for grants that are kept: what `latch run` and `latch hold` have in common.
 
 use std::sync::Arc;
 use std::thread;
@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 
 use crate::cli::failure::Failure;
 use crate::cli::waiting::{wait_on_thread, Interrupts, Verbosity, WaitingLine};
-use crate::client::{Claimed, Error, Guard};
+use crate::client::{Error, Guards};
 use crate::supervise::{Event, SignalWatch};
 use crate::sys::random;
 
@@ -22,17 +22,17 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 /// A connection that lasted so long after the first answer ends an outage of its server.
 const STEADY: Duration = Duration::from_secs(1);
 
-/// Waits for the grant. It is a failure if another client holds the key all that time. A signal
-/// ends the wait, and so does the end of the standard input, when `abandoned` is set. Then the end
-/// of this process ends the connection, and so gives up its place in the queue.
+/// Waits for the grants. It is a failure if another client holds a key all that time. A signal ends
+/// the wait, and so does the end of the standard input, when `abandoned` is set. Then the end of
+/// this process ends the connections, and so gives up its place in the queue.
 pub(super) fn wait(
     asking: Asking,
     abandoned: Option<&Event>,
     signals: &mut SignalWatch,
-) -> Result<Guard, Failure> {
+) -> Result<Guards, Failure> {
     let asking = Arc::new(asking);
     let waiter = Arc::clone(&asking);
-    let (place, talk) = (asking.target.place(), asking.talk);
+    let (place, talk) = (asking.targets[0].place(), asking.talk);
     let ending = Interrupts {
         signals,
         abandoned,
@@ -45,48 +45,59 @@ pub(super) fn wait(
 
 /// What is waited for, how, and under which name the server knows the waiter.
 pub(super) struct Asking {
-    pub(super) target: Target,
+    /// In the order of their keys: no two processes wait for each other.
+    pub(super) targets: Vec<Target>,
     /// In whole seconds; `None` for no limit.
     pub(super) timeout: Option<Duration>,
     /// How long a server may be away; zero if it is not tried again.
     pub(super) retry: Duration,
     pub(super) talk: Verbosity,
-    /// The exit status if the lock is not granted in time.
+    /// The exit status if a lock is not granted in time.
     pub(super) busy_status: u8,
     /// A lock that is not granted in time is as good as one that is: nothing is said.
     pub(super) is_busy_ok: bool,
-    /// The latest connection, as the server shows it.
-    pub(super) name: Mutex<Option<String>>,
+    /// Which target is asked for, and over which connection, as the server shows it.
+    pub(super) current: Mutex<(usize, Option<String>)>,
+}
+
+/// A claim that was not granted.
+struct Refused<'a> {
+    target: &'a Target,
+    why: Why,
+    asked_at: Instant,
+    /// When the server answered to the introduction before it, if it did.
+    answered_at: Option<Instant>,
+}
+
+enum Why {
+    /// Another client held the key all that time.
+    Busy(Failure),
+    Failed(Error),
 }
 
 impl Asking {
-    /// Asks for the key; again after a failure that may pass, if the user wants that.
-    fn ask(&self) -> Result<Guard, Failure> {
+    /// Asks for the keys; again after a failure that may pass, if the user wants that.
+    fn ask(&self) -> Result<Guards, Failure> {
         let mut outage = ServerOutage::new();
         let began = Instant::now();
         let ends_at = self.timeout.and_then(|timeout| began.checked_add(timeout));
         loop {
-            let asked_at = Instant::now();
-            let mut answered_at = None;
-            let wait = wait_of(self.timeout).after(began.elapsed());
-            let asked = self.target.lock().claim(wait, |connection| {
-                answered_at = Some(Instant::now());
-                *self.name.lock() = connection.name_at_server();
-            });
-            let kept = asked.and_then(|claimed| match claimed {
-                Claimed::Granted(granted) => granted.keep().map(Ok),
-                Claimed::InVain(connection) => Ok(Err(connection)),
-            });
-            let error = match kept {
-                Ok(Ok(guard)) => return Ok(guard),
-                Ok(Err(connection)) => return Err(self.busy(|| self.target.busy(connection, wait))),
-                Err(Error::MaxWaiters(_)) if self.target.slot.max_waiters.is_some() => {
-                    let place = self.target.place();
-                    return Err(
-                        self.busy(|| format!("{place}: as many wait as --max-waiters says"))
-                    );
-                }
-                Err(error) => error,
+            let guards = Guards::none();
+            let mut guards = guards.map_err(|error| self.targets[0].failure(&error))?;
+            let mut all = 0..self.targets.len();
+            let Err(refused) = all.try_for_each(|at| self.take(at, began, &mut guards)) else {
+                return Ok(guards);
+            };
+            drop(guards);
+            let Refused {
+                target,
+                why,
+                asked_at,
+                answered_at,
+            } = refused;
+            let error = match why {
+                Why::Busy(failure) => return Err(failure),
+                Why::Failed(error) => error,
             };
             // A server that was silent all that time was away, too.
             let was_silent = matches!(error, Error::NoReply { .. });
@@ -96,12 +107,12 @@ impl Asking {
             if answered_at.is_some_and(steady) && !was_silent {
                 outage = ServerOutage::new();
             }
-            let pause = error
-                .is_transient()
-                .then(|| outage.pause(self.retry, ends_at));
+            // A lock that was lost during the wait for another one is asked for again, too.
+            let may_pass = error.is_transient() || matches!(error, Error::Lost(..));
+            let pause = may_pass.then(|| outage.pause(self.retry, ends_at));
             match pause.flatten() {
                 Some(pause) => thread::sleep(pause),
-                None => return Err(self.target.failure(&error)),
+                None => return Err(target.failure(&error)),
             }
         }
     }
@@ -114,9 +125,38 @@ impl Asking {
         }
     }
 
+    /// Asks for one of the keys, beside those that are held.
+    fn take(&self, at: usize, began: Instant, guards: &mut Guards) -> Result<(), Refused<'_>> {
+        let target = &self.targets[at];
+        let asked_at = Instant::now();
+        let mut answered_at = None;
+        *self.current.lock() = (at, None);
+        let wait = wait_of(self.timeout).after(began.elapsed());
+        let taken = guards.add(target.lock(), wait, |connection| {
+            answered_at = Some(Instant::now());
+            self.current.lock().1 = connection.name_at_server();
+        });
+        let why = match taken {
+            Ok(None) => return Ok(()),
+            Ok(Some(connection)) => Why::Busy(self.busy(|| target.busy(connection, wait))),
+            Err(Error::MaxWaiters(_)) if target.slot.max_waiters.is_some() => {
+                let place = target.place();
+                Why::Busy(self.busy(|| format!("{place}: as many wait as --max-waiters says")))
+            }
+            Err(error) => Why::Failed(error),
+        };
+        Err(Refused {
+            target,
+            why,
+            asked_at,
+            answered_at,
+        })
+    }
+
     /// What is waited for, how many are ahead, and who holds it, as far as the server tells.
     fn describe(&self) -> String {
-        let target = &self.target;
+        let (at, name) = self.current.lock().clone();
+        let target = &self.targets[at];
         let about = format!("waiting for {}", shown(&target.key));
         let asked = target.connect().and_then(|mut connection| {
             match connection.queues(Some(&target.key)) {
@@ -125,7 +165,6 @@ impl Asking {
                 queues => queues.map_err(|error| target.failure(&error)),
             }
         });
-        let name = self.name.lock();
         let details = match asked {
             Ok(queues) => queues
                 .first()

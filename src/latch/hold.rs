@@ -2,11 +2,10 @@
 
 use crate::cli::failure::{CommandResult, Failure};
 use crate::cli::output;
-use crate::client::Guard;
-use crate::supervise::{Event, SignalWatch, StdinWatch};
+use crate::supervise::{SignalWatch, StdinWatch};
 
 use super::claim::wait;
-use super::run::{finish_release, release};
+use super::run::{finish_releases, release_all};
 use super::{options, unprintable, PROGRAM};
 
 /// Waits for the lock, prints its token and its fence, and keeps it until the standard input is
@@ -14,23 +13,15 @@ use super::{options, unprintable, PROGRAM};
 pub(super) fn hold(options: &options::Hold) -> CommandResult {
     let asking = options.asking(PROGRAM)?;
     let mut signals = SignalWatch::new().map_err(Failure::cannot_catch_signals)?;
-    let place = asking.target.place();
     let input = StdinWatch::watch().map_err(Failure::cannot_start_thread)?;
     let abandoned = Some(&input.abandoned);
-    let guard = wait(asking, abandoned, &mut signals)?;
-    keep(guard, &place, &input, &mut signals)
-}
-
-fn keep(guard: Guard, place: &str, input: &StdinWatch, signals: &mut SignalWatch) -> CommandResult {
-    let lost = Event::new().map_err(Failure::cannot_catch_signals)?;
-    let lost_setter = lost.clone();
-    guard.on_lost(move |_| lost_setter.set());
-    let token = guard.token();
+    let guards = wait(asking, abandoned, &mut signals)?;
+    let token = guards[0].token();
     if let Err(error) = output::print(&format!("{token} {}\n", token.fence())) {
-        let _ = release(guard, None);
+        release_all(guards);
         return Err(unprintable(&error));
     }
-    let killed = signals.wait_for(&[&input.closed, &lost]).err();
-    finish_release(guard, place, None)?;
+    let killed = signals.wait_for(&[&input.closed, &guards.lost]).err();
+    finish_releases(guards, None, Err)?;
     Ok(killed.map_or(0, |killed| killed.follow()))
 }

@@ -14,6 +14,7 @@ use crate::cli::waiting::Verbosity;
 use crate::client::environment::{Overrides, Servers};
 use crate::client::limits::{MAX_LIMIT, MAX_SECONDS};
 use crate::client::Client;
+use crate::text::Escaped;
 
 use super::claim::Asking;
 use super::servers::{self, Target};
@@ -177,13 +178,13 @@ macro_rules! keeping_command {
                 target.slot.slots = self.slots;
                 target.slot.max_waiters = self.max_waiters;
                 Ok(Asking {
-                    target: target.tagged(self.tag.as_deref(), command),
+                    targets: vec![target.tagged(self.tag.as_deref(), command)],
                     timeout,
                     retry: self.retry,
                     busy_status: self.busy_status.unwrap_or(BUSY),
                     is_busy_ok: false,
                     talk: Verbosity::of(self.quiet == Some(true), self.verbose == Some(true)),
-                    name: Mutex::default(),
+                    current: Mutex::default(),
                 })
             }
         }
@@ -194,6 +195,9 @@ keeping_command! {
     /// Run a command under a lock: latch run KEY [options] -- COMMAND [ARGS]
     #[argh(subcommand, name = "run")]
     Run {
+        /// hold the lock of another key, too; may be given several times
+        #[argh(option, arg_name = "key")]
+        and: Vec<String>,
         /// what the server shows operators of this holder (COMMAND@HOST pid N)
         #[argh(option, arg_name = "text")]
         tag: Option<String>,
@@ -388,6 +392,26 @@ command! {
     /// Check that every server answers
     #[argh(subcommand, name = "ping")]
     Ping {}
+}
+
+impl Run {
+    /// The keys to hold, in their order. An error says what cannot be held together.
+    pub(super) fn keys(&self) -> Result<Vec<&str>, String> {
+        let mut keys: Vec<&str> = self.and.iter().map(String::as_str).collect();
+        keys.push(&self.key);
+        keys.sort_unstable();
+        if let Some(twice) = keys.windows(2).find(|pair| pair[0] == pair[1]) {
+            return Err(format!(
+                "{}: the key is given twice",
+                Escaped(twice[0].as_bytes())
+            ));
+        }
+        let is_refined = self.limit.is_some() || self.shared || self.nested;
+        if keys.len() > 1 && is_refined {
+            return Err("--and takes plain locks, and no --limit, --shared or --nested".into());
+        }
+        Ok(keys)
+    }
 }
 
 /// What the command of `run` gets when the lock is lost.

@@ -2,67 +2,77 @@
 
 use std::env;
 use std::ffi::OsString;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
+use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
 use rustix::process::Signal;
 
 use crate::cli::failure::{CommandResult, Failure};
-use crate::client::{Error, Guard, Loss, Token};
+use crate::client::{Error, Guard, Guards, Loss, Token};
 use crate::supervise::{self, Event, Job, JobEnd, SignalWatch};
 use crate::sys::moment::Moment;
 use crate::text::reason;
 
 use super::claim::wait;
 use super::options::OnLost;
-use super::servers::Target;
-use super::{complain, explain, options, shown, usage, BUSY, LOST, PROGRAM};
+use super::servers::{lost_lock, place_of, Target};
+use super::{complain, explain, options, shown, usage, BUSY, PROGRAM};
 
-/// What the command finds in its environment: the key, the token, the fence, and the number of its
-/// slot of a semaphore.
-pub(super) const VARIABLES: [&str; 4] = ["LATCH_KEY", "LATCH_TOKEN", "LATCH_FENCE", "LATCH_SLOT"];
+/// What the command finds in its environment: the key, the token, the fence, the number of its slot
+/// of a semaphore, and the keys and tokens of all its locks.
+pub(super) const VARIABLES: [&str; 5] = [
+    "LATCH_KEY",
+    "LATCH_TOKEN",
+    "LATCH_FENCE",
+    "LATCH_SLOT",
+    "LATCH_TOKENS",
+];
 
 /// How long the release may take if the server has the connection, and if that is away: a little
 /// longer than the guard tries.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(2);
 const AWAY_TIMEOUT: Duration = Duration::from_secs(12);
 
-/// Waits for the lock, runs the command while holding it, releases it, and exits as the command
-/// did.
+/// Waits for the locks, runs the command while holding them, releases them, and exits as the
+/// command did.
 pub(super) fn run(options: &options::Run, command: &[OsString]) -> CommandResult {
     if command.is_empty() {
         return Err(usage("missing command to run, after --"));
     }
     let mut asking = options.asking(&command[0])?;
-    asking.target = asking.target.numbered();
     asking.is_busy_ok = options.busy_ok;
+    let mut target = asking.targets.remove(0).numbered();
     if options.at_least.is_some() {
-        asking.target = asking.target.keepable();
+        target = target.keepable();
     }
-    if let Some(status) = already_held(&asking.target, options, command) {
+    let keys = options.keys().map_err(usage)?;
+    asking.targets = keys.into_iter().map(|key| target.with_key(key)).collect();
+    if let Some(status) = already_held(&asking.targets, options, command) {
         return Ok(status);
     }
     supervise::check_proc().map_err(Failure::cannot_start_process)?;
     let mut signals = SignalWatch::new().map_err(Failure::cannot_catch_signals)?;
-    let place = asking.target.place();
-    let guard = wait(asking, None, &mut signals)?;
-    run_under(guard, &place, options, command, &mut signals)
+    let guards = wait(asking, None, &mut signals)?;
+    run_under(guards, options, command, &mut signals)
 }
 
-/// Looks whether this process runs under the lock that it is to wait for, and so would wait for
+/// Looks whether this process runs under a lock that it is to wait for, and so would wait for
 /// itself. Runs the command under that lock if `--nested` says so, and does not return then.
-fn already_held(target: &Target, options: &options::Run, command: &[OsString]) -> Option<u8> {
-    let [key, token, ..] = VARIABLES.map(|name| env::var(name).unwrap_or_default());
-    let token: Token = token.parse().ok()?;
+fn already_held(targets: &[Target], options: &options::Run, command: &[OsString]) -> Option<u8> {
     let never_waits = options::timeout(options.timeout, options.nonblock) == Some(Duration::ZERO);
     let is_meant = options.nested || (!never_waits && options.limit.unwrap_or(1) == 1);
-    if key != options.key || !is_meant {
+    if !is_meant {
         return None;
     }
-    // Without an answer, the claim says what is wrong.
-    let holder = target.ask(|connection| connection.holder(&options.key, token.fence()));
-    holder.ok().flatten()?;
+    let target = targets.iter().find(|target| {
+        // Without an answer, the claim says what is wrong.
+        let holder = outer_token(&target.key)
+            .map(|token| target.ask(|connection| connection.holder(&target.key, token.fence())));
+        matches!(holder, Some(Ok(Some(_))))
+    })?;
     if options.nested {
         supervise::become_command(PROGRAM, &command[0], &command[1..]);
     }
@@ -76,32 +86,36 @@ fn already_held(target: &Target, options: &options::Run, command: &[OsString]) -
     })
 }
 
+/// The token of the lock of a key under which this process runs, as the environment has it.
+fn outer_token(key: &str) -> Option<Token> {
+    let [outer_key, token, _, _, tokens] = VARIABLES.map(|name| env::var(name).unwrap_or_default());
+    let mut others = tokens.lines().filter_map(|line| line.rsplit_once('='));
+    let token = match outer_key == key {
+        true => &token,
+        false => others.find(|(other, _)| *other == key)?.1,
+    };
+    token.parse().ok()
+}
+
 fn run_under(
-    guard: Guard,
-    place: &str,
+    guards: Guards,
     options: &options::Run,
     command: &[OsString],
     signals: &mut SignalWatch,
 ) -> CommandResult {
     let kept_until = options.at_least.map(|time| Moment::now() + time);
     let never = Event::new().map_err(Failure::cannot_catch_signals)?;
-    let lost = Event::new().map_err(Failure::cannot_catch_signals)?;
     let confirmed = Event::new().map_err(Failure::cannot_catch_signals)?;
-    let kill_after = options.kill_after;
-    set_when_lost(&guard, options, &lost);
-    let look = || {
-        let confirmed = confirmed.clone();
-        guard.renew_and(move |is_held| {
-            if is_held {
-                confirmed.set();
-            }
-        });
-    };
+    let lost = guards.lost.clone();
+    for guard in guards.iter() {
+        set_when_silent(guard, options, &lost);
+    }
+    let look = || confirm(&guards, &confirmed);
     // This process may have been stopped since the grant, or its message had to wait for room.
-    if !guard.is_held() {
+    if !guards.is_held() {
         look();
         if let Err(killed) = signals.wait_for(&[&lost, &confirmed]) {
-            let _ = release(guard, None);
+            release_all(guards);
             return Ok(killed.follow());
         }
     }
@@ -110,21 +124,14 @@ fn run_under(
         true => confirmed.set(),
         false => look(),
     };
-    let [key, token, fence, slot] = VARIABLES;
-    let number = guard.slot_number().map(|number| number.to_string().into());
     let job = Job {
         command,
-        environment: &[
-            (key, Some(options.key.clone().into())),
-            (token, Some(guard.token().to_string().into())),
-            (fence, Some(guard.fence().to_string().into())),
-            (slot, number),
-        ],
+        environment: &environment(&guards, &options.key),
         loss_signal: match options.on_lost {
             OnLost::Send(signal) => signal,
             OnLost::Ignore => Signal::TERM,
         },
-        kill_after,
+        kill_after: options.kill_after,
         inherited: None,
         lost: if ignores_loss && !lost.is_set() {
             &never
@@ -137,40 +144,73 @@ fn run_under(
     let finish = supervise::run(&job, signals)
         .map_err(|error| Failure::cannot_start_process(reason(&error)))?;
     let JobEnd::Finished(finish) = finish else {
-        // Without a loss, the server is silent, and the command was ended before the deadline.
-        let why = guard.loss().unwrap_or(Loss::Deadline).to_string();
-        let _ = release(guard, None);
-        return Err(lost_lock(place, &why));
+        // Without a loss, a server is silent, and the command was ended before the deadline.
+        let lost = guards.iter().find(|guard| guard.loss().is_some());
+        let lost = lost.unwrap_or(&guards[0]);
+        let why = lost.loss().unwrap_or(Loss::Deadline).to_string();
+        let failure = lost_lock(&place_of_guard(lost), &why);
+        release_all(guards);
+        return Err(failure);
     };
-    match finish_release(guard, place, kept_until) {
+    finish_releases(guards, kept_until, |failure| match ignores_loss {
         // The command has finished: its exit status counts.
-        Err(failure) if ignores_loss => {
+        true => {
             explain(failure);
+            Ok(())
         }
-        released => released?,
-    }
+        false => Err(failure),
+    })?;
     Ok(finish.follow())
 }
 
-/// Has `lost` set when the lock is lost, or the server silent for too long.
-fn set_when_lost(guard: &Guard, options: &options::Run, lost: &Event) {
-    let lost_setter = lost.clone();
-    guard.on_lost(move |_| lost_setter.set());
-    let lost_setter = lost.clone();
+/// The variables of the command: those about a single lock are about that of `key`.
+fn environment(guards: &Guards, key: &str) -> [(&'static str, Option<OsString>); 5] {
+    let guard = guards.iter().find(|guard| guard.key() == key);
+    let guard = guard.expect("its key is one of those that are held");
+    let tokens = guards
+        .iter()
+        .map(|it| format!("{}={}\n", it.key(), it.token()));
+    let values = [
+        Some(key.to_owned()),
+        Some(guard.token().to_string()),
+        Some(guard.fence().to_string()),
+        guard.slot_number().map(|number| number.to_string()),
+        Some(tokens.collect::<String>().trim_end().to_owned()),
+    ];
+    let mut values = values.into_iter();
+    VARIABLES.map(|name| (name, values.next().flatten().map(OsString::from)))
+}
+
+/// Renews all locks now, and has `confirmed` set when all are still held.
+fn confirm(guards: &Guards, confirmed: &Event) {
+    let unknown_count = Arc::new(AtomicUsize::new(guards.len()));
+    for guard in guards.iter() {
+        let (unknown_count, confirmed) = (Arc::clone(&unknown_count), confirmed.clone());
+        guard.renew_and(move |is_held| {
+            if is_held && unknown_count.fetch_sub(1, Ordering::AcqRel) == 1 {
+                confirmed.set();
+            }
+        });
+    }
+}
+
+/// Has `lost` set when the server is silent for too long.
+fn set_when_silent(guard: &Guard, options: &options::Run, lost: &Event) {
+    let lost = lost.clone();
     // A command that ignores SIGTERM is killed before the server can grant the lock to another
     // holder.
-    if !guard.on_silence(options.kill_after, move || lost_setter.set()) {
+    if !guard.on_silence(options.kill_after, move || lost.set()) {
         complain(format_args!(
             "{}: the lease of {} s is less than twice --kill-after: a command that ignores \
              SIGTERM may outlast it",
-            shown(&options.key),
+            shown(guard.key()),
             guard.lease().as_secs()
         ));
     }
 }
 
 /// What became of a lock when its work was done.
-pub(super) enum Release {
+enum Release {
     /// The server has released it, or does so at the end of the connection.
     Done,
     /// No server heard of the release: the key is free after this time at the latest.
@@ -181,13 +221,33 @@ pub(super) enum Release {
     Lost(String),
 }
 
-/// Releases the lock when its work is done, or has the server keep it until then. Fails if it was
-/// lost before.
-pub(super) fn finish_release(
-    guard: Guard,
-    place: &str,
+/// Releases the locks when their work is done, the last first, or has the servers keep them until
+/// then. Shows `lost` the failure of each that was lost before, and fails with the first one.
+pub(super) fn finish_releases(
+    guards: Guards,
     kept_until: Option<Moment>,
+    mut lost: impl FnMut(Failure) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
+    let mut outcome = Ok(());
+    for guard in guards.into_vec().into_iter().rev() {
+        outcome = outcome.and(finish_release(guard, kept_until).or_else(&mut lost));
+    }
+    outcome
+}
+
+/// Releases the locks of a command that has not run to its end, the last first.
+pub(super) fn release_all(guards: Guards) {
+    for guard in guards.into_vec().into_iter().rev() {
+        let _ = release(guard, None);
+    }
+}
+
+fn place_of_guard(guard: &Guard) -> String {
+    place_of(guard.key(), guard.server())
+}
+
+fn finish_release(guard: Guard, kept_until: Option<Moment>) -> Result<(), Failure> {
+    let place = place_of_guard(&guard);
     match release(guard, kept_until) {
         Release::Done => {}
         Release::Unheard(left) => complain(format_args!(
@@ -197,7 +257,7 @@ pub(super) fn finish_release(
         Release::NotKept(why) => complain(format_args!(
             "{place}: the lock is released before the time of --at-least is over: {why}"
         )),
-        Release::Lost(why) => return Err(lost_lock(place, &why)),
+        Release::Lost(why) => return Err(lost_lock(&place, &why)),
     }
     Ok(())
 }
@@ -205,7 +265,7 @@ pub(super) fn finish_release(
 /// Releases the lock, or has the server keep it until then. A release does not wait long for a
 /// silent server while the lease runs: the end of this process ends the connection, and that
 /// releases the lock, too.
-pub(super) fn release(guard: Guard, kept_until: Option<Moment>) -> Release {
+fn release(guard: Guard, kept_until: Option<Moment>) -> Release {
     if let Some(loss) = guard.loss() {
         return Release::Lost(loss.to_string());
     }
@@ -240,8 +300,4 @@ pub(super) fn release(guard: Guard, kept_until: Option<Moment>) -> Release {
         _ if was_leased => Release::Unheard(lease_ends_at.saturating_since(Moment::now())),
         _ => Release::Lost(Loss::Deadline.to_string()),
     }
-}
-
-fn lost_lock(place: &str, why: &str) -> Failure {
-    Failure::new(LOST, format_args!("{place}: the lock was lost: {why}"))
 }

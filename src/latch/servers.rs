@@ -14,7 +14,7 @@ use crate::client::{
 };
 use crate::text::Plain;
 
-use super::{failure, queue, shown, usage, BUSY, FILE_ERROR};
+use super::{failure, queue, shown, usage, BUSY, FILE_ERROR, LOST};
 
 /// By how much a command with `--timeout` may outlast that: one round trip.
 const ROUND_TRIP: Duration = Duration::from_secs(1);
@@ -46,6 +46,7 @@ pub(super) fn unusable(error: Error) -> Failure {
 }
 
 /// What a command asks for: a key, as a lock or a semaphore, and the client of its server.
+#[derive(Clone)]
 pub(super) struct Target {
     client: Client,
     pub(super) key: String,
@@ -90,6 +91,14 @@ impl Target {
     pub(super) fn keepable(mut self) -> Target {
         self.is_keepable = true;
         self
+    }
+
+    /// The same for another key.
+    pub(super) fn with_key(&self, key: &str) -> Target {
+        Target {
+            key: key.to_owned(),
+            ..self.clone()
+        }
     }
 
     /// Asks for the number of the slot, if it is one of a semaphore.
@@ -179,8 +188,7 @@ impl Target {
     }
 
     pub(super) fn place(&self) -> String {
-        let server = self.server().to_string();
-        format!("{} at {}", shown(&self.key), shown(&server))
+        place_of(&self.key, self.server())
     }
 
     pub(super) fn fails(&self, status: u8, why: &str) -> Failure {
@@ -193,10 +201,23 @@ impl Target {
             Error::Unreachable { .. } | Error::AuthFailed { .. } | Error::Untrusted { .. } => {
                 failure(shown(&server), error)
             }
+            Error::Lost(asked, loss) => {
+                let key = asked.key.as_deref().unwrap_or_default();
+                lost_lock(&place_of(key, &asked.server), &loss.to_string())
+            }
             Error::InvalidKey | Error::InvalidArgument(_) => failure(shown(&self.key), error),
             _ => failure(self.place(), error),
         }
     }
+}
+
+/// How a message names a key.
+pub(super) fn place_of(key: &str, server: &Address) -> String {
+    format!("{} at {}", shown(key), shown(&server.to_string()))
+}
+
+pub(super) fn lost_lock(place: &str, why: &str) -> Failure {
+    Failure::new(LOST, format_args!("{place}: the lock was lost: {why}"))
 }
 
 pub(super) fn wait_of(timeout: Option<Duration>) -> Wait {

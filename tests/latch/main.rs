@@ -17,5 +17,6 @@ mod reconnecting;
 mod restarts;
 mod run;
 mod terminal;
+mod together;
 mod waiting;
 mod weights;

@@ -34,7 +34,7 @@ impl Connection {
             is_welcome: false,
             abilities: Abilities::default(),
             needs: Abilities::default(),
-            cancelled_by: None,
+            cancelled_by: Vec::new(),
         }
     }
 

@@ -1,0 +1,182 @@
+//! Several locks that are held together.
+
+use std::mem;
+use std::ops::Deref;
+use std::time::{Duration, Instant};
+
+use super::connection::Connection;
+use super::error::Error;
+use super::granted::Claimed;
+use super::guard::Guard;
+use super::slot::Wait;
+use super::{Client, Lock};
+use crate::sys::event::Event;
+
+/// Several locks that are held together. They are taken one after the other in the order of their
+/// keys, whatever order they are given in, so that no two clients wait for each other.
+///
+/// # Errors
+///
+/// All its questions fail as those of [`Lock`] do, with [`Error::InvalidArgument`] for a key that
+/// is given twice, and with [`Error::Lost`] if a lock is lost during the wait for the next one. The
+/// locks that were granted before are released.
+#[derive(Clone, Debug)]
+#[must_use = "it connects only when it is asked for guards"]
+pub struct LockSet<'a>(Vec<Lock<'a>>);
+
+impl Client {
+    /// LockSet of several keys that are held together. Does not connect; the keys are checked when
+    /// the locks are asked for.
+    ///
+    /// ```
+    /// use latchd::client::{Address, Client};
+    ///
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/documentation.rs"));
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let server: Address = "127.0.0.1:6388".parse()?;
+    /// # let (_running, server) = Server::in_place_of(server);
+    /// let client = Client::new([server]);
+    /// let guards = client.lock_all(&["savings", "checking"]).acquire()?;
+    /// assert!(client.lock("savings").try_acquire()?.is_none());
+    /// for guard in guards.iter() {
+    ///     println!("{} with the fence {}", guard.key(), guard.fence());
+    /// }
+    /// // ... work, and look at guards.is_held() before each step that cannot be undone ...
+    /// guards.release()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn lock_all<'a>(&'a self, keys: &[&'a str]) -> LockSet<'a> {
+        let mut keys = keys.to_vec();
+        keys.sort_unstable();
+        LockSet(keys.into_iter().map(|key| self.lock(key)).collect())
+    }
+}
+
+impl<'a> LockSet<'a> {
+    /// Changes what is asked for with each key, such as the lease:
+    /// `locks.each(|lock| lock.lease(minute).tag("worker 7"))`.
+    pub fn each(self, change: impl FnMut(Lock<'a>) -> Lock<'a>) -> LockSet<'a> {
+        LockSet(self.0.into_iter().map(change).collect())
+    }
+
+    /// Blocks until all are granted.
+    pub fn acquire(&self) -> Result<Guards, Error> {
+        loop {
+            // As in `Lock::acquire`.
+            if let Some(guards) = self.ask(Wait::Forever)? {
+                return Ok(guards);
+            }
+        }
+    }
+
+    /// Blocks for at most `time` in all, in whole seconds (rounded up), and the reply timeout;
+    /// `None` if one of them was not free all that time.
+    pub fn acquire_within(&self, time: Duration) -> Result<Option<Guards>, Error> {
+        self.ask(Wait::UpTo(time))
+    }
+
+    /// Does not wait for a grant; `None` if one of them is not free.
+    pub fn try_acquire(&self) -> Result<Option<Guards>, Error> {
+        self.ask(Wait::No)
+    }
+
+    fn ask(&self, wait: Wait) -> Result<Option<Guards>, Error> {
+        if self.0.windows(2).any(|pair| pair[0].key == pair[1].key) {
+            return Err(Error::InvalidArgument("a key is given twice"));
+        }
+        let began = Instant::now();
+        let mut guards = Guards::none()?;
+        for lock in &self.0 {
+            let wait = wait.after(began.elapsed());
+            if guards.add(*lock, wait, |_| ())?.is_some() {
+                return Ok(None);
+            }
+        }
+        Ok(Some(guards))
+    }
+}
+
+/// LockSet that are held together, in the order of their keys. Dropping it releases them as
+/// [`Guards::release`] does; errors are lost then.
+///
+/// It is a slice of [`Guard`]s, each of which is renewed on its own, and can be lost on its own:
+/// [`Guard::on_lost`] tells of each.
+#[derive(Debug)]
+#[must_use = "dropping it releases the locks"]
+pub struct Guards {
+    guards: Vec<Guard>,
+    /// Set when one of them is lost.
+    pub(crate) lost: Event,
+}
+
+impl Guards {
+    pub(crate) fn none() -> Result<Guards, Error> {
+        Ok(Guards {
+            guards: Vec::new(),
+            lost: Event::new().map_err(Error::System)?,
+        })
+    }
+
+    /// Takes one more lock. If it was not free in time, gives the connection over which the server
+    /// said so. The loss of one before ends the wait. Shows `answered` the connection as
+    /// [`Lock::claim`] does.
+    pub(crate) fn add(
+        &mut self,
+        lock: Lock<'_>,
+        wait: Wait,
+        answered: impl FnMut(&Connection),
+    ) -> Result<Option<Connection>, Error> {
+        let claimed = lock.given_up_at(&self.lost).claim(wait, answered);
+        // A grant that comes with a loss is of no use either.
+        if let Some(lost) = self.guards.iter().find_map(Guard::lost) {
+            return Err(lost);
+        }
+        let guard = match claimed? {
+            Claimed::Granted(granted) => granted.keep()?,
+            Claimed::InVain(connection) => return Ok(Some(connection)),
+        };
+        let lost = self.lost.clone();
+        guard.on_lost(move |_| lost.set());
+        self.guards.push(guard);
+        Ok(None)
+    }
+
+    /// Whether all locks are certainly held at this moment. Does not block.
+    pub fn is_held(&self) -> bool {
+        self.guards.iter().all(Guard::is_held)
+    }
+
+    /// Releases all, the last first, and tells whether the servers agreed. Blocks for each as
+    /// [`Guard::release`] does.
+    ///
+    /// # Errors
+    ///
+    /// The first one of [`Guard::release`]; the others are released all the same.
+    pub fn release(self) -> Result<(), Error> {
+        let mut outcome = Ok(());
+        for guard in self.into_vec().into_iter().rev() {
+            outcome = outcome.and(guard.release());
+        }
+        outcome
+    }
+
+    /// Its guards, for each to end in its own way.
+    pub fn into_vec(mut self) -> Vec<Guard> {
+        mem::take(&mut self.guards)
+    }
+}
+
+impl Deref for Guards {
+    type Target = [Guard];
+
+    fn deref(&self) -> &[Guard] {
+        &self.guards
+    }
+}
+
+impl Drop for Guards {
+    fn drop(&mut self) {
+        while self.guards.pop().is_some() {}
+    }
+}

@@ -1,0 +1,269 @@
+//! Several locks that are held together: `latch run --and`, and `Client::lock_all`.
+
+use std::fs;
+use std::process::Command;
+use std::thread;
+use std::time::Duration;
+
+use crate::reconnecting::{listener, Peer};
+use crate::support::latch::{is_held, latch, output, run, started, status, text, wait, Latch};
+use crate::support::silent::free_port;
+use crate::support::{program, Daemon, Signal, PATIENCE};
+use latchd::client::{Address, CancelHandle, Client, Error, Guard};
+
+const ADMIN_TOKEN: &str = "secret";
+
+fn client(daemon: &Daemon) -> Client {
+    Client::new([Address::Tcp(daemon.addr().to_string())])
+}
+
+/// A server that lets this test break grants.
+fn breakable() -> (Daemon, tempfile::TempDir) {
+    let directory = tempfile::tempdir().expect("a directory");
+    let file = directory.path().join("admin");
+    fs::write(&file, ADMIN_TOKEN).expect("there is room");
+    let file = file.display().to_string();
+    (Daemon::start(&["--admin-token-file", &file]), directory)
+}
+
+fn break_lock(client: &Client, key: &str) {
+    let connected = client.connect(client.server_of(key));
+    let broken = connected.and_then(|mut it| it.break_grants(key, None, Some(ADMIN_TOKEN)));
+    broken.expect("it is held");
+}
+
+#[test]
+fn opposite_orders_never_wait_for_each_other() {
+    let daemon = Daemon::start(&[]);
+    thread::scope(|scope| {
+        for keys in [["a", "b"], ["b", "a"]] {
+            let daemon = &daemon;
+            scope.spawn(move || {
+                let command = ["run", keys[0], "--and", keys[1], "-w", "60", "--", "true"];
+                for round in 0..50 {
+                    assert_eq!(status(daemon, &command), 0, "{keys:?}, round {round}");
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn a_command_runs_under_all_its_locks() {
+    let daemon = Daemon::start(&[]);
+    let script = "env
+        for key in a b c; do \"$0\" status $key >&2 || echo \"$key is held\"; done
+        \"$0\" run a -- true || \"$0\" run c -- true || echo 'and would be waited for'";
+    let command = [
+        "run",
+        "b",
+        "--and",
+        "c",
+        "--and",
+        "a",
+        "--",
+        "sh",
+        "-c",
+        script,
+        program("latch"),
+    ];
+    let said = text(&run(&daemon, &command).stdout);
+    let value = |name: &str| {
+        let (_, rest) = said.split_once(&format!("{name}=")).expect(&said);
+        rest.lines().next().expect("a line").to_owned()
+    };
+    // The lines of LATCH_TOKENS are those with the tokens of a, b and c.
+    let [a, b, c] = ["LATCH_TOKENS=a", "\nb", "\nc"].map(value);
+    assert_eq!(value("LATCH_KEY"), "b");
+    assert_eq!(value("LATCH_TOKEN"), b);
+    assert_eq!([&a, &b, &c].map(String::len), [32; 3], "{said}");
+    for line in [
+        "a is held",
+        "b is held",
+        "c is held",
+        "and would be waited for",
+    ] {
+        assert!(said.contains(line), "{line}: {said}");
+    }
+    assert!(!["a", "b", "c"].iter().any(|key| is_held(&daemon, key)));
+}
+
+#[test]
+fn a_lock_that_is_busy_gives_the_others_back() {
+    let daemon = Daemon::start(&[]);
+    let client = client(&daemon);
+    let busy = client.lock("b").acquire().expect("it is free");
+    let command = ["run", "a", "--and", "b", "-n", "--", "true"];
+    let refused = run(&daemon, &command);
+    assert_eq!(refused.status.code(), Some(75));
+    let said = text(&refused.stderr);
+    assert!(said.starts_with("latch: b at "), "{said}");
+    let skipped = run(&daemon, &[&["run", "--busy-ok"], &command[1..]].concat());
+    assert_eq!(skipped.status.code(), Some(0));
+    let tried = client.lock_all(&["b", "a"]).try_acquire();
+    assert!(tried.expect("it answers").is_none());
+    assert!(!is_held(&daemon, "a"));
+    drop(busy);
+    let guards = client
+        .lock_all(&["b", "a"])
+        .acquire()
+        .expect("all are free");
+    assert!(guards.is_held());
+    let keys: Vec<&str> = guards.iter().map(Guard::key).collect();
+    assert_eq!(keys, ["a", "b"]);
+    guards.release().expect("they are held");
+    assert!(!is_held(&daemon, "a") && !is_held(&daemon, "b"));
+}
+
+#[test]
+fn one_timeout_is_over_all_waits() {
+    const TOKEN: &str = "0123456789abcdef0123456789abcdef";
+    let (listener, addr) = listener();
+    let server = thread::spawn(move || {
+        let mut waits = Vec::new();
+        let mut peers = Vec::new();
+        for key in ["a", "b"] {
+            let mut peer = Peer::accept(&listener);
+            assert!(peer.request().starts_with("tag _ "));
+            peer.answer("ok");
+            let request = peer.request();
+            let wait = request.strip_prefix(&format!("l {key} ")).expect(&request);
+            waits.push(wait.parse::<u64>().expect(&request));
+            if key == "a" {
+                thread::sleep(Duration::from_secs(2));
+                peer.answer(&format!("ok {TOKEN} 60"));
+            } else {
+                peer.answer("timeout");
+            }
+            peers.push(peer);
+        }
+        assert_eq!(peers[0].request(), format!("r a {TOKEN}"));
+        peers[0].answer("ok");
+        waits
+    });
+    let mut command = Command::new(program("latch"));
+    let address = addr.to_string();
+    command.args(["run", "b", "--and", "a", "--timeout", "20"]);
+    let busy = output(command.args(["--server", &address, "--", "true"]));
+    assert_eq!(busy.status.code(), Some(75), "{busy:?}");
+    let waits = server.join().expect("it was asked");
+    assert!(waits[0] <= 20 && waits[1] <= 18, "{waits:?}");
+}
+
+#[test]
+fn the_loss_of_any_lock_ends_the_command() {
+    let (daemon, _admin) = breakable();
+    let directory = tempfile::tempdir().expect("a directory");
+    let options = ["--and", "b", "--kill-after", "1"];
+    let script = "eval \"$READY\"; exec sleep 60";
+    let (mut child, _) = started(&daemon, "a", &directory, &options, script);
+    break_lock(&client(&daemon), "b");
+    assert_eq!(wait(&mut child), Some(70));
+    assert!(!is_held(&daemon, "a"));
+}
+
+#[test]
+fn a_loss_ends_the_wait_for_the_next_lock() {
+    let (daemon, _admin) = breakable();
+    let client = client(&daemon);
+    let busy = client.lock("b").acquire().expect("it is free");
+    let mut waiting = Latch::start(&mut latch(
+        &daemon,
+        &["run", "a", "--and", "b", "--", "true"],
+    ));
+    daemon.wait_for_waiters("b", 1);
+    break_lock(&client, "a");
+    assert_eq!(wait(&mut waiting), Some(70));
+    // The server may notice later that its other connection has closed.
+    daemon.wait_for_waiters("b", 0);
+    thread::scope(|scope| {
+        let locks = client.lock_all(&["a", "b"]);
+        let waiting = scope.spawn(move || locks.acquire_within(PATIENCE));
+        daemon.wait_for_waiters("b", 1);
+        break_lock(&client, "a");
+        let lost = waiting.join().expect("it does not panic");
+        assert!(matches!(lost, Err(Error::Lost(..))), "{lost:?}");
+    });
+    assert!(busy.is_held());
+}
+
+#[test]
+fn a_handle_ends_the_wait_for_several_locks() {
+    let daemon = Daemon::start(&[]);
+    let client = client(&daemon);
+    let _busy = client.lock("b").acquire().expect("it is free");
+    let handle = CancelHandle::new().expect("a descriptor");
+    thread::scope(|scope| {
+        let locks = client.lock_all(&["a", "b"]);
+        let locks = locks.each(|lock| lock.cancelled_by(&handle));
+        let waiting = scope.spawn(move || locks.acquire_within(PATIENCE));
+        daemon.wait_for_waiters("b", 1);
+        handle.cancel();
+        let cancelled = waiting.join().expect("it does not panic");
+        assert!(matches!(cancelled, Err(Error::Cancelled)), "{cancelled:?}");
+    });
+    assert!(!is_held(&daemon, "a"));
+}
+
+#[test]
+fn a_wait_for_several_locks_survives_a_restart() {
+    let port = free_port().to_string();
+    let start = || {
+        let mut command = Daemon::command();
+        command.args(["--port", &port, "--print-port"]);
+        Daemon::from_command(command)
+    };
+    let mut daemon = start();
+    let busy = client(&daemon).lock("b").acquire().expect("it is free");
+    let command = ["run", "a", "--and", "b", "--retry", "--", "true"];
+    let mut waiting = Latch::start(&mut latch(&daemon, &command));
+    daemon.wait_for_waiters("b", 1);
+    daemon.signal(Signal::KILL);
+    daemon.wait_exit(PATIENCE).expect("it ends");
+    drop(busy);
+    daemon = start();
+    assert_eq!(wait(&mut waiting), Some(0), "{}", daemon.log());
+}
+
+#[test]
+fn all_locks_are_kept_for_the_interval() {
+    let daemon = Daemon::start(&[]);
+    let command = ["run", "a", "--and", "b", "--at-least", "60", "--", "true"];
+    assert_eq!(status(&daemon, &command), 0);
+    assert!(is_held(&daemon, "a") && is_held(&daemon, "b"));
+}
+
+#[test]
+fn what_cannot_be_held_together_is_a_usage_error() {
+    let daemon = Daemon::start(&[]);
+    let wrong: [(&[&str], &str); 5] = [
+        (&["--and", "a"], "latch: a: the key is given twice\n"),
+        (
+            &["--and", "b", "--and", "b"],
+            "latch: b: the key is given twice\n",
+        ),
+        (
+            &["--and", "b", "--limit", "2"],
+            "latch: --and takes plain locks",
+        ),
+        (
+            &["--and", "b", "--shared"],
+            "latch: --and takes plain locks",
+        ),
+        (
+            &["--and", "b", "--nested"],
+            "latch: --and takes plain locks",
+        ),
+    ];
+    for (options, reason) in wrong {
+        let refused = run(&daemon, &[&["run", "a"], options, &["--", "true"]].concat());
+        assert_eq!(refused.status.code(), Some(64), "{options:?}");
+        assert!(text(&refused.stderr).starts_with(reason), "{refused:?}");
+    }
+    let twice = Client::new(["127.0.0.1:1".parse().expect("an address")]);
+    let refused = twice.lock_all(&["a", "b", "a"]).try_acquire();
+    assert!(
+        matches!(refused, Err(Error::InvalidArgument(_))),
+        "{refused:?}"
+    );
+}
