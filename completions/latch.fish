@@ -36,7 +36,7 @@ complete -c latch -n '__fish_seen_subcommand_from run' -l tag -x -d 'what the se
 complete -c latch -n '__fish_seen_subcommand_from run' -l kill-after -x -d 'how long the command may take to end once the lock is lost (10)'
 complete -c latch -n '__fish_seen_subcommand_from run' -l on-lost -x -d 'what the command gets when the lock is lost: hup, int, quit, term, usr1 or usr2, or nothing with ignore (term)'
 complete -c latch -n '__fish_seen_subcommand_from run' -l nested -d 'if this runs under the lock already, run the command without a second one'
-complete -c latch -n '__fish_seen_subcommand_from run' -l at-least -x -d 'keep the lock for at least this long after the grant, also if the command ends sooner'
+complete -c latch -n '__fish_seen_subcommand_from run' -l at-least -x -d 'keep the lock for at least this long after the grant, also if the command ends sooner: it runs once in that time'
 complete -c latch -n '__fish_seen_subcommand_from run' -l busy-ok -d 'exit with 0 if the lock is not granted in time'
 complete -c latch -n '__fish_seen_subcommand_from run' -l retry -d 'while it waits, try again if the server restarts or is not there yet, for at most this long (as long as --timeout allows)'
 complete -c latch -n '__fish_seen_subcommand_from run' -s q -l quiet -d 'do not say who holds the lock while it waits'

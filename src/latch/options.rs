@@ -216,7 +216,8 @@ keeping_command! {
         /// if this runs under the lock already, run the command without a second one
         #[argh(option, arg_name = "bool", default = "false", from_str_fn(yes_or_no))]
         nested: bool,
-        /// keep the lock for at least this long after the grant, also if the command ends sooner
+        /// keep the lock for at least this long after the grant, also if the command ends sooner:
+        /// it runs once in that time
         #[argh(option, arg_name = "time", from_str_fn(lease))]
         at_least: Option<Duration>,
         /// exit with 0 if the lock is not granted in time
