@@ -464,7 +464,7 @@ fn cost_of_guess(valgrind: &Program, secret: &str, frame: &str) -> f64 {
     command
         .args(["--tool=callgrind", "--callgrind-out-file=/dev/null"])
         // Counting starts where this function begins, and stops where it ends.
-        .arg("--toggle-collect=*Opening*::authenticate")
+        .arg("--toggle-collect=*::opening::*::authenticate")
         .arg(plain.get_program())
         .args(plain.get_args());
     for (name, value) in plain.get_envs() {
