@@ -17,6 +17,9 @@ use crate::support::needs::{needs, Program};
 use crate::support::silent::free_port;
 use crate::support::{eventually, fence, Client, Event, Signal, PATIENCE};
 
+/// How many slots a lock has.
+const WHOLE: usize = 1 << 20;
+
 /// The keys, with their limits, and the clients.
 const KEYS: [(&str, usize); 10] = [
     ("a", 1),
@@ -35,10 +38,56 @@ const CLIENTS: usize = 24;
 /// Leases in seconds: shorter than a take-over, and longer.
 const LEASES: [u64; 3] = [2, 4, 9];
 
+/// What a client asks for.
+#[derive(Clone, Copy, Debug)]
+struct Claim {
+    key: usize,
+    /// How many slots of the key it takes.
+    weight: usize,
+    lease: Duration,
+}
+
+impl Claim {
+    fn any(random: &mut Random) -> Claim {
+        let key = random.below(KEYS.len() as u64) as usize;
+        let lease = LEASES[random.below(LEASES.len() as u64) as usize];
+        let weight = match KEYS[key].1 {
+            1 if random.below(2) == 0 => 1,
+            1 => WHOLE,
+            limit => 1 + random.below(limit as u64) as usize,
+        };
+        Claim {
+            key,
+            weight,
+            lease: Duration::from_secs(lease),
+        }
+    }
+
+    /// What comes behind the timeout of a request.
+    fn argument(&self) -> String {
+        let lease = self.lease.as_secs();
+        match (KEYS[self.key].1, self.weight) {
+            (1, 1) => format!("{lease} shared"),
+            (1, _) => format!("{lease}"),
+            (limit, 1) => format!("{limit} {lease}"),
+            (limit, weight) => format!("{limit} {lease} slots={weight}"),
+        }
+    }
+}
+
+/// How many slots a key has.
+fn slot_count(key: usize) -> usize {
+    match KEYS[key].1 {
+        1 => WHOLE,
+        limit => limit,
+    }
+}
+
 /// One belief of a client, to hold a key from one instant to another.
 #[derive(Clone, Debug)]
 struct Belief {
     key: usize,
+    weight: usize,
     fence: u64,
     asked: Instant,
     from: Instant,
@@ -105,18 +154,14 @@ fn ask(client: &mut Client, request: &str, patience: Duration) -> Option<String>
 
 /// Holds a key for a while, perhaps. `None` if the connection is of no use any more.
 fn hold(history: &History, client: &mut Client, random: &mut Random, ports: &[u16]) -> Option<()> {
-    let at = random.below(KEYS.len() as u64) as usize;
-    let (key, limit) = KEYS[at];
-    let lease = LEASES[random.below(LEASES.len() as u64) as usize];
-    let (semaphore, argument) = match limit {
-        1 => ("", format!("1 {lease}")),
-        _ => ("s", format!("1 {limit} {lease}")),
-    };
+    let claim = Claim::any(random);
+    let (key, limit) = KEYS[claim.key];
+    let semaphore = if limit == 1 { "" } else { "s" };
+    let argument = claim.argument();
     let patience = Duration::from_secs(3);
     let asked = Instant::now();
     let reply = match random.below(3) {
         0 => {
-            let argument = argument.trim_start_matches("1 ").to_owned();
             let phase_one = format!("{semaphore}e\n{key}\n{argument}\n");
             let queued = ask(client, &phase_one, patience)?;
             if queued.starts_with("error") {
@@ -125,31 +170,15 @@ fn hold(history: &History, client: &mut Client, random: &mut Random, ports: &[u1
             // The lease begins with the second phase.
             let sent = Instant::now();
             let waited = ask(client, &format!("{semaphore}w\n{key}\n1\n"), patience)?;
-            return believe(
-                history,
-                client,
-                random,
-                ports,
-                (at, lease),
-                (asked, sent),
-                waited,
-            );
+            return believe(history, client, random, ports, claim, (asked, sent), waited);
         }
         _ => ask(
             client,
-            &format!("{semaphore}l\n{key}\n{argument}\n"),
+            &format!("{semaphore}l\n{key}\n1 {argument}\n"),
             patience,
         )?,
     };
-    believe(
-        history,
-        client,
-        random,
-        ports,
-        (at, lease),
-        (asked, asked),
-        reply,
-    )
+    believe(history, client, random, ports, claim, (asked, asked), reply)
 }
 
 /// Believes in a grant, if the reply is one: renews it or not, and releases it or not.
@@ -158,17 +187,17 @@ fn believe(
     client: &mut Client,
     random: &mut Random,
     ports: &[u16],
-    (at, lease): (usize, u64),
+    claim: Claim,
     (asked, sent): (Instant, Instant),
     reply: String,
 ) -> Option<()> {
     let Some(token) = reply.strip_prefix("ok ").and_then(|rest| rest.get(..32)) else {
         return (!reply.starts_with("error")).then_some(());
     };
-    let (key, limit) = KEYS[at];
+    let (key, limit) = KEYS[claim.key];
     let semaphore = if limit == 1 { "" } else { "s" };
     let from = Instant::now();
-    let lease = Duration::from_secs(lease);
+    let lease = claim.lease;
     let mut until = sent + lease;
     let mut is_alive = true;
     // Renewals that are not answered yet. The client goes on asking over a silent connection.
@@ -208,7 +237,8 @@ fn believe(
     let released = Instant::now();
     let is_released = is_alive && released < until && random.below(4) > 0;
     history.beliefs.lock().unwrap().push(Belief {
-        key: at,
+        key: claim.key,
+        weight: claim.weight,
         fence: fence(token),
         asked,
         from,
@@ -227,18 +257,15 @@ fn believe(
 /// What contradicts the promises.
 fn violations(beliefs: &[Belief]) -> Vec<String> {
     let mut found = Vec::new();
-    for (key, (name, limit)) in KEYS.iter().enumerate() {
+    for (key, (name, _)) in KEYS.iter().enumerate() {
         let mut own: Vec<&Belief> = beliefs.iter().filter(|one| one.key == key).collect();
         own.sort_by_key(|one| one.from);
         for (at, one) in own.iter().enumerate() {
             let earlier = &own[..at];
-            let at_once = earlier
-                .iter()
-                .filter(|other| other.until > one.from)
-                .count()
-                + 1;
-            if at_once > *limit {
-                found.push(format!("{at_once} believe in {name}: {one:?}"));
+            let others = earlier.iter().filter(|other| other.until > one.from);
+            let taken: usize = others.map(|other| other.weight).sum();
+            if taken + one.weight > slot_count(key) {
+                found.push(format!("{taken} slots of {name} are taken: {one:?}"));
             }
             let is_late = |other: &&&Belief| other.from < one.asked && other.fence >= one.fence;
             if let Some(other) = earlier.iter().find(is_late) {
@@ -255,6 +282,7 @@ fn the_check_of_the_history_sees_violations() {
     let at = |seconds| now + Duration::from_secs(seconds);
     let belief = |fence, asked, from, until| Belief {
         key: 0,
+        weight: WHOLE,
         fence,
         asked: at(asked),
         from: at(from),
@@ -270,6 +298,11 @@ fn the_check_of_the_history_sees_violations() {
         violations(&[belief(2, 0, 1, 5), belief(1, 2, 6, 7)]).len(),
         1
     );
+    let weighing = |weight, belief| Belief { weight, ..belief };
+    let shared = [belief(1, 0, 1, 5), belief(2, 2, 4, 6)].map(|one| weighing(1, one));
+    assert_eq!(violations(&shared), Vec::<String>::new());
+    let beside = [shared[0].clone(), belief(2, 2, 4, 6)];
+    assert_eq!(violations(&beside).len(), 1);
 }
 
 /// The house of a history: two servers, each with a way of its own to each member of etcd.
@@ -456,6 +489,7 @@ fn keep(history: &History, ports: [u16; 2], key: usize, token: &str, lease: Dura
     }
     history.beliefs.lock().unwrap().push(Belief {
         key,
+        weight: WHOLE,
         fence: fence(token),
         asked: from,
         from,
@@ -475,6 +509,7 @@ fn take(history: &History, port: u16, key: usize, lease: Duration) {
             let until = asked + lease;
             history.beliefs.lock().unwrap().push(Belief {
                 key,
+                weight: WHOLE,
                 fence,
                 asked,
                 from,
