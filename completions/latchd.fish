@@ -36,6 +36,7 @@ complete -c latchd -l print-port -d 'print the bound port on stdout once listeni
 complete -c latchd -l log -x -d 'where the log goes: stderr or syslog (stderr)'
 complete -c latchd -l log-file -r -F -d 'append the log to this file, and open it again at SIGHUP'
 complete -c latchd -l log-timestamps -x -d 'begin each log line with the time: auto, always or never (auto: unless journald does)'
+complete -c latchd -l log-grants -d 'log each grant, its end, and each wait that was given up'
 complete -c latchd -l debug -d 'log the life of connections'
 complete -c latchd -l fence-state-file -r -F -d 'reserve fences in this file, so that they rise across crashes and clock steps'
 complete -c latchd -l handover-file -r -F -d 'hand the locks over to the next server through this file when told to stop'

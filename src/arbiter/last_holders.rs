@@ -2,8 +2,9 @@
 
 use crossbeam_channel::{bounded, Receiver, Sender};
 
-use super::{SeatState, State};
-use crate::table::ConnId;
+use super::operators::{statuses, KeyStatus};
+use super::{Arbiter, SeatState, State};
+use crate::table::{ConnId, Scope};
 
 /// Which holders are waited for, before the server ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,6 +29,23 @@ pub(super) struct AwaitedHolders {
     last_seen: Option<ConnId>,
     /// Dropped when the wait is over.
     _over: Sender<()>,
+}
+
+impl Arbiter {
+    /// How many holders are waited for, and the first of them, each as its key without others.
+    /// Costs system calls, outside the mutex.
+    pub fn awaited_holders(&self, at_most: usize) -> (usize, Vec<KeyStatus>) {
+        let (visit, now) = self.visit(Scope::Everything);
+        let Some(awaited) = &visit.awaited else {
+            return (0, Vec::new());
+        };
+        let is_awaited = |conn: ConnId| match awaited.until {
+            DrainUntil::NoHolder => true,
+            DrainUntil::AllCanAdopt => visit.seats.get(&conn).is_some_and(|seat| !seat.can_adopt),
+        };
+        let (count, first) = visit.table.holders_of(is_awaited, at_most, now);
+        (count, statuses(visit, first))
+    }
 }
 
 impl State {

@@ -10,6 +10,7 @@
 //!
 //! Lock order: `reserved`, then `state`, then the fence source's mutex.
 
+mod account;
 #[cfg(not(test))]
 mod clock;
 #[cfg(test)]
@@ -27,6 +28,7 @@ mod sync;
 #[cfg(all(test, not(shuttle)))]
 mod tests;
 
+use std::cell::OnceCell;
 use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::Ordering;
@@ -42,9 +44,12 @@ use crate::table::{
     Ticket,
 };
 use crate::token::{FenceSource, Grant};
+use account::Account;
+pub use account::Told;
 use clock::Clock;
 pub use last_holders::DrainUntil;
 use last_holders::{AwaitedHolders, Then};
+pub use operators::KeyStatus;
 #[cfg_attr(not(feature = "cluster"), allow(unused_imports))]
 pub use recorder::{Certainty, Recorder};
 pub use seat::{Seat, WaitEvent};
@@ -100,6 +105,8 @@ struct State {
     awaited: Option<AwaitedHolders>,
     /// Takes the changes to the journal, if there is one.
     recorder: Option<Box<dyn Recorder>>,
+    /// Is told what becomes of claims.
+    account: Option<Account>,
 }
 
 /// The table, while no request is carried out.
@@ -136,6 +143,9 @@ pub trait ClientSocket: Send + Sync {
 struct SeatState {
     wake: Arc<Condvar>,
     socket: Option<Arc<dyn ClientSocket>>,
+    /// Who the client is, once that has been asked for.
+    peer: OnceCell<Box<str>>,
+    /// What the client says of itself.
     tag: Option<Arc<str>>,
     /// Whether the client can adopt its grants over another connection.
     can_adopt: bool,
@@ -172,6 +182,7 @@ impl Arbiter {
                 next_gc: clock.now(),
                 awaited: None,
                 recorder: None,
+                account: None,
             }),
             clock,
             reaper: Arc::default(),
@@ -369,6 +380,7 @@ impl Arbiter {
 
     /// What a visit has caused for other threads, which is mostly nothing.
     fn take_wake_ups(&self, state: &mut State) -> WakeUps {
+        state.tell_events();
         if let (Some(recorder), Some(changes)) = (&mut state.recorder, state.table.changes()) {
             if !changes.is_empty() {
                 recorder.record(changes);

@@ -1,11 +1,14 @@
 //! What an operator may see of the queues and do about a holder.
 
 use std::sync::Arc;
-use std::time::Instant;
 
-use super::{Arbiter, ClientSocket, State, Visit, RELEASED_AT_ONCE};
+use super::{Arbiter, ClientSocket, State, Visit};
 use crate::table::{Cap, ConnId, CountersSnapshot, Key, KeySnapshot, PlaceSnapshot, Scope};
 use crate::token::Fence;
+
+/// Grants that are broken before other threads get their turn. The log asks for the peer of each,
+/// which takes a hundredth of a millisecond over a Unix socket.
+const BROKEN_AT_ONCE: usize = 20;
 
 /// The queue of one key, with the clients in it.
 pub struct KeyStatus {
@@ -82,38 +85,42 @@ impl Arbiter {
         self.state.lock().table.take_cap_reached()
     }
 
-    /// Ends grants of a key as if their leases were over: the one with this fence, or all. A holder
-    /// that has nothing else at the server loses its connection, so that it finds out at once;
-    /// `operator`, the connection that asks for this, never does. Costs system calls, outside the
-    /// mutex.
-    pub fn break_grants(&self, key: &str, fence: Option<Fence>, operator: ConnId) -> Vec<Broken> {
+    /// Ends grants of a key as if their leases were over: that with this fence, or all that there
+    /// are; tells whether there were any. A holder that has nothing else at the server loses its
+    /// connection, so that it finds out at once; `operator`, the connection that asks for this,
+    /// never does.
+    pub fn break_grants(&self, key: &str, fence: Option<Fence>, operator: ConnId) -> bool {
         let fences = match fence {
             Some(fence) => Some((fence, fence)),
             None => self.visit(Scope::Key(key)).0.table.fences(key),
         };
         let Some((oldest, newest)) = fences else {
-            return Vec::new();
+            return false;
         };
-        let mut broken = Vec::new();
+        let (mut has_broken, mut losers) = (false, Vec::new());
         self.visit_in_steps(Scope::Key(key), |state, now| {
-            for _ in 0..RELEASED_AT_ONCE {
+            for _ in 0..BROKEN_AT_ONCE {
                 // Waiters are granted the freed slots. Their grants are newer, and are not broken.
                 let next = fence.or_else(|| state.table.fences(key).map(|(oldest, _)| oldest));
                 let next = next.filter(|next| (oldest..=newest).contains(next));
-                let grant = next.and_then(|next| Broken::new(state, key, next, operator, now));
-                match grant {
-                    Some(grant) => broken.push(grant),
-                    None => return true,
+                let break_it = |fence| state.table.break_grant(key, fence, operator, now);
+                let Some(conn) = next.and_then(break_it) else {
+                    return true;
+                };
+                has_broken = true;
+                // Decided in this step: what the client asks for later is not to be lost.
+                if conn != operator && state.table.has_nothing(conn) {
+                    losers.extend(state.seats.get(&conn).and_then(|seat| seat.socket.clone()));
                 }
             }
             false
         });
-        broken.iter_mut().for_each(Broken::notify_holder);
-        broken
+        losers.iter().for_each(|socket| socket.end());
+        has_broken
     }
 }
 
-fn statuses(visit: Visit<'_>, queues: Vec<KeySnapshot>) -> Vec<KeyStatus> {
+pub(super) fn statuses(visit: Visit<'_>, queues: Vec<KeySnapshot>) -> Vec<KeyStatus> {
     let client = |place: &PlaceSnapshot| {
         let seat = visit.seats.get(&place.conn);
         SeatedClient {
@@ -133,51 +140,4 @@ fn statuses(visit: Visit<'_>, queues: Vec<KeySnapshot>) -> Vec<KeyStatus> {
         client.peer = client.socket.take().map(|socket| socket.peer().into());
     }
     statuses
-}
-
-/// A grant that an operator has ended.
-pub struct Broken {
-    pub fence: Fence,
-    pub conn: ConnId,
-    /// Who the holder's client was; `None` if its connection had closed.
-    pub peer: Option<Box<str>>,
-    /// What it said of itself.
-    pub tag: Option<Arc<str>>,
-    socket: Option<Arc<dyn ClientSocket>>,
-    /// Decided in the step that ended the grant, so that what the client acquires later is not
-    /// lost.
-    ends_connection: bool,
-}
-
-impl Broken {
-    /// Ends a grant; `None` if there is none with this fence.
-    fn new(
-        state: &mut State,
-        key: &str,
-        fence: Fence,
-        operator: ConnId,
-        now: Instant,
-    ) -> Option<Broken> {
-        let orphan_tag = state.table.orphan_tag(fence).cloned();
-        let conn = state.table.break_grant(key, fence, now)?;
-        let seat = state.seats.get(&conn);
-        Some(Broken {
-            fence,
-            conn,
-            peer: None,
-            tag: seat.map_or(orphan_tag, |seat| seat.tag.clone()),
-            socket: seat.and_then(|seat| seat.socket.clone()),
-            ends_connection: conn != operator && state.table.has_nothing(conn),
-        })
-    }
-
-    fn notify_holder(&mut self) {
-        let Some(socket) = self.socket.take() else {
-            return;
-        };
-        self.peer = Some(socket.peer().into());
-        if self.ends_connection {
-            socket.end();
-        }
-    }
 }

@@ -1,5 +1,6 @@
 //! One connection's access to the arbiter.
 
+use std::cell::OnceCell;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -44,6 +45,7 @@ impl Arbiter {
         let seat = SeatState {
             wake: Arc::clone(&wake),
             socket,
+            peer: OnceCell::new(),
             tag: None,
             can_adopt: false,
             is_gone: false,
@@ -339,12 +341,17 @@ impl Drop for Seat {
     fn drop(&mut self) {
         let arbiter = &self.arbiter;
         let mut state = arbiter.state.lock();
-        let seat = state.seats.remove(&self.conn);
-        let tag = seat.and_then(|seat| seat.tag);
+        let tag = self.state_in(&mut state).tag.clone();
         state.table.disconnect(self.conn, self.holdings, tag);
         drop(state);
         arbiter.visit_in_steps(Scope::Nothing, |state, now| {
-            state.table.release_some(self.conn, RELEASED_AT_ONCE, now)
+            let is_done = state.table.release_some(self.conn, RELEASED_AT_ONCE, now);
+            if is_done {
+                // The events are those of this client.
+                state.tell_events();
+                state.seats.remove(&self.conn);
+            }
+            is_done
         });
     }
 }

@@ -1,5 +1,6 @@
 //! The arbiter on virtual time, and one test in which many threads meet.
 
+mod account;
 mod counters;
 mod holds;
 #[cfg(feature = "cluster")]

@@ -16,7 +16,7 @@ pub fn request(input: &[u8]) {
     FirstWord::parse(frame[0]);
     let request = match request::parse(frame) {
         Ok(request) => request,
-        Err(error) => return assert!(!error.describe().0.contains(' ')),
+        Err(error) => return assert!(!error.describe().contains(' ')),
     };
     let mut written = Vec::new();
     request.write(&mut written);

@@ -130,17 +130,17 @@ fn lingering_close(stream: &Stream, ending: &Ending, mut out: Vec<u8>, rules: &S
 }
 
 impl Ending {
-    /// A word for the log, and the number that the protocol has for it, if any.
+    /// A word for the log.
     fn reason(&self) -> String {
         match self {
-            Ending::PeerClosed => "peer-closed code=11".into(),
+            Ending::PeerClosed => "peer-closed".into(),
             Ending::Broken(error) => format!("broken error=\"{}\"", reason(error)),
             Ending::Quit => "quit".into(),
             Ending::Unwatched => "no-watch".into(),
-            Ending::HungUpWaiting => "hung-up-waiting code=11".into(),
-            Ending::HungUpAdopting => "hung-up-adopting code=11".into(),
-            Ending::ReadTimeout => "read-timeout code=10".into(),
-            Ending::LineTooLong => "line-too-long code=12".into(),
+            Ending::HungUpWaiting => "hung-up-waiting".into(),
+            Ending::HungUpAdopting => "hung-up-adopting".into(),
+            Ending::ReadTimeout => "read-timeout".into(),
+            Ending::LineTooLong => "line-too-long".into(),
             Ending::OtherProtocol(name) => (*name).into(),
             Ending::AuthFailed => "auth-refused".into(),
             Ending::NotMeant => "relayed-from-another-epoch".into(),

@@ -1,5 +1,6 @@
 //! The program `latchd`: see latchd(8).
 
+mod account;
 mod capacity;
 mod cluster_options;
 pub(crate) mod connection;
@@ -251,6 +252,7 @@ fn start_arbiter(options: &Options, (fences, reserver): Fences) -> Result<Arc<Ar
         gc_max_idle: options.gc_max_idle,
     };
     let arbiter = Arc::new(Arbiter::new(&rules, fences, salts));
+    account::open(&arbiter, options.log_grants);
     if let Some(reserver) = reserver {
         let arbiter = Arc::clone(&arbiter);
         server::spawn("fences", move || {

@@ -212,6 +212,9 @@ arguments::options! {
         /// begin each log line with the time: auto, always or never (auto: unless journald does)
         #[argh(option, arg_name = "when", default = "Timestamps::Auto", from_str_fn(timestamps))]
         log_timestamps: Timestamps = ["LOG_TIMESTAMPS"],
+        /// log each grant, its end, and each wait that was given up
+        #[argh(option, arg_name = "bool", default = "false", from_str_fn(values::yes_or_no))]
+        log_grants: bool = ["LOG_GRANTS"],
         /// log the life of connections
         #[argh(option, arg_name = "bool", default = "false", from_str_fn(values::yes_or_no))]
         debug: bool = ["DEBUG"],

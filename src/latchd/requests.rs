@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use log::{trace, warn};
+use log::trace;
 
 use super::connection::Ending;
 use crate::arbiter::{Certainty, Seat, WaitEvent};
@@ -24,9 +24,6 @@ pub(super) trait ClientEnd {
 
     /// Whether the client may act as an operator, with this admin token or without one.
     fn is_operator(&self, admin_token: Option<&str>) -> bool;
-
-    /// Who the client is, for the log.
-    fn identity(&self) -> String;
 
     /// Notes what has happened in the wait of a request. Must not block.
     fn note(&mut self, event: WaitEvent);
@@ -182,24 +179,9 @@ fn break_grants(
             Some(_) => Err(Ending::AuthFailed),
         };
     }
-    let operator = peer.identity();
-    let broken = seat.arbiter().break_grants(key, fence, seat.id());
-    for grant in &broken {
-        let (key, operator) = (Escaped(key.as_bytes()), Escaped(operator.as_bytes()));
-        let holder = grant.peer.as_deref().unwrap_or("gone");
-        let tag = grant.tag.as_deref().unwrap_or_default();
-        let (holder, tag) = (Escaped(holder.as_bytes()), Escaped(tag.as_bytes()));
-        warn!(
-            "broken key={key} fence={} conn={} holder={holder} tag={tag} by_conn={} \
-             peer={operator}",
-            grant.fence.0,
-            grant.conn,
-            seat.id()
-        );
-    }
-    Ok(match broken.is_empty() {
-        true => Reply::Refused(Refusal::NotHeld),
-        false => Reply::Ok,
+    Ok(match seat.arbiter().break_grants(key, fence, seat.id()) {
+        true => Reply::Ok,
+        false => Reply::Refused(Refusal::NotHeld),
     })
 }
 
@@ -354,10 +336,6 @@ mod tests {
 
         fn is_operator(&self, admin_token: Option<&str>) -> bool {
             admin_token == Some("admin")
-        }
-
-        fn identity(&self) -> String {
-            "a script".to_owned()
         }
 
         fn note(&mut self, event: WaitEvent) {

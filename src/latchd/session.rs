@@ -138,9 +138,9 @@ impl<'s, 'a> Session<'s, 'a> {
             return Err(Ending::OtherProtocol("http"));
         }
         if self.malformed_count == 0 {
-            let (reason, code) = error.describe();
+            let reason = error.describe();
             debug!(
-                "refused conn={} reason={reason} code={code} command={}",
+                "refused conn={} reason={reason} command={}",
                 self.seat.id(),
                 Escaped(self.input.frame()[0])
             );

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{bounded, select, Receiver, RecvTimeoutError};
-use log::{error, info, warn};
+use log::{error, info};
 
 use crate::arbiter::{Arbiter, DrainUntil};
 use crate::cluster::ClusterNode;
@@ -16,6 +16,7 @@ use crate::sys::notify::notify;
 use crate::sys::thread::spawn;
 use crate::text::reason;
 
+use super::account::{log_cut_off, log_drain};
 use super::connection::SessionRules;
 use super::handover::{Handover, HandoverFile};
 use super::options::Options;
@@ -33,6 +34,9 @@ const ANSWERS_TO_WAITERS: Duration = Duration::from_millis(100);
 /// How long a server that hands over goes on granting, if holders are left whose clients cannot
 /// adopt their locks. If these ask for locks all the time, one of them always holds some.
 const GRANTS_GO_ON: Duration = Duration::from_secs(10);
+
+/// Why a server stops while it waits for holders.
+const TIMED_OUT: &str = "shutdown-timeout";
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Drained {
@@ -77,7 +81,7 @@ impl ServerEnd<'_> {
             None => DrainUntil::NoHolder,
         });
         // From here on new claims are refused: an operator who reads this can rely on it.
-        info!("draining");
+        log_drain(self.arbiter);
         let _ = notify("STOPPING=1\nSTATUS=Draining");
         let Some(mut reason) = self.wait_for(&drained, deadline) else {
             return ExitCode::from(1);
@@ -97,7 +101,7 @@ impl ServerEnd<'_> {
         }
         match reason {
             Drained::Yes => info!("stopping reason=drained"),
-            Drained::TimedOut => warn!("stopping reason=shutdown-timeout"),
+            Drained::TimedOut => log_cut_off(self.arbiter, TIMED_OUT),
         }
         let grace_left = deadline.saturating_duration_since(Instant::now());
         say_farewell(self.signals, self.connections, grace_left)
@@ -114,7 +118,7 @@ impl ServerEnd<'_> {
     fn wait_for(&self, drained: &Receiver<()>, deadline: Instant) -> Option<Drained> {
         select! {
             recv(self.signals) -> _ => {
-                warn!("stopping reason=second-signal");
+                log_cut_off(self.arbiter, "second-signal");
                 None
             }
             recv(drained) -> _ => Some(Drained::Yes),
@@ -156,15 +160,15 @@ impl ServerEnd<'_> {
             ended = self.wait_for(&closed, drains_at);
             if ended == Some(Drained::TimedOut) {
                 self.arbiter.refuse_claims();
-                info!("draining");
+                log_drain(self.arbiter);
                 ended = self.wait_for(&closed, deadline);
             }
         }
         match ended {
             Some(Drained::Yes) => info!("stopping reason=handed-over"),
             Some(Drained::TimedOut) => {
+                log_cut_off(self.arbiter, TIMED_OUT);
                 self.arbiter.close_record();
-                warn!("stopping reason=shutdown-timeout");
             }
             None => return ExitCode::from(1),
         }
@@ -183,7 +187,7 @@ impl ServerEnd<'_> {
         match self.wait_for(&gone, deadline) {
             Some(Drained::Yes) => info!("stopping reason=drained"),
             Some(Drained::TimedOut) => {
-                warn!("stopping reason=shutdown-timeout");
+                log_cut_off(self.arbiter, TIMED_OUT);
                 node.cut_all();
                 let _ = none_left(self.connections, FAREWELL, FAREWELL).recv();
             }

@@ -174,20 +174,20 @@ pub enum ProtocolError {
 }
 
 impl ProtocolError {
-    /// A word for the log, and the number that the protocol has for it, if any.
-    pub fn describe(self) -> (&'static str, u8) {
+    /// A word for the log.
+    pub fn describe(self) -> &'static str {
         match self {
-            ProtocolError::InvalidCommand => ("invalid-command", 3),
-            ProtocolError::InvalidInteger => ("invalid-integer", 4),
-            ProtocolError::InvalidKey => ("invalid-key", 5),
-            ProtocolError::BadTimeout => ("bad-timeout", 6),
-            ProtocolError::EmptyToken => ("empty-token", 7),
-            ProtocolError::ArgumentCount => ("argument-count", 8),
-            ProtocolError::BadLease => ("bad-lease", 9),
-            ProtocolError::BadLimit => ("bad-limit", 13),
-            ProtocolError::NotUtf8 => ("not-utf8", 0),
-            ProtocolError::MalformedToken => ("malformed-token", 0),
-            ProtocolError::TagTooLong => ("tag-too-long", 0),
+            ProtocolError::InvalidCommand => "invalid-command",
+            ProtocolError::InvalidInteger => "invalid-integer",
+            ProtocolError::InvalidKey => "invalid-key",
+            ProtocolError::BadTimeout => "bad-timeout",
+            ProtocolError::EmptyToken => "empty-token",
+            ProtocolError::ArgumentCount => "argument-count",
+            ProtocolError::BadLease => "bad-lease",
+            ProtocolError::BadLimit => "bad-limit",
+            ProtocolError::NotUtf8 => "not-utf8",
+            ProtocolError::MalformedToken => "malformed-token",
+            ProtocolError::TagTooLong => "tag-too-long",
         }
     }
 }

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
+use super::events::GrantEnd;
 use super::place::{ConnPlaces, PlaceId};
 use super::queue::KeyId;
 use super::slab::List;
@@ -169,8 +170,7 @@ impl LockTable {
             let tag = leaving.tag.clone();
             self.make_orphan(held, tag, now);
         } else {
-            self.revoke(held, now);
-            self.counters.abandonments += 1;
+            self.revoke(held, GrantEnd::Abandoned, now);
         }
         true
     }
@@ -179,8 +179,7 @@ impl LockTable {
     /// ended since then is ignored.
     pub fn take_back(&mut self, fence: Fence, now: Instant) {
         if let Some(holder) = self.holders.get(&fence).copied() {
-            self.revoke(holder, now);
-            self.counters.abandonments += 1;
+            self.revoke(holder, GrantEnd::Abandoned, now);
         }
     }
 
@@ -193,7 +192,7 @@ impl LockTable {
                 if entry.is_none_or(|entry| entry.leaving.is_none()) {
                     break;
                 }
-                self.withdraw(first);
+                self.leave_queue(first, now);
                 self.remove_place(first, now);
             }
         }

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::events::GrantEnd;
 use super::types::{Answer, Refusal};
 use super::LockTable;
 
@@ -70,6 +71,16 @@ impl Counters {
     /// How many requests were refused for this reason.
     pub fn refusals(&self, reason: Refusal) -> u64 {
         self.refusals[reason as usize]
+    }
+
+    /// Counts the end of a grant.
+    pub(super) fn end(&mut self, end: GrantEnd) {
+        *match end {
+            GrantEnd::Released => &mut self.releases,
+            GrantEnd::Expired => &mut self.expiries,
+            GrantEnd::Broken(_) => &mut self.breaks,
+            GrantEnd::Abandoned => &mut self.abandonments,
+        } += 1;
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use super::events::GrantEnd;
 use super::types::{Ask, ConnId, Scope};
 use super::LockTable;
 use crate::token::Fence;
@@ -20,8 +21,7 @@ impl LockTable {
             }
             match self.leases.first_key_value() {
                 Some((&(expires_at, _), &holder)) if expires_at <= now => {
-                    self.revoke(holder, now);
-                    self.counters.expiries += 1;
+                    self.revoke(holder, GrantEnd::Expired, now);
                 }
                 _ => return,
             }

@@ -18,6 +18,7 @@
 mod changes;
 mod connection;
 mod counters;
+mod events;
 mod expiry;
 mod numbers;
 mod orphans;
@@ -40,6 +41,7 @@ use crate::token::{Fence, FenceSource, Token};
 pub use changes::{Change, HolderRecord};
 use connection::ConnectionEntry;
 pub use counters::{Counters, CountersSnapshot};
+pub use events::{ClaimEvent, Fate, GrantEnd};
 use place::{PlaceId, PlaceState, Places};
 use queue::{KeyId, KeyList, KeyQueue, Queues};
 use slab::Slab;
@@ -89,6 +91,8 @@ pub struct LockTable {
     draining: bool,
     /// When a holder last lost its slot.
     last_held: Option<Instant>,
+    events: Vec<ClaimEvent>,
+    notes_all_events: bool,
     pending_changes: Option<Box<changes::PendingChanges>>,
     caps: Caps,
     /// The cap for which a claim was refused last.
@@ -120,6 +124,8 @@ impl LockTable {
             next_arrival: 0,
             draining: false,
             last_held: None,
+            events: Vec::new(),
+            notes_all_events: false,
             pending_changes: None,
             caps,
             cap_reached: None,
@@ -241,6 +247,7 @@ impl LockTable {
             now,
         );
         self.hold(place, fence, now);
+        self.note_event(place, Some(fence), Fate::Granted, now);
         let (salt, lease) = (claimant.salt, ask.lease);
         let token = Token { fence, salt };
         Ok(Grant { token, lease })
@@ -302,19 +309,23 @@ impl LockTable {
         if place.conn == conn && place.is_told {
             self.end_phase(holder);
         }
-        self.revoke(holder, now);
-        self.counters.releases += 1;
+        self.revoke(holder, GrantEnd::Released, now);
         Ok(Answer::Released)
     }
 
-    /// Ends a grant as if its lease were over, and returns the connection that held it; `None` if
-    /// no holder of the key has this fence.
-    pub fn break_grant(&mut self, key: &str, fence: Fence, now: Instant) -> Option<ConnId> {
+    /// Ends a grant as if its lease were over, at the request of `operator`, and returns the
+    /// connection that held it; `None` if no holder of the key has this fence.
+    pub fn break_grant(
+        &mut self,
+        key: &str,
+        fence: Fence,
+        operator: ConnId,
+        now: Instant,
+    ) -> Option<ConnId> {
         self.settle(Scope::Key(key), now);
         let holder = self.find_grant(key, fence)?;
         let conn = self.places[holder].conn;
-        self.revoke(holder, now);
-        self.counters.breaks += 1;
+        self.revoke(holder, GrantEnd::Broken(operator), now);
         Some(conn)
     }
 
@@ -535,11 +546,13 @@ impl LockTable {
             let Some(fence) = has_room.then(|| self.fences.next_fence()).flatten() else {
                 return self.owe(id);
             };
+            let fence = Fence(fence);
+            self.note_event(id, Some(fence), Fate::Granted, now);
             let wait = now.saturating_duration_since(self.places[id].since);
             self.counters.waits.add(wait);
             *at_most -= 1;
             self.withdraw(id);
-            self.hold(id, Fence(fence), now);
+            self.hold(id, fence, now);
             self.resolved.push_back(self.places[id].conn);
         }
         self.note_if_idle(key, now);

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::connection::ConnectionEntry;
+use super::events::{Fate, GrantEnd};
 use super::queue::{KeyId, KeyQueue};
 use super::slab::{Id, List, Slab};
 use super::types::{Ask, Claimant, ConnId, Refusal, Weight};
@@ -141,21 +142,24 @@ impl LockTable {
     }
 
     /// Takes a holder's slot away and passes it on.
-    pub(super) fn revoke(&mut self, id: PlaceId, now: Instant) {
+    pub(super) fn revoke(&mut self, id: PlaceId, end: GrantEnd, now: Instant) {
         let (key, held_count) = (self.places[id].key, self.leases.len());
-        self.end_hold(id, now);
+        self.end_hold(id, end, now);
         self.record_refusal(id, Refusal::LeaseExpired, now);
         self.promote(key, held_count, now);
     }
 
     /// Takes a holder out of its key. Its place stays.
-    pub(super) fn end_hold(&mut self, id: PlaceId, now: Instant) {
+    fn end_hold(&mut self, id: PlaceId, end: GrantEnd, now: Instant) {
+        let lease_end = self.places[id].lease_end();
+        let (expires_at, fence) = lease_end.expect("a holder has a lease");
+        self.counters.end(end);
+        self.note_event(id, Some(fence), Fate::Ended(end), now);
         self.forget_orphan(id);
         self.free_number(id);
-        let place = &self.places[id];
-        let (expires_at, fence) = place.lease_end().expect("a holder has a lease");
         self.leases.remove(&(expires_at, fence));
         self.holders.remove(&fence);
+        let place = &self.places[id];
         let queue = &mut self.keys[place.key];
         queue.free += place.weight.get();
         queue.holders.remove(&mut self.places, id);
@@ -186,15 +190,18 @@ impl LockTable {
         self.waiter_count -= 1;
     }
 
+    /// Takes a waiter that gives up out of its queue. Its place stays.
+    pub(super) fn leave_queue(&mut self, id: PlaceId, now: Instant) {
+        self.note_event(id, None, Fate::GaveUp, now);
+        self.withdraw(id);
+    }
+
     /// Removes a place in any state, and grants the slots that this frees.
     pub(super) fn abandon_place(&mut self, id: PlaceId, now: Instant) {
         let (key, held_count) = (self.places[id].key, self.leases.len());
         match self.places[id].state {
-            PlaceState::Waiting { .. } => self.withdraw(id),
-            PlaceState::Held { .. } => {
-                self.end_hold(id, now);
-                self.counters.abandonments += 1;
-            }
+            PlaceState::Waiting { .. } => self.leave_queue(id, now),
+            PlaceState::Held { .. } => self.end_hold(id, GrantEnd::Abandoned, now),
             PlaceState::Ended(_) => return self.remove_place(id, now),
         }
         self.remove_place(id, now);

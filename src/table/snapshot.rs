@@ -105,9 +105,22 @@ impl LockTable {
     pub fn holder(&mut self, key: &str, fence: Fence, now: Instant) -> Option<KeySnapshot> {
         self.settle(Scope::Key(key), now);
         let holder = self.find_grant(key, fence)?;
-        let mut queue = self.describe_queue(self.places[holder].key, 0, now);
-        queue.holders.push(self.describe_place(holder, now));
-        Some(queue)
+        Some(self.describe_holder(holder, now))
+    }
+
+    /// How many holders are of connections that are meant, and the first of them, each as
+    /// [`LockTable::holder`] gives it.
+    pub fn holders_of(
+        &self,
+        is_meant: impl Fn(ConnId) -> bool,
+        at_most: usize,
+        now: Instant,
+    ) -> (usize, Vec<KeySnapshot>) {
+        let is_of_these = |id: &&PlaceId| is_meant(self.places[**id].conn);
+        let holders = || self.holders.values().filter(is_of_these);
+        let first = holders().take(at_most);
+        let first = first.map(|id| self.describe_holder(*id, now)).collect();
+        (holders().count(), first)
     }
 
     /// The fences of a key's oldest grant and of its newest; `None` if it is not held.
@@ -121,6 +134,13 @@ impl LockTable {
     pub(super) fn find_grant(&self, key: &str, fence: Fence) -> Option<PlaceId> {
         let found = self.holders.get(&fence).copied();
         found.filter(|id| self.keys[self.places[*id].key].key.as_str() == key)
+    }
+
+    /// A key with one holder, and without its waiters.
+    fn describe_holder(&self, holder: PlaceId, now: Instant) -> KeySnapshot {
+        let mut queue = self.describe_queue(self.places[holder].key, 0, now);
+        queue.holders.push(self.describe_place(holder, now));
+        queue
     }
 
     fn describe_queue(&self, key: KeyId, places: usize, now: Instant) -> KeySnapshot {

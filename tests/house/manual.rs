@@ -64,6 +64,7 @@ const OPTIONS: &[(&str, Option<&str>)] = &[
     ("--log", Some("LOG")),
     ("--log-file", Some("LOG_FILE")),
     ("--log-timestamps", Some("LOG_TIMESTAMPS")),
+    ("--log-grants", Some("LOG_GRANTS")),
     ("--debug", Some("DEBUG")),
     ("--help", None),
     ("--version", None),

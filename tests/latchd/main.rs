@@ -4,6 +4,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod account;
 mod auth;
 #[cfg(feature = "http")]
 mod browser;

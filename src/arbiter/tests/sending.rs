@@ -232,14 +232,11 @@ fn a_broken_grant_passes_on_and_its_token_is_dead() {
     let grant = granted(&holder, FOREVER);
     let fence = Fence(grant.token.fence());
     let blocked = Blocked::start(&arbiter, waiter, |seat| acquire(seat, FOREVER));
-    let breaks = |key, fence| -> Vec<Fence> {
-        let broken = arbiter.break_grants(key, fence, OPERATOR);
-        broken.iter().map(|grant| grant.fence).collect()
-    };
-    assert_eq!(breaks("other", Some(fence)), []);
-    assert_eq!(breaks("k", Some(Fence(fence.0 + 7))), []);
+    let breaks = |key, fence| arbiter.break_grants(key, fence, OPERATOR);
+    assert!(!breaks("other", Some(fence)));
+    assert!(!breaks("k", Some(Fence(fence.0 + 7))));
     // The waiter's grant is newer, and stays.
-    assert_eq!(breaks("k", None), [fence]);
+    assert!(breaks("k", None));
     assert!(matches!(blocked.end().1, Ok(Answer::Granted(_))));
     let renewed = holder.renew("k", Kind::Lock, grant.token, FOREVER);
     assert_eq!(renewed, Err(Refusal::NotHeld));

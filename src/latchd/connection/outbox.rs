@@ -3,7 +3,6 @@
 
 use std::net::Shutdown;
 
-use log::trace;
 use rustix::process::geteuid;
 
 use super::rules::Promised;
@@ -70,9 +69,6 @@ impl<'a> Outbox<'a> {
 
     /// Queues a reply, without its first `sent_len` bytes, which have been sent.
     pub(in crate::latchd) fn add(&mut self, reply: &Reply, sent_len: usize) -> Result<(), Ending> {
-        if let Reply::Granted(grant) | Reply::Acquired(grant) = reply {
-            trace!("granted conn={} fence={}", self.conn, grant.token.fence);
-        }
         let start = self.out.len();
         reply.write(&mut self.out);
         if sent_len > 0 {
@@ -159,10 +155,6 @@ impl ClientEnd for Outbox<'_> {
         let uid = self.stream.peer_uid();
         uid.is_some_and(|uid| uid == 0 || uid == geteuid().as_raw())
             || self.rules.is_admin_token(admin_token)
-    }
-
-    fn identity(&self) -> String {
-        self.stream.identity()
     }
 
     fn note(&mut self, event: WaitEvent) {

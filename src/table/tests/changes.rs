@@ -66,7 +66,7 @@ fn every_change_of_holders_is_noted_in_order() {
     world.disconnect(4, Holdings::Release);
     assert_eq!(world.changes(), ["+3 10", "+4 10", "-3", "-4"]);
     world.held(5, "k");
-    let broken = world.table.break_grant("k", Fence(5), world.now);
+    let broken = world.table.break_grant("k", Fence(5), ELSEWHERE, world.now);
     assert_eq!(broken, Some(ConnId(5)));
     assert_eq!(world.changes(), ["+5 10", "-5"]);
 }
@@ -197,7 +197,9 @@ fn the_changes_always_lead_to_the_holders() {
             3 => drop(world.try_wait(conn, key)),
             4 => {
                 let fence = newest.max(5) - below(5);
-                world.table.break_grant(key, Fence(fence), world.now);
+                world
+                    .table
+                    .break_grant(key, Fence(fence), ELSEWHERE, world.now);
             }
             5 => drop(world.renew(key, token(newest), 1 + below(30))),
             6 => world.disconnect(conn, Holdings::Release),

@@ -16,7 +16,9 @@ fn each_end_of_a_grant_is_counted_as_what_it_is() {
     world.expire();
     let broken = world.held(1, "broken");
     for conn in [Some(ConnId(1)), None] {
-        let found = world.table.break_grant("broken", broken.fence, world.now);
+        let found = world
+            .table
+            .break_grant("broken", broken.fence, ELSEWHERE, world.now);
         assert_eq!(found, conn);
     }
     let renewed = world.held(1, "abandoned");

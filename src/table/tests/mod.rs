@@ -4,6 +4,7 @@
 #[cfg(feature = "cluster")]
 mod changes;
 mod counters;
+mod events;
 pub(crate) mod histories;
 mod model;
 mod orphans;

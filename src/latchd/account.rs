@@ -1,0 +1,118 @@
+//! The lines of the log about grants: about all of them, or what an operator must hear of.
+
+use std::fmt;
+
+use log::{info, warn};
+
+use crate::arbiter::{Arbiter, KeyStatus, Told};
+use crate::log::Throttle;
+use crate::table::{ConnId, Fate, GrantEnd, Key};
+use crate::text::Escaped;
+use crate::token::Fence;
+
+/// How many of the last holders are named.
+const NAMED_COUNT: usize = 10;
+
+/// Has the log tell what becomes of claims from now on.
+pub(super) fn open(arbiter: &Arbiter, logs_grants: bool) {
+    let expiries = Throttle::default();
+    let tell = move |told: &Told<'_>| {
+        let (claim, peer) = (Claim::told(told), PeerOf(told, told.event.conn));
+        let lasted = told.event.lasted.as_millis();
+        match told.event.fate {
+            Fate::Granted => info!("granted {claim} peer={peer} waited_ms={lasted}"),
+            Fate::GaveUp => info!("gave-up {claim} peer={peer} waited_ms={lasted}"),
+            Fate::Ended(GrantEnd::Released) => {
+                info!("released {claim} peer={peer} held_ms={lasted}");
+            }
+            Fate::Ended(GrantEnd::Abandoned) => {
+                info!("abandoned {claim} peer={peer} held_ms={lasted}");
+            }
+            Fate::Ended(GrantEnd::Expired) if logs_grants => {
+                info!("expired {claim} peer={peer} held_ms={lasted}");
+            }
+            Fate::Ended(GrantEnd::Expired) => {
+                expiries.warn(format_args!("expired {claim} peer={peer} held_ms={lasted}"));
+            }
+            Fate::Ended(GrantEnd::Broken(operator)) => {
+                let by = PeerOf(told, operator);
+                warn!("broken {claim} holder={peer} held_ms={lasted} by_conn={operator} peer={by}");
+            }
+        }
+    };
+    arbiter.account_to(Box::new(tell), logs_grants);
+}
+
+/// Logs that the server drains, and the first of the holders that it waits for.
+pub(super) fn log_drain(arbiter: &Arbiter) {
+    let (count, holders) = arbiter.awaited_holders(NAMED_COUNT);
+    info!("draining holders={count}");
+    for (claim, peer) in holders.iter().filter_map(holder) {
+        info!("waiting-for {claim} peer={peer}");
+    }
+}
+
+/// Logs that the server stops without waiting any longer, and the first of the holders that are
+/// left.
+pub(super) fn log_cut_off(arbiter: &Arbiter, reason: &str) {
+    let (count, holders) = arbiter.awaited_holders(NAMED_COUNT);
+    warn!("stopping reason={reason} holders={count}");
+    for (claim, peer) in holders.iter().filter_map(holder) {
+        warn!("cut-off {claim} peer={peer}");
+    }
+}
+
+/// The claim of a key that is shown with one holder, and who that is.
+fn holder(status: &KeyStatus) -> Option<(Claim<'_>, Escaped<'_>)> {
+    let (holder, (peer, tag)) = (status.queue.holders.first()?, status.clients().next()?);
+    let claim = Claim {
+        key: &status.queue.key,
+        fence: holder.held.map(|(fence, _)| fence),
+        conn: holder.conn,
+        tag,
+    };
+    Some((claim, shown(peer)))
+}
+
+struct Claim<'a> {
+    key: &'a Key,
+    fence: Option<Fence>,
+    conn: ConnId,
+    tag: Option<&'a str>,
+}
+
+impl<'a> Claim<'a> {
+    fn told(told: &'a Told<'_>) -> Claim<'a> {
+        Claim {
+            key: &told.event.key,
+            fence: told.event.fence,
+            conn: told.event.conn,
+            tag: told.tag(),
+        }
+    }
+}
+
+impl fmt::Display for Claim<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "key={}", Escaped(self.key.as_str().as_bytes()))?;
+        if let Some(fence) = self.fence {
+            write!(f, " fence={}", fence.0)?;
+        }
+        let tag = Escaped(self.tag.unwrap_or_default().as_bytes());
+        write!(f, " conn={} tag={tag}", self.conn)
+    }
+}
+
+/// The client on a connection. It is asked for only if the line is written.
+struct PeerOf<'a>(&'a Told<'a>, ConnId);
+
+impl fmt::Display for PeerOf<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let PeerOf(told, conn) = self;
+        shown(told.peer(*conn)).fmt(f)
+    }
+}
+
+fn shown(peer: Option<&str>) -> Escaped<'_> {
+    Escaped(peer.unwrap_or("gone").as_bytes())
+}

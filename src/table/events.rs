@@ -1,0 +1,99 @@
+//! What becomes of claims, noted for the log.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::place::PlaceId;
+use super::types::{ConnId, Key};
+use super::LockTable;
+use crate::token::Fence;
+
+/// What has become of a claim.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClaimEvent {
+    pub fate: Fate,
+    pub key: Key,
+    /// The fence of the grant; `None` if the claim has only waited.
+    pub fence: Option<Fence>,
+    /// The connection that has the claim; 0 is that of orphans.
+    pub conn: ConnId,
+    /// What the client of an orphan said of itself.
+    pub orphan_tag: Option<Arc<str>>,
+    /// How long the claim waited, or held.
+    pub lasted: Duration,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fate {
+    /// It holds now.
+    Granted,
+    /// It no longer waits: its time is over, or its connection has closed.
+    GaveUp,
+    Ended(GrantEnd),
+}
+
+/// How a grant ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GrantEnd {
+    /// A client gave the slot back with its token.
+    Released,
+    /// The lease ran out.
+    Expired,
+    /// The operator on this connection took the slot away.
+    Broken(ConnId),
+    /// The connection closed, or the client no longer waited.
+    Abandoned,
+}
+
+impl LockTable {
+    /// Notes every event from now on. Without this, only those are noted that an operator must
+    /// hear of: a break, and a lease that ran out although it was to be renewed.
+    pub fn note_all_events(&mut self) {
+        self.notes_all_events = true;
+    }
+
+    /// Whether there are events to be taken.
+    pub fn has_events(&self) -> bool {
+        !self.events.is_empty()
+    }
+
+    /// Takes the events out, in their order.
+    pub fn take_events(&mut self) -> impl Iterator<Item = ClaimEvent> + '_ {
+        self.events.drain(..)
+    }
+
+    /// Notes what becomes of a claim that waits, or that holds with this fence. Most are not noted,
+    /// and cost next to nothing.
+    #[inline]
+    pub(super) fn note_event(
+        &mut self,
+        id: PlaceId,
+        fence: Option<Fence>,
+        fate: Fate,
+        now: Instant,
+    ) {
+        let is_noted = match fate {
+            _ if self.notes_all_events => true,
+            Fate::Ended(GrantEnd::Expired) => !self.places[id].is_kept,
+            Fate::Ended(GrantEnd::Broken(_)) => true,
+            _ => false,
+        };
+        if is_noted {
+            self.add_event(id, fence, fate, now);
+        }
+    }
+
+    #[cold]
+    fn add_event(&mut self, id: PlaceId, fence: Option<Fence>, fate: Fate, now: Instant) {
+        let place = &self.places[id];
+        let orphan_tag = fence.and_then(|fence| self.orphan_tags.get(&fence));
+        self.events.push(ClaimEvent {
+            fate,
+            key: self.keys[place.key].key.clone(),
+            fence,
+            conn: place.conn,
+            orphan_tag: orphan_tag.cloned(),
+            lasted: now.saturating_duration_since(place.since),
+        });
+    }
+}
