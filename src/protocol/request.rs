@@ -131,8 +131,10 @@ const SLOTS: &[u8] = b"slots=";
 const WAITERS: &[u8] = b"waiters=";
 
 /// The line that answers [`FirstWord::Help`].
-pub const HELP: &str = "ok commands: l sl e se w sw r sr n sn adopt keep hello ping stats tag \
-    break auth, each with a key line and an argument line; quit; see latch-protocol(7)";
+pub const HELP: &str = "ok commands, each with a line for its key and one for its arguments: \
+    l WAIT [LEASE]; sl WAIT LIMIT [LEASE]; e [LEASE]; se LIMIT [LEASE]; w WAIT; sw WAIT; r TOKEN; \
+    sr TOKEN; n TOKEN [LEASE]; sn TOKEN [LEASE]; adopt TOKEN [LEASE]; keep TOKEN [LEASE]; hello; \
+    ping; stats; tag TEXT; break FENCE; auth SECRET; or quit; see latch-protocol(7)";
 
 /// What a person may type before the first request: it has no second and third line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -674,12 +676,25 @@ mod tests {
     }
 
     #[test]
-    fn the_help_names_commands_that_exist() {
+    fn the_help_has_the_arguments_of_commands_in_their_order() {
         let (_, rest) = HELP.split_once(": ").expect("a list of commands");
-        let (commands, _) = rest.split_once(',').expect("the list ends");
-        for command in commands.split(' ') {
-            let refused = Err(ProtocolError::InvalidCommand);
-            assert_ne!(read(command, "k", "1"), refused, "{command}");
+        let (commands, _) = rest.split_once("; or quit").expect("the list ends");
+        for shown in commands.split("; ") {
+            let (command, names) = shown.split_once(' ').unwrap_or((shown, ""));
+            // A lease of 0 and a limit of 0 are refused, and so is a wait of a token's digits.
+            let value = |name: &str| match name {
+                "WAIT" => "0".to_owned(),
+                "TOKEN" => "f".repeat(32),
+                _ => "1".to_owned(),
+            };
+            let (wanted, optional) = names.split_once('[').unwrap_or((names, ""));
+            let mut values: Vec<String> = wanted.split_whitespace().map(value).collect();
+            let required = values.join(" ");
+            assert!(read(command, "k", &required).is_ok(), "{shown}");
+            if let Some(name) = optional.strip_suffix(']') {
+                values.push(value(name));
+                assert!(read(command, "k", &values.join(" ")).is_ok(), "{shown}");
+            }
         }
         assert_eq!(FirstWord::parse(b"quit"), Some(FirstWord::Quit));
     }
