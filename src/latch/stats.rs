@@ -2,13 +2,14 @@
 
 use std::io::{self, IsTerminal};
 use std::thread;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use rustix::termios::tcgetwinsize;
+use serde_json::Value;
 
 use crate::cli::failure::{CommandResult, Failure};
 use crate::cli::output;
-use crate::client::{Address, Client, Error, Slot};
+use crate::client::{Address, Client, Connection, Error, Slot};
 use crate::text::escaped_json;
 
 use super::options::StatsForm;
@@ -40,10 +41,14 @@ pub(super) fn show(options: &options::Stats) -> CommandResult {
         return prometheus::show(&client);
     }
     let mut is_watching = false;
+    let mut rates: Vec<GrantRate> = servers.iter().map(|_| GrantRate::default()).collect();
     loop {
-        let asked = servers.iter().copied();
+        let asked = servers.iter().copied().zip(&mut rates);
         let answers: Answers<'_> = asked
-            .map(|server| (server, ask(&client, server, key, form)))
+            .map(|(server, rate)| {
+                let rate = options.watch.then_some(rate);
+                (server, ask(&client, server, key, form, rate))
+            })
             .collect();
         // A watch that has begun goes on while a server restarts.
         is_watching |= options.watch && answers.iter().any(|(_, answer)| answer.is_ok());
@@ -64,16 +69,41 @@ pub(super) fn show(options: &options::Stats) -> CommandResult {
     }
 }
 
+/// How many grants a server makes in a second, from what it had counted at the last look.
+#[derive(Default)]
+struct GrantRate(Option<(Instant, u64)>);
+
+impl GrantRate {
+    /// Asks for the counter again. `None` at the first look, after a restart, and at a server that
+    /// does not count.
+    fn look(&mut self, connection: &mut Connection) -> Option<f64> {
+        let counters = connection.counters().ok();
+        let counters = counters.and_then(|json| serde_json::from_str::<Value>(&json).ok());
+        let grants = counters.and_then(|json| json["counters"]["grants"].as_u64());
+        let now = grants.map(|grants| (Instant::now(), grants));
+        let before = std::mem::replace(&mut self.0, now)?;
+        let (at, grants) = now?;
+        let more = grants.checked_sub(before.1)?;
+        Some(more as f64 / at.duration_since(before.0).as_secs_f64())
+    }
+}
+
 /// Asks a server for its holders, or for what it tells instead if it does not know them.
 fn ask(
     client: &Client,
     server: &Address,
     key: Option<&str>,
     form: StatsForm,
+    mut rate: Option<&mut GrantRate>,
 ) -> Result<Table, Error> {
-    let json = client.ask(server, |connection| match connection.holders(key) {
-        Err(Error::Refused(_)) => connection.stats(),
-        answer => answer,
+    let (json, rate) = client.ask(server, |connection| {
+        let json = match connection.holders(key) {
+            Err(Error::Refused(_)) => connection.stats(),
+            answer => answer,
+        }?;
+        let is_shown = key.is_none() && form == StatsForm::Table;
+        let rate = rate.as_mut().filter(|_| is_shown);
+        Ok((json, rate.and_then(|rate| rate.look(connection))))
     })?;
     if form == StatsForm::Json {
         return Ok(Table::line(match io::stdout().is_terminal() {
@@ -85,7 +115,7 @@ fn ask(
     let statistics = statistics.ok_or_else(|| Error::bad_reply(server, json.as_bytes()))?;
     Ok(match key {
         Some(key) => statistics.of(key),
-        None => statistics.all(),
+        None => statistics.all(rate),
     })
 }
 
@@ -133,7 +163,7 @@ fn screen(answers: Answers<'_>) -> String {
     });
     // The first line is for the title, the last one for the cursor.
     let room = height.saturating_sub(2);
-    lines.extend(table::fit(tables.collect(), room));
+    lines.extend(table::fit(tables.collect(), room, width));
     let mut text = "\u{1b}[H".to_owned();
     for line in lines {
         // Erased before it is written: at the last column, that would erase a character.

@@ -35,13 +35,32 @@ struct KeyRow {
 /// everything of each.
 type PlaceRow = [String; 5];
 
-/// Lines for the terminal, of which the rows can be cut.
+/// A table for the terminal, which can be made to fit a window. Its cells are ASCII.
 #[derive(Debug, Default)]
 pub(super) struct Table {
     head: Vec<String>,
-    rows: Vec<String>,
+    /// The names of the columns; empty without rows.
+    header: Vec<String>,
+    rows: Vec<Vec<String>>,
     foot: Vec<String>,
 }
+
+/// The columns of numbers, which are aligned at their right end.
+const NUMBERS: [&str; 4] = ["AGE", "LEASE LEFT", "WAITERS", "FENCE"];
+
+/// The columns that are shortened to make a table fit, and the least that is left of each.
+const SHORTENED: [&str; 2] = ["KEY", "TAG"];
+const SHORTEST: usize = 8;
+
+/// The width to which an address is cut before anything else: that of the longest of IPv4.
+const ADDRESSES: [&str; 2] = ["HOLDER", "CLIENT"];
+const ADDRESS_WIDTH: usize = 21;
+
+/// The columns that a narrow window goes without, first those that it misses least.
+const DROPPED: [&str; 6] = ["LEASE LEFT", "FENCE", "KIND", "HOLDER", "CLIENT", "AGE"];
+
+const GAP: &str = "  ";
+const ELLIPSIS: &str = "...";
 
 impl Statistics {
     /// Reads the answer to `stats`, in either form. `None` if it is something else.
@@ -61,13 +80,14 @@ impl Statistics {
         })
     }
 
-    /// All keys in use, those with the most waiters first, with a row for each holder.
-    pub(super) fn all(mut self) -> Table {
+    /// All keys in use, those with the most waiters first, with a row for each holder, and how many
+    /// grants the server makes in a second.
+    pub(super) fn all(mut self, grant_rate: Option<f64>) -> Table {
         self.queues.sort_unstable_by(|one, other| {
             let by_waiters = other.waiter_count.cmp(&one.waiter_count);
             by_waiters.then_with(|| one.key.cmp(&other.key))
         });
-        let mut rows = vec![header("KIND,KEY,HOLDER,TAG,AGE,LEASE LEFT,WAITERS")];
+        let mut rows = Vec::new();
         for queue in &self.queues {
             let listed = queue.holders.len() as u64;
             let others = queue.holder_count.saturating_sub(listed);
@@ -78,17 +98,25 @@ impl Statistics {
                 (others, _) => Some(format!("{others} more")),
             };
             for holder in queue.holders.iter().chain(&others.map(stranger)) {
-                let mut row = vec![queue.kind(), escaped(&queue.key)];
-                row.extend_from_slice(&holder[..4]);
-                row.push(queue.waiter_count.to_string());
-                rows.push(row);
+                let [peer, tag, age, left, _] = holder.clone();
+                let waiters = queue.waiter_count.to_string();
+                let (kind, key) = (queue.kind(), escaped(&queue.key));
+                rows.push(vec![kind, key, peer, age, left, waiters, tag]);
             }
         }
         let mut in_use = format!("{} in use", self.queues.len());
         if let Some(connections) = self.connections {
             in_use += &format!(", {connections} connected");
         }
-        Table::new(Vec::new(), &rows, [4, 5, 6], vec![in_use])
+        if let Some(rate) = grant_rate {
+            in_use += &format!(", {rate:.1} grants a second");
+        }
+        Table {
+            header: header("KIND,KEY,HOLDER,AGE,LEASE LEFT,WAITERS,TAG"),
+            rows,
+            foot: vec![in_use],
+            ..Table::default()
+        }
     }
 
     /// One key with all its holders and waiters.
@@ -106,12 +134,15 @@ impl Statistics {
             "{shown}: {}, {held}, {} waiting",
             queue.kind, queue.waiter_count
         );
-        let mut rows = vec![header("PLACE,CLIENT,TAG,AGE,LEASE LEFT,FENCE")];
+        let row = |name: String, place: &PlaceRow| {
+            let [peer, tag, age, left, fence] = place.clone();
+            vec![name, peer, age, left, fence, tag]
+        };
         let holders = queue.holders.iter();
-        rows.extend(holders.map(|place| [&["holder".into()], &place[..]].concat()));
-        for (number, place) in (1..).zip(&queue.waiters) {
-            rows.push([&[format!("waiter {number}")], &place[..]].concat());
-        }
+        let holders = holders.map(|place| row("holder".to_owned(), place));
+        let waiters = (1..).zip(&queue.waiters);
+        let waiters = waiters.map(|(number, place)| row(format!("waiter {number}"), place));
+        let rows = holders.chain(waiters).collect();
         let mut foot = Vec::new();
         for (count, listed, name) in [
             (queue.holder_count, &queue.holders, "holders"),
@@ -122,7 +153,12 @@ impl Statistics {
                 foot.push(format!("and {others} {name} that the server does not list"));
             }
         }
-        Table::new(vec![title], &rows, [3, 4, 5], foot)
+        Table {
+            head: vec![title],
+            header: header("PLACE,CLIENT,AGE,LEASE LEFT,FENCE,TAG"),
+            rows,
+            foot,
+        }
     }
 }
 
@@ -137,33 +173,6 @@ impl KeyRow {
 }
 
 impl Table {
-    /// Aligns rows, of which the first is the header, the columns `right` at their right end.
-    fn new(
-        mut head: Vec<String>,
-        rows: &[Vec<String>],
-        right: [usize; 3],
-        foot: Vec<String>,
-    ) -> Table {
-        let width = |column: usize| rows.iter().map(|row| row[column].len()).max();
-        let widths: Vec<usize> = (0..rows[0].len()).filter_map(width).collect();
-        let mut lines = rows.iter().map(|row| {
-            let cells = row.iter().enumerate().map(|(column, cell)| {
-                let width = widths[column];
-                match right.contains(&column) {
-                    true => format!("{cell:>width$}"),
-                    false => format!("{cell:width$}"),
-                }
-            });
-            cells.collect::<Vec<_>>().join("  ")
-        });
-        head.extend(lines.next());
-        Table {
-            head,
-            rows: lines.collect(),
-            foot,
-        }
-    }
-
     pub(super) fn line(text: String) -> Table {
         Table {
             head: vec![text],
@@ -177,37 +186,115 @@ impl Table {
     }
 
     fn len(&self) -> usize {
-        self.head.len() + self.rows.len() + self.foot.len()
+        let header = usize::from(!self.header.is_empty());
+        self.head.len() + header + self.rows.len() + self.foot.len()
     }
 
     pub(super) fn lines(self) -> Vec<String> {
-        [self.head, self.rows, self.foot].concat()
+        self.lines_within(usize::MAX, usize::MAX)
     }
 
     /// At most `count` lines, if there are more: the rows are cut, with the number of those that
-    /// are not there.
-    fn lines_within(mut self, count: usize) -> Vec<String> {
+    /// are not there. Columns are shortened, and dropped, as `width` wants it.
+    fn lines_within(mut self, count: usize, width: usize) -> Vec<String> {
+        let mut cut = None;
         if self.len() > count {
-            let others = self.head.len() + self.foot.len();
+            let others = self.len() - self.rows.len();
             let kept = count.saturating_sub(others + 1);
-            let cut = self.rows.len().saturating_sub(kept);
+            let more = self.rows.len().saturating_sub(kept);
             self.rows.truncate(kept);
-            self.rows.push(format!("... and {cut} more lines"));
+            cut = Some(format!("... and {more} more lines"));
         }
-        let mut lines = self.lines();
+        let aligned = match self.header.is_empty() {
+            true => Vec::new(),
+            false => aligned(&self.header, &self.rows, width),
+        };
+        let mut lines = [self.head, aligned, cut.into_iter().collect(), self.foot].concat();
         lines.truncate(count);
         lines
     }
 }
 
-/// The tables in at most `room` lines: each has what it needs, and those that need more share what
-/// is left.
-pub(super) fn fit(tables: Vec<Table>, room: usize) -> Vec<String> {
+/// The header and the rows as lines, as far as possible within this width.
+fn aligned(header: &[String], rows: &[Vec<String>], width: usize) -> Vec<String> {
+    let all = || std::iter::once(header).chain(rows.iter().map(Vec::as_slice));
+    let columns = header.iter().enumerate().map(|(at, name)| {
+        let width = all().map(|row| row[at].len()).max();
+        (at, name.as_str(), width.unwrap_or_default())
+    });
+    let is_unknown = |at: usize| !rows.is_empty() && rows.iter().all(|row| row[at] == "-");
+    let columns = fitted(columns.collect(), is_unknown, width);
+    let line = |row: &[String]| {
+        let cells = columns.iter().map(|(at, name, width)| {
+            let cell = shortened(&row[*at], *width);
+            match NUMBERS.contains(name) {
+                true => format!("{cell:>width$}"),
+                false => format!("{cell:width$}"),
+            }
+        });
+        cells.collect::<Vec<_>>().join(GAP).trim_end().to_owned()
+    };
+    all().map(line).collect()
+}
+
+/// A column: its place in a row, its name and its width.
+type Column<'a> = (usize, &'a str, usize);
+
+/// The columns that a line of this width has room for, and how wide they are there.
+fn fitted<'a>(
+    mut columns: Vec<Column<'a>>,
+    is_unknown: impl Fn(usize) -> bool,
+    width: usize,
+) -> Vec<Column<'a>> {
+    let total = |columns: &[Column<'_>]| -> usize {
+        let gaps = GAP.len() * columns.len().saturating_sub(1);
+        columns.iter().map(|(_, _, width)| width).sum::<usize>() + gaps
+    };
+    if total(&columns) <= width {
+        return columns;
+    }
+    columns.retain(|(at, name, _)| SHORTENED[0] == *name || !is_unknown(*at));
+    for (_, name, width) in &mut columns {
+        if ADDRESSES.contains(name) {
+            *width = (*width).min(ADDRESS_WIDTH);
+        }
+    }
+    let mut dropped = DROPPED.iter();
+    loop {
+        let mut fitted = columns.clone();
+        while total(&fitted) > width {
+            let is_long =
+                |column: &&mut Column<'_>| SHORTENED.contains(&column.1) && column.2 > SHORTEST;
+            match fitted.iter_mut().filter(is_long).max_by_key(|it| it.2) {
+                Some(widest) => widest.2 -= 1,
+                None => break,
+            }
+        }
+        match dropped.next() {
+            Some(name) if total(&fitted) > width => columns.retain(|column| column.1 != *name),
+            _ => return fitted,
+        }
+    }
+}
+
+fn shortened(cell: &str, width: usize) -> String {
+    match cell.len() > width {
+        true => format!(
+            "{}{ELLIPSIS}",
+            &cell[..width.saturating_sub(ELLIPSIS.len())]
+        ),
+        false => cell.to_owned(),
+    }
+}
+
+/// The tables in at most `room` lines of this width: each has what it needs, and those that need
+/// more share what is left.
+pub(super) fn fit(tables: Vec<Table>, room: usize, width: usize) -> Vec<String> {
     let needed = |most: usize| -> usize { tables.iter().map(|table| table.len().min(most)).sum() };
     let most = (1..=room).rev().find(|most| needed(*most) <= room);
     let lines = tables
         .into_iter()
-        .flat_map(|table| table.lines_within(most.unwrap_or(1)));
+        .flat_map(|table| table.lines_within(most.unwrap_or(1), width));
     lines.take(room).collect()
 }
 
@@ -326,7 +413,10 @@ mod tests {
     use super::*;
 
     fn table(json: &str) -> Vec<String> {
-        Statistics::parse(json).expect("statistics").all().lines()
+        Statistics::parse(json)
+            .expect("statistics")
+            .all(None)
+            .lines()
     }
 
     fn words(line: &str) -> Vec<&str> {
@@ -356,27 +446,28 @@ mod tests {
     fn a_table_has_a_row_for_each_holder_by_waiters() {
         let lines = table(HOLDERS);
         let expected = [
-            "KIND  KEY  HOLDER  TAG  AGE  LEASE LEFT  WAITERS",
-            "semaphore 3/9  pool  unix pid 5 uid 0 x  -  2 h  11574 d  6",
-            "semaphore 3/9  pool  2 more  -  -  -  6",
-            "lock  deploy  10.0.0.5:4711  a@b pid 1\\xc2\\x9b  3 m  30 s  1",
+            "KIND  KEY  HOLDER  AGE  LEASE LEFT  WAITERS  TAG",
+            "semaphore 3/9  pool  unix pid 5 uid 0 x  2 h  11574 d  6  -",
+            "semaphore 3/9  pool  2 more  -  -  6  -",
+            "lock  deploy  10.0.0.5:4711  3 m  30 s  1  a@b pid 1\\xc2\\x9b",
             "2 in use",
         ];
         assert_eq!(lines.len(), expected.len(), "{lines:?}");
         for (line, expected) in lines.iter().zip(expected) {
             assert_eq!(words(line), words(expected));
         }
-        let ends: Vec<usize> = lines[..4].iter().map(String::len).collect();
-        assert!(ends.iter().all(|end| *end == ends[0]), "{lines:?}");
+        let tags = ["TAG", "-", "-", "a@b"].iter().zip(&lines);
+        let tags: Vec<_> = tags.map(|(tag, line)| line.rfind(tag)).collect();
+        assert!(tags.iter().all(|at| *at == tags[0]), "{lines:?}");
     }
 
     #[test]
     fn the_form_without_holders_makes_a_table_too() {
         let lines = table(PLAIN);
         let expected = [
-            "KIND  KEY  HOLDER  TAG  AGE  LEASE LEFT  WAITERS",
-            "semaphore 4/5  pool  4 clients  -  -  -  2",
-            "lock  a\\x1b[2J  connection 7  -  -  18 s  0",
+            "KIND  KEY  HOLDER  AGE  LEASE LEFT  WAITERS  TAG",
+            "semaphore 4/5  pool  4 clients  -  -  2  -",
+            "lock  a\\x1b[2J  connection 7  -  18 s  0  -",
             "2 in use, 3 connected",
         ];
         for (line, expected) in lines.iter().zip(expected) {
@@ -390,9 +481,9 @@ mod tests {
         let lines = statistics.of("deploy").lines();
         let expected = [
             "deploy: lock, 1 of 1 held, 1 waiting",
-            "PLACE  CLIENT  TAG  AGE  LEASE LEFT  FENCE",
-            "holder  10.0.0.5:4711  a@b pid 1\\xc2\\x9b  3 m  30 s  12",
-            "waiter 1  connection 8  -  2 s  -  -",
+            "PLACE  CLIENT  AGE  LEASE LEFT  FENCE  TAG",
+            "holder  10.0.0.5:4711  3 m  30 s  12  a@b pid 1\\xc2\\x9b",
+            "waiter 1  connection 8  2 s  -  -  -",
         ];
         assert_eq!(lines.len(), expected.len(), "{lines:?}");
         for (line, expected) in lines.iter().zip(expected) {
@@ -411,21 +502,74 @@ mod tests {
 
     #[test]
     fn rows_that_do_not_fit_are_counted() {
-        let rows = (0..10).map(|row| row.to_string());
         let table = || Table {
-            head: vec!["head".into()],
-            rows: rows.clone().collect(),
+            head: vec!["title".into()],
+            header: vec!["KEY".into()],
+            rows: (0..10).map(|row| vec![row.to_string()]).collect(),
             foot: vec!["foot".into()],
         };
-        assert_eq!(table().lines_within(12).len(), 12);
-        let cut = table().lines_within(5);
-        assert_eq!(cut, ["head", "0", "1", "... and 8 more lines", "foot"]);
-        assert_eq!(table().lines_within(1), ["head"]);
+        let wide = usize::MAX;
+        assert_eq!(table().lines_within(13, wide).len(), 13);
+        let cut = table().lines_within(6, wide);
+        let expected = ["title", "KEY", "0", "1", "... and 8 more lines", "foot"];
+        assert_eq!(cut, expected);
+        assert_eq!(table().lines_within(1, wide), ["title"]);
         // A table that needs less than its share leaves the rest to the others.
         let two = || vec![Table::line("short".into()), table()];
-        assert_eq!(fit(two(), 6), [&["short".to_owned()], &cut[..]].concat());
-        assert_eq!(fit(two(), 20).len(), 13);
-        assert_eq!(fit(two(), 1), ["short"]);
+        assert_eq!(
+            fit(two(), 7, wide),
+            [&["short".to_owned()], &cut[..]].concat()
+        );
+        assert_eq!(fit(two(), 20, wide).len(), 14);
+        assert_eq!(fit(two(), 1, wide), ["short"]);
+    }
+
+    #[test]
+    fn a_long_key_and_a_long_tag_hide_no_other_column() {
+        let json = HOLDERS.replace("deploy", &"k".repeat(60));
+        let json = json.replace("a@b pid 1", &"t".repeat(60));
+        let lines = |width| {
+            let table = Statistics::parse(&json)
+                .expect("statistics")
+                .all(Some(1.25));
+            fit(vec![table], 24, width)
+        };
+        let at_80 = lines(80);
+        assert_eq!(
+            words(&at_80[0]),
+            [
+                "KIND",
+                "KEY",
+                "HOLDER",
+                "AGE",
+                "LEASE LEFT",
+                "WAITERS",
+                "TAG"
+            ]
+        );
+        assert!(at_80[3].contains("kkk...  10.0.0.5:4711"), "{at_80:?}");
+        assert!(at_80[3].ends_with("ttt..."), "{at_80:?}");
+        assert_eq!(at_80[4], "2 in use, 1.2 grants a second");
+        let at_40 = lines(40);
+        assert_eq!(words(&at_40[0]), ["KEY", "AGE", "WAITERS", "TAG"]);
+        assert!(at_40[3].ends_with("ttt..."), "{at_40:?}");
+        for (lines, width) in [(at_80, 80), (at_40, 40), (lines(30), 30)] {
+            assert!(lines.iter().all(|line| line.len() <= width), "{lines:?}");
+        }
+        assert!(lines(1)[3].starts_with("kkkkk..."));
+    }
+
+    #[test]
+    fn what_no_row_has_goes_first() {
+        let lines = fit(
+            vec![Statistics::parse(PLAIN).expect("statistics").all(None)],
+            24,
+            60,
+        );
+        assert_eq!(
+            words(&lines[0]),
+            ["KIND", "KEY", "HOLDER", "LEASE LEFT", "WAITERS"]
+        );
     }
 
     #[test]

@@ -681,7 +681,6 @@ mod tests {
         let (commands, _) = rest.split_once("; or quit").expect("the list ends");
         for shown in commands.split("; ") {
             let (command, names) = shown.split_once(' ').unwrap_or((shown, ""));
-            // A lease of 0 and a limit of 0 are refused, and so is a wait of a token's digits.
             let value = |name: &str| match name {
                 "WAIT" => "0".to_owned(),
                 "TOKEN" => "f".repeat(32),

@@ -935,14 +935,18 @@ fn a_watch_fits_its_window_and_outlives_its_server() {
     terminal.enter("$LATCH stats --watch");
     terminal.expect(&format!(" UTC  {addr}"));
     for expected in [
-        "KIND",
+        "KEY",
+        "WAITERS",
+        "TAG",
         "key-0",
+        "xxx...",
         "key-2",
         "... and 7 more lines",
         "10 in use",
     ] {
         terminal.expect(expected);
     }
+    terminal.expect(" grants a second");
     // The next round is in the place of this one.
     terminal.expect("\x1b[H");
     let screen = terminal.screen()[..terminal.seen.get()].to_owned();
