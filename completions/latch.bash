@@ -43,6 +43,14 @@ _latch() {
             _latch_files
             return
             ;;
+        --on-lost)
+            COMPREPLY=($(compgen -W 'term ignore hup int quit usr1 usr2' -- "$cur"))
+            return
+            ;;
+        --format)
+            COMPREPLY=($(compgen -W 'table json prometheus' -- "$cur"))
+            return
+            ;;
         *) return ;;
     esac
     case $command in
@@ -62,21 +70,22 @@ _latch() {
     esac
     if [[ $cur != -* ]]; then
         case "$command $operand" in
-            'run 0') return ;;
-            'hold 0') return ;;
-            'wait 0') return ;;
-            'acquire 0') return ;;
-            'reserve 0') return ;;
-            'renew 0') return ;;
+            'run 0') _latch_keys; return ;;
+            'hold 0') _latch_keys; return ;;
+            'wait 0') _latch_keys; return ;;
+            'acquire 0') _latch_keys; return ;;
+            'reserve 0') _latch_keys; return ;;
+            'renew 0') _latch_keys; return ;;
             'renew 1') return ;;
-            'release 0') return ;;
+            'release 0') _latch_keys; return ;;
             'release 1') return ;;
-            'stats 0') return ;;
-            'status 0') return ;;
-            'break 0') return ;;
+            'stats 0') _latch_keys; return ;;
+            'status 0') _latch_keys; return ;;
+            'break 0') _latch_keys; return ;;
             'fence-check 0') _latch_files; return ;;
             'fence-check 1') return ;;
-            ' 0') words='run hold wait acquire reserve renew release stats status break ping fence-check' ;;
+            'help 0') words='run hold wait acquire reserve renew release stats status break ping fence-check' ;;
+            ' 0') words='run hold wait acquire reserve renew release stats status break ping fence-check help version' ;;
         esac
     fi
     COMPREPLY=($(compgen -W "$words" -- "$cur"))
@@ -85,6 +94,14 @@ _latch() {
 _latch_files() {
     compopt -o filenames 2>/dev/null
     mapfile -t COMPREPLY < <(compgen -f -- "$cur")
+}
+
+_latch_keys() {
+    local key
+    while read -r key; do
+        [[ $key != "$cur"* ]] || COMPREPLY+=("$key")
+    done < <(latch stats --json --connect-timeout 1 2>/dev/null |
+        grep -o '"key":"[A-Za-z0-9_./@%+,-]*"' | cut -d '"' -f 4 | LC_ALL=C sort -u)
 }
 
 complete -F _latch latch

@@ -6,6 +6,12 @@ function __latch_command
     complete -C (string join ' ' -- (string escape -- $words[(math $dashes + 1)..-2]) $words[-1])
 end
 
+function __latch_keys
+    command -q latch; or return
+    latch stats --json --connect-timeout 1 2>/dev/null |
+        grep -o '"key":"[A-Za-z0-9_./@%+,-]*"' | cut -d '"' -f 4 | LC_ALL=C sort -u
+end
+
 complete -c latch -f
 complete -c latch -n __fish_use_subcommand -a run -d 'Run a command under a lock'
 complete -c latch -n __fish_use_subcommand -a hold -d 'Hold a lock until standard input is closed, and print its token and fence'
@@ -19,6 +25,9 @@ complete -c latch -n __fish_use_subcommand -a status -d 'Tell whether a key is f
 complete -c latch -n __fish_use_subcommand -a break -d 'End the grant of another client'
 complete -c latch -n __fish_use_subcommand -a ping -d 'Check that every server answers'
 complete -c latch -n __fish_use_subcommand -a fence-check -d 'Check that a token is not older than the newest that a resource has seen'
+complete -c latch -n __fish_use_subcommand -a help -d 'Show the options of a command'
+complete -c latch -n __fish_use_subcommand -a version -d 'Print the version'
+complete -c latch -n '__fish_seen_subcommand_from help' -a 'run hold wait acquire reserve renew release stats status break ping fence-check'
 
 complete -c latch -n __fish_use_subcommand -s h -l help -d 'print this and exit'
 complete -c latch -n __fish_use_subcommand -s V -l version -d 'print the version and exit'
@@ -34,7 +43,7 @@ complete -c latch -n '__fish_seen_subcommand_from run' -s E -l busy-status -x -d
 complete -c latch -n '__fish_seen_subcommand_from run' -l and -x -d 'hold the lock of another key, too; may be given several times'
 complete -c latch -n '__fish_seen_subcommand_from run' -l tag -x -d 'what the server shows operators of this holder (COMMAND@HOST pid N)'
 complete -c latch -n '__fish_seen_subcommand_from run' -l kill-after -x -d 'how long the command may take to end once the lock is lost (10)'
-complete -c latch -n '__fish_seen_subcommand_from run' -l on-lost -x -d 'what the command gets when the lock is lost: hup, int, quit, term, usr1 or usr2, or nothing with ignore (term)'
+complete -c latch -n '__fish_seen_subcommand_from run' -l on-lost -x -a 'term ignore hup int quit usr1 usr2' -d 'what the command gets when the lock is lost: hup, int, quit, term, usr1 or usr2, or nothing with ignore (term)'
 complete -c latch -n '__fish_seen_subcommand_from run' -l nested -d 'if this runs under the lock already, run the command without a second one'
 complete -c latch -n '__fish_seen_subcommand_from run' -l at-least -x -d 'keep the lock for at least this long after the grant, also if the command ends sooner: it runs once in that time'
 complete -c latch -n '__fish_seen_subcommand_from run' -l busy-ok -d 'exit with 0 if the lock is not granted in time'
@@ -49,6 +58,7 @@ complete -c latch -n '__fish_seen_subcommand_from run' -l tls-ca -r -F -d 'trust
 complete -c latch -n '__fish_seen_subcommand_from run' -l tls-name -x -d 'the name that the server'\''s certificate is for; speaks TLS (the host of the server)'
 complete -c latch -n '__fish_seen_subcommand_from run' -s h -l help -d 'print this and exit'
 complete -c latch -n '__fish_seen_subcommand_from run' -s V -l version -d 'print the version and exit'
+complete -c latch -n '__fish_seen_subcommand_from run; and test (count (commandline -opc)) -eq 2' -a '(__latch_keys)'
 complete -c latch -n '__fish_seen_subcommand_from run; and contains -- -- (commandline -opc)' -a '(__latch_command)'
 
 complete -c latch -n '__fish_seen_subcommand_from hold' -s w -l timeout -x -d 'how long to wait for the lock; 0 tries once (for ever)'
@@ -71,6 +81,7 @@ complete -c latch -n '__fish_seen_subcommand_from hold' -l tls-ca -r -F -d 'trus
 complete -c latch -n '__fish_seen_subcommand_from hold' -l tls-name -x -d 'the name that the server'\''s certificate is for; speaks TLS (the host of the server)'
 complete -c latch -n '__fish_seen_subcommand_from hold' -s h -l help -d 'print this and exit'
 complete -c latch -n '__fish_seen_subcommand_from hold' -s V -l version -d 'print the version and exit'
+complete -c latch -n '__fish_seen_subcommand_from hold; and test (count (commandline -opc)) -eq 2' -a '(__latch_keys)'
 
 complete -c latch -n '__fish_seen_subcommand_from wait' -s w -l timeout -x -d 'how long to wait; 0 tries once (for ever)'
 complete -c latch -n '__fish_seen_subcommand_from wait' -s n -l nonblock -d 'do not wait, as with --timeout 0'
@@ -83,6 +94,7 @@ complete -c latch -n '__fish_seen_subcommand_from wait' -l tls-ca -r -F -d 'trus
 complete -c latch -n '__fish_seen_subcommand_from wait' -l tls-name -x -d 'the name that the server'\''s certificate is for; speaks TLS (the host of the server)'
 complete -c latch -n '__fish_seen_subcommand_from wait' -s h -l help -d 'print this and exit'
 complete -c latch -n '__fish_seen_subcommand_from wait' -s V -l version -d 'print the version and exit'
+complete -c latch -n '__fish_seen_subcommand_from wait; and test (count (commandline -opc)) -eq 2' -a '(__latch_keys)'
 
 complete -c latch -n '__fish_seen_subcommand_from acquire' -s w -l timeout -x -d 'how long to wait for the lock; 0 tries once (for ever)'
 complete -c latch -n '__fish_seen_subcommand_from acquire' -s n -l nonblock -d 'do not wait, as with --timeout 0'
@@ -97,6 +109,7 @@ complete -c latch -n '__fish_seen_subcommand_from acquire' -l tls-ca -r -F -d 't
 complete -c latch -n '__fish_seen_subcommand_from acquire' -l tls-name -x -d 'the name that the server'\''s certificate is for; speaks TLS (the host of the server)'
 complete -c latch -n '__fish_seen_subcommand_from acquire' -s h -l help -d 'print this and exit'
 complete -c latch -n '__fish_seen_subcommand_from acquire' -s V -l version -d 'print the version and exit'
+complete -c latch -n '__fish_seen_subcommand_from acquire; and test (count (commandline -opc)) -eq 2' -a '(__latch_keys)'
 
 complete -c latch -n '__fish_seen_subcommand_from reserve' -l for -d 'how long the lock is reserved'
 complete -c latch -n '__fish_seen_subcommand_from reserve' -l tag -x -d 'who reserves it and what for, as the server shows it (latch@HOST pid N)'
@@ -111,6 +124,7 @@ complete -c latch -n '__fish_seen_subcommand_from reserve' -l tls-ca -r -F -d 't
 complete -c latch -n '__fish_seen_subcommand_from reserve' -l tls-name -x -d 'the name that the server'\''s certificate is for; speaks TLS (the host of the server)'
 complete -c latch -n '__fish_seen_subcommand_from reserve' -s h -l help -d 'print this and exit'
 complete -c latch -n '__fish_seen_subcommand_from reserve' -s V -l version -d 'print the version and exit'
+complete -c latch -n '__fish_seen_subcommand_from reserve; and test (count (commandline -opc)) -eq 2' -a '(__latch_keys)'
 
 complete -c latch -n '__fish_seen_subcommand_from renew' -l lease -x -d 'length of the lease (the server'\''s default)'
 complete -c latch -n '__fish_seen_subcommand_from renew' -l limit -x -d 'the key is a semaphore with this many slots'
@@ -122,6 +136,7 @@ complete -c latch -n '__fish_seen_subcommand_from renew' -l tls-ca -r -F -d 'tru
 complete -c latch -n '__fish_seen_subcommand_from renew' -l tls-name -x -d 'the name that the server'\''s certificate is for; speaks TLS (the host of the server)'
 complete -c latch -n '__fish_seen_subcommand_from renew' -s h -l help -d 'print this and exit'
 complete -c latch -n '__fish_seen_subcommand_from renew' -s V -l version -d 'print the version and exit'
+complete -c latch -n '__fish_seen_subcommand_from renew; and test (count (commandline -opc)) -eq 2' -a '(__latch_keys)'
 
 complete -c latch -n '__fish_seen_subcommand_from release' -l limit -x -d 'the key is a semaphore with this many slots'
 complete -c latch -n '__fish_seen_subcommand_from release' -l server -x -d 'server as HOST, HOST:PORT or path of a Unix socket, those of a cluster with | in between; several, with commas in between, divide the keys, none takes over for another (127.0.0.1:6388)'
@@ -132,8 +147,9 @@ complete -c latch -n '__fish_seen_subcommand_from release' -l tls-ca -r -F -d 't
 complete -c latch -n '__fish_seen_subcommand_from release' -l tls-name -x -d 'the name that the server'\''s certificate is for; speaks TLS (the host of the server)'
 complete -c latch -n '__fish_seen_subcommand_from release' -s h -l help -d 'print this and exit'
 complete -c latch -n '__fish_seen_subcommand_from release' -s V -l version -d 'print the version and exit'
+complete -c latch -n '__fish_seen_subcommand_from release; and test (count (commandline -opc)) -eq 2' -a '(__latch_keys)'
 
-complete -c latch -n '__fish_seen_subcommand_from stats' -l format -x -d 'the holders and waiters as a table or as the json of the server, or the counters of the server for prometheus (table)'
+complete -c latch -n '__fish_seen_subcommand_from stats' -l format -x -a 'table json prometheus' -d 'the holders and waiters as a table or as the json of the server, or the counters of the server for prometheus (table)'
 complete -c latch -n '__fish_seen_subcommand_from stats' -l json -d 'the same as --format json'
 complete -c latch -n '__fish_seen_subcommand_from stats' -l watch -d 'print again every two seconds'
 complete -c latch -n '__fish_seen_subcommand_from stats' -l server -x -d 'server as HOST, HOST:PORT or path of a Unix socket, those of a cluster with | in between; several, with commas in between, divide the keys, none takes over for another (127.0.0.1:6388)'
@@ -144,6 +160,7 @@ complete -c latch -n '__fish_seen_subcommand_from stats' -l tls-ca -r -F -d 'tru
 complete -c latch -n '__fish_seen_subcommand_from stats' -l tls-name -x -d 'the name that the server'\''s certificate is for; speaks TLS (the host of the server)'
 complete -c latch -n '__fish_seen_subcommand_from stats' -s h -l help -d 'print this and exit'
 complete -c latch -n '__fish_seen_subcommand_from stats' -s V -l version -d 'print the version and exit'
+complete -c latch -n '__fish_seen_subcommand_from stats; and test (count (commandline -opc)) -eq 2' -a '(__latch_keys)'
 
 complete -c latch -n '__fish_seen_subcommand_from status' -l json -d 'print a json object in one line'
 complete -c latch -n '__fish_seen_subcommand_from status' -l server -x -d 'server as HOST, HOST:PORT or path of a Unix socket, those of a cluster with | in between; several, with commas in between, divide the keys, none takes over for another (127.0.0.1:6388)'
@@ -154,6 +171,7 @@ complete -c latch -n '__fish_seen_subcommand_from status' -l tls-ca -r -F -d 'tr
 complete -c latch -n '__fish_seen_subcommand_from status' -l tls-name -x -d 'the name that the server'\''s certificate is for; speaks TLS (the host of the server)'
 complete -c latch -n '__fish_seen_subcommand_from status' -s h -l help -d 'print this and exit'
 complete -c latch -n '__fish_seen_subcommand_from status' -s V -l version -d 'print the version and exit'
+complete -c latch -n '__fish_seen_subcommand_from status; and test (count (commandline -opc)) -eq 2' -a '(__latch_keys)'
 
 complete -c latch -n '__fish_seen_subcommand_from break' -l fence -x -d 'only the grant with this fence, a decimal number (all grants of the key)'
 complete -c latch -n '__fish_seen_subcommand_from break' -l admin-token-file -r -F -d 'a file with the admin token of the server'
@@ -165,6 +183,7 @@ complete -c latch -n '__fish_seen_subcommand_from break' -l tls-ca -r -F -d 'tru
 complete -c latch -n '__fish_seen_subcommand_from break' -l tls-name -x -d 'the name that the server'\''s certificate is for; speaks TLS (the host of the server)'
 complete -c latch -n '__fish_seen_subcommand_from break' -s h -l help -d 'print this and exit'
 complete -c latch -n '__fish_seen_subcommand_from break' -s V -l version -d 'print the version and exit'
+complete -c latch -n '__fish_seen_subcommand_from break; and test (count (commandline -opc)) -eq 2' -a '(__latch_keys)'
 
 complete -c latch -n '__fish_seen_subcommand_from ping' -l server -x -d 'server as HOST, HOST:PORT or path of a Unix socket, those of a cluster with | in between; several, with commas in between, divide the keys, none takes over for another (127.0.0.1:6388)'
 complete -c latch -n '__fish_seen_subcommand_from ping' -l auth-token-file -r -F -d 'a file with the auth token of the server'

@@ -33,6 +33,14 @@ _latchd() {
             _latchd_files
             return
             ;;
+        --log)
+            COMPREPLY=($(compgen -W 'stderr syslog' -- "$cur"))
+            return
+            ;;
+        --log-timestamps)
+            COMPREPLY=($(compgen -W 'auto always never' -- "$cur"))
+            return
+            ;;
         *) return ;;
     esac
     case $command in

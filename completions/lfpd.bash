@@ -33,6 +33,14 @@ _lfpd() {
             _lfpd_files
             return
             ;;
+        --peer-uid)
+            COMPREPLY=($(compgen -W 'enforce log off' -- "$cur"))
+            return
+            ;;
+        --log)
+            COMPREPLY=($(compgen -W 'stderr syslog' -- "$cur"))
+            return
+            ;;
         *) return ;;
     esac
     case $command in

@@ -35,6 +35,18 @@ _sema() {
     fi
     case $option in
         '') ;;
+        --stale-rule)
+            COMPREPLY=($(compgen -W 'age age-and-liveness' -- "$cur"))
+            return
+            ;;
+        --settle)
+            COMPREPLY=($(compgen -W 'never takeover always' -- "$cur"))
+            return
+            ;;
+        --on-lost)
+            COMPREPLY=($(compgen -W 'term ignore' -- "$cur"))
+            return
+            ;;
         *) return ;;
     esac
     case $command in
@@ -58,7 +70,8 @@ _sema() {
             'clean 0') _sema_files; return ;;
             'run 0') _sema_files; return ;;
             'hold 0') _sema_files; return ;;
-            ' 0') words='try acquire release status wait clean run hold' ;;
+            'help 0') words='try acquire release status wait clean run hold' ;;
+            ' 0') words='try acquire release status wait clean run hold help version' ;;
         esac
     fi
     COMPREPLY=($(compgen -W "$words" -- "$cur"))

@@ -11,6 +11,7 @@ use std::process::{Command, Stdio};
 
 use crate::manual::help;
 use crate::support::needs::{self, needs};
+use crate::support::Daemon;
 
 /// Every program that has completions: one line each.
 const PROGRAMS: &[(&str, &str)] = &[
@@ -119,6 +120,12 @@ fn bash_completes_commands_options_and_values() {
     let dir = tempfile::tempdir().expect("there is room for a directory");
     fs::write(dir.path().join("tok en"), "").expect("write");
     for (words, offers) in [
+        ("latch hel", "help"),
+        ("latch help renew ''", ""),
+        ("latch help st", "stats status"),
+        ("latch run --on-lost u", "usr1 usr2"),
+        ("latch stats --format = j", "json"),
+        ("sema run to --on-lost ''", "term ignore"),
         ("latch re", "reserve renew release"),
         ("latch fence", "fence-check"),
         ("latch --v", "--version"),
@@ -178,6 +185,56 @@ fn split_at(offers: &str) -> char {
 }
 
 #[test]
+fn the_shells_complete_the_keys_in_use() {
+    let [zsh, fish] = needs!("zsh", "fish");
+    let dir = tempfile::tempdir().expect("there is room for a directory");
+    let daemon = Daemon::start(&[]);
+    let mut holder = daemon.connect();
+    // A shell would run what is in the last one.
+    for key in ["nightly", "night-2", "other", "night$(touch${IFS}run)"] {
+        holder.acquire(key, 0);
+    }
+    let server = daemon.addr().to_string();
+    let offers = |server: &str| {
+        let path = programs_in_path();
+        let script = format!("export PATH={path:?} LATCH_SERVER={server}");
+        let bash = in_bash_with(&script, "latch run ni", dir.path());
+        let script = format!("{script}; _arguments() {{ :; }}; compadd() {{ print -l $keys; }}");
+        let file = completions().join("_latch");
+        let script = format!(
+            "{script}; source {} 2>/dev/null; _latch_keys",
+            file.display()
+        );
+        let zsh = lines_of(
+            zsh.command()
+                .args(["-f", "-c", &script])
+                .current_dir(dir.path()),
+        );
+        let mut command = fish.command();
+        command.env("PATH", &path).env("LATCH_SERVER", server);
+        let fish = in_fish_with(&mut command, "latch run ni", dir.path());
+        (bash, zsh, fish)
+    };
+    let (bash, zsh, mut fish) = offers(&server);
+    assert_eq!(bash, ["night-2", "nightly"]);
+    assert_eq!(zsh, ["night-2", "nightly", "other"]);
+    fish.sort_unstable();
+    assert_eq!(fish, ["night-2", "nightly"]);
+    drop((holder, daemon));
+    let (bash, zsh, fish) = offers(&server);
+    assert_eq!((bash.len(), fish.len()), (0, 0), "{bash:?} {fish:?}");
+    assert_eq!(zsh.concat(), "");
+    assert!(!dir.path().join("run").exists());
+}
+
+/// The search path, with the programs of this build in front.
+fn programs_in_path() -> String {
+    let built = Path::new(env!("CARGO_BIN_EXE_latch")).parent();
+    let built = built.expect("a directory").display();
+    format!("{built}:{}", std::env::var("PATH").expect("a search path"))
+}
+
+#[test]
 fn bash_completes_the_command_behind_the_dashes() {
     let dir = tempfile::tempdir().expect("there is room for a directory");
     fs::write(dir.path().join("to-do"), "").expect("write");
@@ -229,6 +286,8 @@ fn fish_completes_options_and_the_command_after_the_dashes() {
     fs::write(dir.path().join("to-do"), "").expect("write");
     for (line, offers) in [
         ("latch rel", &["release"][..]),
+        ("latch help rel", &["release"]),
+        ("latch run key --on-lost u", &["usr1", "usr2"]),
         ("latch run key --timeo", &["--timeout"]),
         ("latch wait key --busy", &[]),
         ("latch fence-check to-", &["to-do"]),
@@ -268,12 +327,15 @@ fn in_bash_with(script: &str, words: &str, dir: &Path) -> Vec<String> {
 
 /// What fish offers at the end of `line`, without the descriptions.
 fn in_fish(fish: &needs::Program, line: &str, dir: &Path) -> Vec<String> {
+    in_fish_with(&mut fish.command(), line, dir)
+}
+
+fn in_fish_with(fish: &mut Command, line: &str, dir: &Path) -> Vec<String> {
     let program = line.split(' ').next().expect("a program");
     let file = completions().join(format!("{program}.fish"));
     let script = format!("source {}; complete -C '{line}'", file.display());
     let lines = lines_of(
-        fish.command()
-            .args(["--no-config", "-c", &script])
+        fish.args(["--no-config", "-c", &script])
             .env("HOME", dir)
             .current_dir(dir),
     );
@@ -319,19 +381,76 @@ enum Value {
     AfterEquals,
     /// What the help calls it.
     Wanted(String),
+    /// The same, and the words that it may be.
+    OneOf(String, Vec<String>),
 }
 
 impl Value {
     fn is_path(&self) -> bool {
         *self == Value::Wanted("path".into())
     }
+
+    fn is_wanted(&self) -> bool {
+        matches!(self, Value::Wanted(_) | Value::OneOf(..))
+    }
+}
+
+/// The words that a program names when it refuses a value of an option; none if it wants something
+/// else. Nothing is run: behind the value is an option that is unknown.
+fn words_of(path: &str, command: Option<&str>, option: &str) -> Vec<String> {
+    let output = Command::new(path)
+        .args(command)
+        .args([option, "?", "--no-such-option"])
+        .output()
+        .expect("it starts");
+    assert!(!output.status.success(), "{path} {command:?} {option}");
+    let said = String::from_utf8_lossy(&output.stderr);
+    let line = said.lines().next().unwrap_or_default();
+    let expected = line.split_once(": expected ").and_then(|(about, words)| {
+        let is_about_it = about.contains("invalid value");
+        is_about_it.then(|| words.split_once(" or ")).flatten()
+    });
+    let Some((first, last)) = expected else {
+        return Vec::new();
+    };
+    let words: Vec<String> = first.split(", ").chain([last]).map(str::to_owned).collect();
+    let is_word = |word: &String| {
+        let is_letter = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
+        word.starts_with(|c: char| c.is_ascii_lowercase()) && word.chars().all(is_letter)
+    };
+    match words.iter().all(is_word) {
+        true => words,
+        false => Vec::new(),
+    }
 }
 
 impl Program {
     fn of(name: &str, path: &str) -> Program {
-        if name == "sema" {
-            return Program::with_one_help(name, &help(path, &[]));
+        let mut program = match name {
+            "sema" => Program::with_one_help(name, &help(path, &[])),
+            _ => Program::with_help_of_each(name, path),
+        };
+        program.find_words(path, None);
+        for command in &mut program.commands {
+            let name = command.name.clone();
+            command.find_words(path, Some(&name));
         }
+        program
+    }
+
+    fn find_words(&mut self, path: &str, command: Option<&str>) {
+        for option in &mut self.options {
+            if let Value::Wanted(name) = &option.value {
+                let words = words_of(path, command, &option.long);
+                if !words.is_empty() {
+                    option.value = Value::OneOf(name.clone(), words);
+                }
+            }
+        }
+    }
+
+    /// A program whose commands have a help of their own.
+    fn with_help_of_each(name: &str, path: &str) -> Program {
         let mut program = Program::parse(name, "", &help(path, &[]));
         for (command, about) in entries(&help(path, &[]), "Commands:", COLUMN) {
             let text = help(path, &[&command]);
@@ -399,6 +518,36 @@ impl Program {
     /// The program itself and its commands.
     fn all(&self) -> impl Iterator<Item = &Program> {
         std::iter::once(self).chain(&self.commands)
+    }
+
+    fn command_names(&self) -> Vec<&str> {
+        self.commands.iter().map(|it| it.name.as_str()).collect()
+    }
+
+    /// Whether an operand of a command is a key of a server.
+    fn has_keys(&self) -> bool {
+        self.all().any(|it| it.operands.contains(&"key".to_owned()))
+    }
+
+    /// The options with a list of words, each list with all names of its options.
+    fn word_lists(&self) -> Vec<(&[String], Vec<&str>)> {
+        let mut lists: Vec<(&[String], Vec<&str>)> = Vec::new();
+        for option in self.all().flat_map(|it| &it.options) {
+            let Value::OneOf(_, words) = &option.value else {
+                continue;
+            };
+            let at = lists.iter().position(|(known, _)| known == words);
+            let at = at.unwrap_or_else(|| {
+                lists.push((words, Vec::new()));
+                lists.len() - 1
+            });
+            for name in option.names() {
+                if !lists[at].1.contains(&name) {
+                    lists[at].1.push(name);
+                }
+            }
+        }
+        lists
     }
 
     /// The name of a command; nothing for the program itself.
@@ -550,7 +699,7 @@ _@name@() {
     fi
     case $option in
         '') ;;
-@booleans@@paths@        *) return ;;
+@booleans@@paths@@words@        *) return ;;
     esac
     case $command in
 @options@    esac
@@ -565,8 +714,21 @@ _@name@_files() {
     compopt -o filenames 2>/dev/null
     mapfile -t COMPREPLY < <(compgen -f -- "$cur")
 }
-
+@keys@
 complete -F _@name@ @name@
+"#;
+
+/// The keys in use, but for those that a shell may misread: other clients choose them.
+const KEYS: &str = r#"@name@ stats --json --connect-timeout 1 2>/dev/null |
+        grep -o '"key":"[A-Za-z0-9_./@%+,-]*"' | cut -d '"' -f 4 | LC_ALL=C sort -u"#;
+
+const BASH_KEYS: &str = r#"
+_@name@_keys() {
+    local key
+    while read -r key; do
+        [[ $key != "$cur"* ]] || COMPREPLY+=("$key")
+    done < <(@list@)
+}
 "#;
 
 /// For a program some of whose commands take a command line behind `--`.
@@ -609,20 +771,24 @@ fn bash(program: &Program) -> String {
             words.join(" ")
         );
         for (place, operand) in it.operands.iter().enumerate() {
-            let files = if operand == "file" {
-                format!("_{}_files; ", program.name)
-            } else {
-                String::new()
+            let offers = match operand.as_str() {
+                "file" => format!("_{}_files; ", program.name),
+                "key" => format!("_{}_keys; ", program.name),
+                _ => String::new(),
             };
             let _ = writeln!(
                 operands,
-                "            '{command} {place}') {files}return ;;"
+                "            '{command} {place}') {offers}return ;;"
             );
         }
     }
     if !program.commands.is_empty() {
-        let names: Vec<&str> = program.commands.iter().map(|it| it.name.as_str()).collect();
-        let _ = writeln!(operands, "            ' 0') words='{}' ;;", names.join(" "));
+        let names = program.command_names().join(" ");
+        let _ = writeln!(operands, "            'help 0') words='{names}' ;;");
+        let _ = writeln!(
+            operands,
+            "            ' 0') words='{names} help version' ;;"
+        );
     }
     let operand = match program.commands.is_empty() {
         true => "((operand += 1))",
@@ -631,13 +797,24 @@ fn bash(program: &Program) -> String {
     let booleans = program.options_with(|it| *it == Value::AfterEquals);
     let paths = program.options_with(Value::is_path);
     let files = format!("_{}_files", program.name);
+    let words = program.word_lists().into_iter().map(|(words, options)| {
+        let words = words.join(" ");
+        bash_case(
+            &options,
+            &format!("COMPREPLY=($(compgen -W '{words}' -- \"$cur\"))"),
+        )
+    });
+    let keys = match program.has_keys() {
+        true => BASH_KEYS,
+        false => "",
+    };
     BASH.replace("@dashes@", &dashes)
+        .replace("@words@", &words.collect::<String>())
+        .replace("@keys@", &keys.replace("@list@", KEYS))
         .replace("@name@", &program.name)
         .replace(
             "@valued@",
-            &program
-                .options_with(|it| matches!(it, Value::Wanted(_)))
-                .join(" | "),
+            &program.options_with(Value::is_wanted).join(" | "),
         )
         .replace("@booleans@", &bash_case(&booleans, BASH_BOOLEAN))
         .replace("@paths@", &bash_case(&paths, &files))
@@ -684,16 +861,35 @@ fn zsh(program: &Program) -> String {
             it.name
         );
     }
-    let commands: Vec<String> = program
-        .commands
-        .iter()
-        .map(|it| format!("    {}\n", quoted(&format!("{}:{}", it.name, it.about))))
+    let commands = program.commands.iter();
+    let commands = commands.map(|it| (it.name.as_str(), it.about.as_str()));
+    let commands: Vec<String> = commands
+        .chain(WORDS)
+        .map(|(name, about)| format!("    {}\n", quoted(&format!("{name}:{about}"))))
         .collect();
-    text + &ZSH_COMMANDS
-        .replace("@commands@", &commands.concat())
-        .replace("@options@", &zsh_options(program, "    "))
-        .replace("@cases@", &cases)
+    let keys = match program.has_keys() {
+        true => ZSH_KEYS.replace("@list@", KEYS).replace("@name@", name),
+        false => String::new(),
+    };
+    text + &keys
+        + &ZSH_COMMANDS
+            .replace("@commands@", &commands.concat())
+            .replace("@options@", &zsh_options(program, "    "))
+            .replace("@cases@", &cases)
 }
+
+/// What a person may type in the place of a command.
+const WORDS: [(&str, &str); 2] = [
+    ("help", "Show the options of a command"),
+    ("version", "Print the version"),
+];
+
+const ZSH_KEYS: &str = r#"_@name@_keys() {
+    local -a keys=(${(f)"$(@list@)"})
+    compadd "$@" -a keys
+}
+
+"#;
 
 /// For a program that has commands.
 const ZSH_COMMANDS: &str = r#"local curcontext=$curcontext state line
@@ -709,6 +905,7 @@ case $state in
 command) _describe command commands ;;
 arguments)
     case $line[1] in
+    help) _describe command commands ;;
 @cases@    esac
     ;;
 esac
@@ -727,7 +924,11 @@ const ZSH_DASHES: &str = "        dashes=$words[(i)--]
 fn zsh_arguments(it: &Program, indent: &str) -> String {
     let mut specs = zsh_options(it, indent);
     for (place, operand) in it.operands.iter().enumerate() {
-        let action = if operand == "file" { "_files" } else { " " };
+        let action = match operand.as_str() {
+            "file" => "_files",
+            "key" => "_latch_keys",
+            _ => " ",
+        };
         let _ = writeln!(specs, "{indent}'{}:{operand}:{action}' \\", place + 1);
     }
     format!("{}\n", specs.trim_end_matches(" \\\n"))
@@ -759,11 +960,11 @@ fn zsh_options(it: &Program, indent: &str) -> String {
             let value = match &option.value {
                 Value::None => format!("[{about}]"),
                 Value::AfterEquals => format!("=-[{about}]::bool:(yes no)"),
-                Value::Wanted(value) => {
-                    let action = if option.value.is_path() {
-                        "_files"
-                    } else {
-                        " "
+                Value::Wanted(value) | Value::OneOf(value, _) => {
+                    let action = match &option.value {
+                        Value::OneOf(_, words) => format!("({})", words.join(" ")),
+                        value if value.is_path() => "_files".to_owned(),
+                        _ => " ".to_owned(),
                     };
                     let joined = if name.starts_with("--") { "=" } else { "" };
                     format!("{joined}[{about}]:{value}:{action}")
@@ -791,6 +992,13 @@ function __@name@_command
 end
 "#;
 
+const FISH_KEYS: &str = r#"
+function __@name@_keys
+    command -q @name@; or return
+    @list@
+end
+"#;
+
 fn fish(program: &Program) -> String {
     let name = &program.name;
     let mut text =
@@ -798,12 +1006,25 @@ fn fish(program: &Program) -> String {
     if program.all().any(|it| it.takes_command) {
         text += &FISH_DASHES.replace("@name@", name);
     }
+    if program.has_keys() {
+        text += &FISH_KEYS.replace("@list@", KEYS).replace("@name@", name);
+    }
     let _ = writeln!(text, "\ncomplete -c {name} -f");
-    for it in &program.commands {
-        let (command, about) = (&it.name, quoted(&it.about));
+    let commands = program.commands.iter();
+    let commands = commands.map(|it| (it.name.as_str(), it.about.as_str()));
+    let words = WORDS.iter().filter(|_| !program.commands.is_empty());
+    for (command, about) in commands.chain(words.copied()) {
+        let about = quoted(about);
         let _ = writeln!(
             text,
             "complete -c {name} -n __fish_use_subcommand -a {command} -d {about}"
+        );
+    }
+    if !program.commands.is_empty() {
+        let names = program.command_names().join(" ");
+        let _ = writeln!(
+            text,
+            "complete -c {name} -n '__fish_seen_subcommand_from help' -a '{names}'"
         );
     }
     for it in program.all() {
@@ -818,10 +1039,11 @@ fn fish(program: &Program) -> String {
                 .short
                 .as_ref()
                 .map_or(String::new(), |it| format!(" -s {}", &it[1..]));
-            let value = match option.value {
-                Value::None | Value::AfterEquals => "",
-                Value::Wanted(_) if option.value.is_path() => " -r -F",
-                Value::Wanted(_) => " -x",
+            let value = match &option.value {
+                Value::None | Value::AfterEquals => String::new(),
+                value if value.is_path() => " -r -F".to_owned(),
+                Value::Wanted(_) => " -x".to_owned(),
+                Value::OneOf(_, words) => format!(" -x -a '{}'", words.join(" ")),
             };
             let (long, about) = (&option.long[2..], quoted(&option.about));
             let _ = writeln!(
@@ -831,6 +1053,16 @@ fn fish(program: &Program) -> String {
         }
         if it.operands.iter().any(|operand| operand == "file") {
             let _ = writeln!(text, "complete -c {name}{condition} -F");
+        }
+        if it.operands.first().is_some_and(|operand| operand == "key") {
+            let condition = format!(
+                "'__fish_seen_subcommand_from {}; and test (count (commandline -opc)) -eq 2'",
+                it.name
+            );
+            let _ = writeln!(
+                text,
+                "complete -c {name} -n {condition} -a '(__{name}_keys)'"
+            );
         }
         if it.takes_command {
             let condition = format!(
