@@ -72,8 +72,7 @@ impl State {
             // The slots of a connection that ends pass on first.
             DrainUntil::AllCanAdopt if table.is_releasing() => false,
             DrainUntil::AllCanAdopt => {
-                let is_waited_for =
-                    |conn: &ConnId, seat: &SeatState| !seat.can_adopt && table.has_slot(*conn);
+                let is_waited_for = |conn: &ConnId, seat: &SeatState| seat.is_bound(*conn, table);
                 // Mostly it is still the same one: not all connections are looked at in each visit.
                 let last_seen = awaited
                     .last_seen

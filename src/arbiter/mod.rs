@@ -153,6 +153,13 @@ struct SeatState {
     wait: WaitState,
 }
 
+impl SeatState {
+    /// Whether the connection holds a slot that its client cannot adopt over another one.
+    fn is_bound(&self, conn: ConnId, table: &LockTable) -> bool {
+        !self.can_adopt && table.has_slot(conn)
+    }
+}
+
 /// Who decides a connection's wait, and who writes to its socket. The states follow each other;
 /// `BeingSent` may be left out. The connection's own thread begins and ends the wait.
 enum WaitState {

@@ -79,6 +79,15 @@ impl Arbiter {
         (visit.seats.len(), visit.table.counters())
     }
 
+    /// How many connections hold a slot and cannot adopt it over another connection.
+    pub fn bound_holder_count(&self) -> usize {
+        let (visit, _) = self.visit(Scope::Everything);
+        let seats = visit.seats.iter();
+        seats
+            .filter(|(conn, seat)| seat.is_bound(**conn, &visit.table))
+            .count()
+    }
+
     /// The cap for which a claim was refused last, by whichever connection; `None` if the log has
     /// been told already.
     pub fn take_cap_reached(&self) -> Option<Cap> {

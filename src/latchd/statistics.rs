@@ -88,6 +88,7 @@ impl StatisticsSource<'_> {
         let (connection_count, snapshot) = self.arbiter.counters();
         Figures::new(
             connection_count,
+            self.arbiter.bound_holder_count(),
             self.log.dropped_count(),
             &snapshot,
             oldest,

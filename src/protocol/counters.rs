@@ -69,6 +69,7 @@ impl Figures {
     /// What a server has counted, with the oldest places of all keys.
     pub fn new(
         connection_count: usize,
+        bound_holder_count: usize,
         dropped_line_count: usize,
         snapshot: &CountersSnapshot,
         oldest: &Oldest,
@@ -104,6 +105,7 @@ impl Figures {
                 ("keys", by_kind(keys)),
                 one("idle_keys", snapshot.idle_key_count),
                 one("holders", snapshot.holder_count),
+                one("bound_holders", bound_holder_count),
                 one("waiters", snapshot.waiter_count),
                 (
                     "fences_left",
@@ -258,7 +260,7 @@ mod tests {
             oldest.add(&key);
         }
         let mut out = Vec::new();
-        Figures::new(6, 7, &snapshot(), &oldest).write_json(&oldest, &mut out);
+        Figures::new(6, 3, 7, &snapshot(), &oldest).write_json(&oldest, &mut out);
         let text = String::from_utf8(out).expect("JSON is text");
         assert!(!text.contains('\n'));
         let json: serde_json::Value = serde_json::from_str(&text).expect("JSON");
@@ -267,7 +269,7 @@ mod tests {
         assert_eq!(json["counters"]["refusals"]["busy"], 0);
         let gauges = serde_json::json!({
             "connections": 6, "keys": {"lock": 1, "semaphore": 2}, "idle_keys": 3,
-            "holders": 4, "waiters": 5, "fences_left": null, "draining": 1,
+            "holders": 4, "bound_holders": 3, "waiters": 5, "fences_left": null, "draining": 1,
             "oldest_wait_s": {"lock": 2.0, "semaphore": 0.0},
             "oldest_hold_s": {"lock": 9.0, "semaphore": 0.0},
         });

@@ -37,7 +37,7 @@ pub const COUNTERS: [Metric; 10] = [
     ),
 ];
 
-pub const GAUGES: [Metric; 9] = [
+pub const GAUGES: [Metric; 10] = [
     (
         "connections",
         "",
@@ -50,6 +50,11 @@ pub const GAUGES: [Metric; 9] = [
         "Keys known and neither held nor waited for.",
     ),
     ("holders", "", "Slots held."),
+    (
+        "bound_holders",
+        "",
+        "Connections that hold slots and cannot come back for them after a restart.",
+    ),
     ("waiters", "", "Claims waiting."),
     (
         "fences_left",
@@ -201,7 +206,7 @@ mod tests {
             fences_left: Some(1),
             is_draining: false,
         };
-        let figures = Figures::new(1, 0, &snapshot, &Oldest::default());
+        let figures = Figures::new(1, 0, 0, &snapshot, &Oldest::default());
         let sorted = |mut names: Vec<&'static str>| {
             names.sort_unstable();
             names

@@ -81,3 +81,13 @@ fn a_closed_connection_is_a_disconnect_with_what_it_held() {
     assert_eq!((connection_count, seen.counters.disconnects), (0, 2));
     assert_eq!((seen.counters.abandonments, seen.holder_count), (1, 0));
 }
+
+#[test]
+fn a_holder_is_bound_until_it_says_that_it_can_adopt() {
+    let (arbiter, holder, _other) = arbiter_and_two(Holdings::Release);
+    assert_eq!(arbiter.bound_holder_count(), 0);
+    granted(&holder, FOREVER);
+    assert_eq!(arbiter.bound_holder_count(), 1);
+    holder.set_can_adopt(true);
+    assert_eq!(arbiter.bound_holder_count(), 0);
+}
