@@ -35,6 +35,10 @@ const HEAP_PER_CONNECTION: u64 = 32 * 1024;
 /// Connections get 1/`CONNECTION_SHARE` of the memory of the machine or the cgroup.
 const CONNECTION_SHARE: u64 = 4;
 
+/// Slots and waiters get one part in so many each, and are no more than this by default.
+const TABLE_SHARE: u64 = 32;
+const MOST_IN_TABLE: usize = 65_536;
+
 /// The most memory in bytes that a connection takes: the used part of its stack, its buffers, and a
 /// page of statistics that its peer does not read.
 const PER_CONNECTION: u64 = 64 * 1024;
@@ -131,12 +135,22 @@ fn address_space_capacity(heap: u64) -> usize {
 
 /// How many connections a quarter of the memory allows, if each takes `per_connection`.
 fn memory_capacity(per_connection: u64) -> usize {
+    as_count(memory() / CONNECTION_SHARE / per_connection)
+}
+
+/// The cap on slots, and that on waiters, where nobody sets it.
+pub(super) fn table_cap() -> usize {
+    const { assert!(PER_SLOT == PER_WAITER) };
+    as_count(memory() / TABLE_SHARE / PER_SLOT).min(MOST_IN_TABLE)
+}
+
+/// The memory in bytes of the machine or the cgroup, whichever is less.
+pub(super) fn memory() -> u64 {
     let of_process = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     let of_cgroups = cgroup_limit(Path::new("/sys/fs/cgroup"), &of_process);
     let machine = sysinfo();
     let of_machine = (machine.totalram as u64).saturating_mul(u64::from(machine.mem_unit));
-    let share = of_machine.min(of_cgroups.unwrap_or(u64::MAX)) / CONNECTION_SHARE;
-    as_count(share / per_connection)
+    of_machine.min(of_cgroups.unwrap_or(u64::MAX))
 }
 
 /// A server without connections would be useless, so at least one.

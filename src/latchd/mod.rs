@@ -188,6 +188,14 @@ fn room_for_connections(options: &Options, secret_len: usize) -> Connections {
         env!("CARGO_PKG_VERSION"),
         worst_case.div_ceil(1024 * 1024)
     );
+    let memory = capacity::memory();
+    if worst_case > memory / 2 {
+        warn!(
+            "high-caps worst_case_mb={} memory_mb={}",
+            worst_case.div_ceil(1024 * 1024),
+            memory / (1024 * 1024)
+        );
+    }
     Connections::new(max_connections, options.max_connections_per_ip, b"")
 }
 

@@ -21,6 +21,7 @@ use crate::protocol::limits::MAX_SECONDS;
 use crate::sys::secret;
 use crate::text::{in_brackets, reason};
 
+use super::capacity::table_cap;
 use super::http_options::{self, http_place, http_port, HttpPlace};
 use super::{cluster_options, http};
 
@@ -149,8 +150,8 @@ arguments::options! {
         /// the most connections at once from one address; 0: no cap (0)
         #[argh(option, arg_name = "count", default = "None", from_str_fn(cap))]
         max_connections_per_ip: Unless<usize> = ["MAX_CONNECTIONS_PER_IP"],
-        /// the most slots held at once, over all keys (65536)
-        #[argh(option, arg_name = "count", default = "65_536", from_str_fn(count))]
+        /// the most slots held at once, over all keys (65536, fewer in a small memory)
+        #[argh(option, arg_name = "count", default = "table_cap()", from_str_fn(count))]
         max_slots: usize = ["MAX_SLOTS"],
         /// the most slots and places in queues for one connection (--max-locks)
         #[argh(option, arg_name = "count", from_str_fn(count))]
@@ -158,8 +159,8 @@ arguments::options! {
         /// the most waiters for one key; 0: no cap (0)
         #[argh(option, arg_name = "count", default = "None", from_str_fn(cap))]
         max_waiters: Unless<usize> = ["MAX_WAITERS"],
-        /// the most waiters at once, over all keys (65536)
-        #[argh(option, arg_name = "count", default = "65_536", from_str_fn(count))]
+        /// the most waiters at once, over all keys (65536, fewer in a small memory)
+        #[argh(option, arg_name = "count", default = "table_cap()", from_str_fn(count))]
         max_waiters_total: usize = ["MAX_WAITERS_TOTAL"],
         /// the most grants that clients may have kept at once; 0: none (a quarter of --max-locks)
         #[argh(option, arg_name = "count", from_str_fn(any_count))]
