@@ -9,6 +9,8 @@
 PREFIX = /usr/local
 DESTDIR =
 CARGO = cargo
+# Beside the default ones: tls, cluster.
+FEATURES =
 # The directory of the built programs. It is named to cargo, too: sudo drops CARGO_TARGET_DIR.
 BUILT = target/release
 
@@ -26,7 +28,8 @@ examples = `find examples -name bench -prune -o -type f ! -name '*.rs' -print`
 REMAP = --remap-path-prefix=$${CARGO_HOME:-$$HOME/.cargo}=/cargo
 
 all:
-	RUSTFLAGS="$(REMAP) $$RUSTFLAGS" $(CARGO) build --release --locked --bins --target-dir target
+	RUSTFLAGS="$(REMAP) $$RUSTFLAGS" $(CARGO) build --release --locked --bins \
+	    --features "$(FEATURES)" --target-dir target
 
 install:
 	install -d "$(to)/bin" "$(to)/sbin" "$(bash)" "$(zsh)" "$(fish)" "$(doc)"
