@@ -174,14 +174,18 @@ impl LockTable {
         (next_fence, records)
     }
 
-    /// Starts the leases of holders anew, if they are not over.
+    /// Starts the leases of holders anew, if they are not over: that of a kept grant for as long as
+    /// its client asked to keep it, which may be shorter than its claim's.
     pub fn begin_anew(&mut self, fences: &[Fence], now: Instant) {
         for fence in fences {
             let Some(id) = self.holders.get(fence).copied() else {
                 continue;
             };
             let place = &self.places[id];
-            let anew = now + place.lease;
+            let pending = self.pending_changes.as_ref();
+            let kept = pending.filter(|_| place.is_kept);
+            let kept = kept.and_then(|pending| pending.longest.get(fence));
+            let anew = now + *kept.unwrap_or(&place.lease);
             if place
                 .lease_end()
                 .is_some_and(|(ends, _)| now < ends && ends < anew)

@@ -178,6 +178,21 @@ fn a_lease_begins_anew_unless_it_is_over_or_longer() {
 }
 
 #[test]
+fn the_lease_of_a_kept_grant_begins_anew_with_its_own_length() {
+    let mut world = World::journalled();
+    let kept = world.held(1, "k");
+    let keep = world.table.keep("k", kept, secs(2), |_| None, world.now);
+    keep.expect("it is held");
+    world.advance(secs(1));
+    world.table.begin_anew(&[kept.fence], world.now);
+    world.check();
+    world.advance(secs(1));
+    assert!(world.is_held("k", kept));
+    world.advance(secs(1));
+    assert!(!world.is_held("k", kept));
+}
+
+#[test]
 fn the_changes_always_lead_to_the_holders() {
     let mut random: u64 = 0x1234_5678_9abc_def1;
     let mut below = |end: u64| {
