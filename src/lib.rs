@@ -81,23 +81,25 @@
 //!
 //! # Where to change what
 //!
-//! - A request: `protocol/request` and `protocol/reply`; `latchd/requests` carries it out,
-//!   `client/connection` sends it, and latch-protocol(7) describes it.
+//! - A request: `protocol/request` and `protocol/reply`; `latchd/requests` carries it out, or
+//!   `latchd/session` if it only shows something; `client` sends it, and latch-protocol(7)
+//!   describes it.
 //! - What may come before the first request of a connection: `latchd/opening`.
 //! - An option: the program's `options`, and its manual page. The completions are made from
 //!   `--help`: `LATCHD_BLESS=1 cargo test --test house completions`.
-//! - The wording of `--help` that all programs share: `cli/help`.
+//! - The wording of `--help` that latch, latchd and lfpd share: `cli/help`. That of sema is in its
+//!   own `options`.
 //! - A path of the HTTP door: `latchd/http/request` knows it, `latchd/http` answers it, and
 //!   latchd(8), HTTP, describes it.
 //! - A metric: `protocol/counters` and `protocol/metrics`.
-//! - When a lease begins and ends: `table`, where `expiry` ends it; when a client renews it:
+//! - When a lease begins: `table/place`; when it ends: `table/expiry`; when a client renews it:
 //!   `client/guard/timing`.
 //! - Who is next, and what a claim of several slots waits for: `table/queue` and `table`; among
 //!   lock files with `--slots`, `lockfile/slots`.
 //! - What a session asks of the table: `arbiter/seat`, the one door to it.
 //! - The form of a line in the log: `log`. What it says is written where it happens.
 //! - TLS: `net/tls`, with what a server shows in `certificate`, and what a client accepts in
-//!   `trust`. Its versions are those that `Cargo.toml` has rustls built with.
+//!   `trust`.
 //! - A field of the lock file: `lockfile/record`, and `lockfile/host`, which fills it in.
 //! - When a lock file is stale: `lockfile/staleness`; of a serial device, `lfpd/uucp/staleness`.
 //! - A signal: `server` for the servers; `supervise/signals` for what `latch run` and `sema run`

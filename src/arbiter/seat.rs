@@ -12,12 +12,12 @@ use crate::token::Token;
 /// After this time a wait is long, and worth a system call or two more.
 const LONG_WAIT: Duration = Duration::from_secs(1);
 
-/// One connection's access to the arbiter. Dropping it disconnects: its places go, and its slots do
-/// what the rules say.
+/// One connection's access to the arbiter. Dropping it disconnects: the connection loses its places
+/// in queues, and its slots are released or kept, as its `holdings` say.
 ///
-/// Only [`Seat::acquire`] and [`Seat::wait`] block. The other requests visit the table once, and
-/// take the mutex again only for others: to end leases in steps, or to note a grant that they have
-/// sent.
+/// Only [`Seat::acquire`] and [`Seat::wait`] block. The other requests visit the table once. They
+/// take the mutex again only on behalf of other connections: to end many leases in steps, or to
+/// record that the grant of another connection has been sent.
 pub struct Seat {
     arbiter: Arc<Arbiter>,
     conn: ConnId,
@@ -171,7 +171,8 @@ impl Seat {
     }
 
     /// Starts a lease anew, and makes the grant one of this connection, whichever had it. The
-    /// connection must renew it once more: if it ends before, the grant becomes an orphan.
+    /// client must renew the grant once: if the connection ends before that, the grant becomes an
+    /// orphan.
     /// [`Answer::Gone`], and nothing changes, if the peer has hung up. [`Refusal::MaxLocks`] if the
     /// connection has as much as it may; [`Refusal::NotHeld`] if the token is not that of a live
     /// holder. Costs a system call.
@@ -216,8 +217,8 @@ impl Seat {
         drop(old);
     }
 
-    /// Since when the connection holds and waits for nothing: now, if it does; `None` if it never
-    /// did. To have enqueued for a key is one of the two until the entry ends.
+    /// The time since which the connection has neither held a lock nor waited for one, for which a
+    /// place in a queue counts. That is now, if it holds or waits; and `None` if it never did.
     pub fn idle_since(&self) -> Option<Instant> {
         let (visit, now) = self.arbiter.visit(Scope::Nothing);
         visit.table.connection_idle_since(self.conn, now)

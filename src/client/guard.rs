@@ -63,10 +63,10 @@ impl fmt::Display for Loss {
 ///
 /// When the connection ends, [`Guard::is_held`] turns false, and the keeper connects again, at once
 /// and then after pauses of 50 milliseconds to a second, until the lease could end. Over the new
-/// connection it adopts the lock with its token, and the lock is held as before; it is lost if the
-/// server refuses that: it released the lock with the connection, or does not know how to adopt. A
-/// server that is alone, and whose grants end with it, is given up when it has refused connections
-/// for two seconds.
+/// connection it adopts the lock with its token, and the lock is held as before. If the server
+/// refuses that, because it released the lock with the connection or does not know how to adopt,
+/// the lock is lost. A server that is alone, and whose grants end with it, is given up when it has
+/// refused connections for two seconds.
 ///
 /// If a server leaves a renewal unanswered for a second, it may be slow, or the way to it or its
 /// host may have vanished: the keeper adopts the lock over another connection, or over one to
@@ -177,8 +177,8 @@ struct Hold {
     asking: Vec<RenewalCallback>,
     /// How the guard has ordered the hold to end.
     order: Option<Order>,
-    /// The result of that, set by the keeper: the hold has ended, or the lock was lost, and the
-    /// keeper has closed its connection.
+    /// How that order ended: it was carried out, or the lock was lost. The keeper sets it once it has
+    /// closed the connection.
     outcome: Option<Result<(), Error>>,
 }
 

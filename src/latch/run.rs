@@ -31,9 +31,10 @@ pub(super) const VARIABLES: [&str; 5] = [
     "LATCH_TOKENS",
 ];
 
-/// How long the release may take if the server has the connection, and if that is away: a little
-/// longer than the guard tries.
+/// How long the release may take while there is a connection.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// How long the release may take while there is none: a little longer than the guard tries.
 const AWAY_TIMEOUT: Duration = Duration::from_secs(12);
 
 /// Waits for the locks, runs the command while holding them, releases them, and exits as the
@@ -59,8 +60,9 @@ pub(super) fn run(options: &options::Run, command: &[OsString]) -> CommandResult
     run_under(guards, options, command, &mut signals)
 }
 
-/// Looks whether this process runs under a lock that it is to wait for, and so would wait for
-/// itself. Runs the command under that lock if `--nested` says so, and does not return then.
+/// Whether this process already runs under one of the locks, so that it would wait for itself:
+/// then `Some` exit status. With `--nested` it runs the command under that lock, and does not
+/// return.
 fn already_held(targets: &[Target], options: &options::Run, command: &[OsString]) -> Option<u8> {
     let never_waits = options::timeout(options.timeout, options.nonblock) == Some(Duration::ZERO);
     let is_meant = options.nested || (!never_waits && options.limit.unwrap_or(1) == 1);
@@ -144,7 +146,8 @@ fn run_under(
     let finish = supervise::run(&job, signals)
         .map_err(|error| Failure::cannot_start_process(reason(&error)))?;
     let JobEnd::Finished(finish) = finish else {
-        // Without a loss, a server is silent, and the command was ended before the deadline.
+        // If no guard has lost its lock yet, a server was silent, and the command was ended before
+        // the deadline.
         let lost = guards.iter().find(|guard| guard.loss().is_some());
         let lost = lost.unwrap_or(&guards[0]);
         let why = lost.loss().unwrap_or(Loss::Deadline).to_string();
@@ -262,8 +265,8 @@ fn finish_release(guard: Guard, kept_until: Option<Moment>) -> Result<(), Failur
     Ok(())
 }
 
-/// Releases the lock, or has the server keep it until then. A release does not wait long for a
-/// silent server while the lease runs: the end of this process ends the connection, and that
+/// Releases the lock, or has the server keep it until `kept_until`. A release does not wait long for
+/// a silent server while the lease runs: the end of this process ends the connection, and that
 /// releases the lock, too.
 fn release(guard: Guard, kept_until: Option<Moment>) -> Release {
     if let Some(loss) = guard.loss() {
@@ -284,7 +287,7 @@ fn release(guard: Guard, kept_until: Option<Moment>) -> Release {
     if releasing.is_err() {
         return Release::Done;
     }
-    // The end of this process would not have the lock kept.
+    // The server releases the lock when this process ends, unless it was told before to keep it.
     let within = match was_held && kept_until.is_none() {
         true => RELEASE_TIMEOUT,
         false => AWAY_TIMEOUT,

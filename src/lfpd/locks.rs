@@ -36,7 +36,7 @@ pub struct LockRules {
 pub struct Locks {
     files: SerialLockFiles,
     rules: LockRules,
-    /// Absent in a server for one connection, which does not outlive the holders.
+    /// Absent in a server for one connection: it ends before the processes that hold its locks.
     holders: Option<Holders>,
     failures: Throttle,
     foreigners: Throttle,
@@ -44,7 +44,8 @@ pub struct Locks {
 }
 
 impl Locks {
-    /// The locks in `files`. With `holders`, [`Locks::reap`] removes those of processes that end.
+    /// The locks in `files`. With `holders`, [`Locks::reap`] removes the locks of processes that
+    /// end.
     pub fn new(files: SerialLockFiles, rules: LockRules, holders: Option<Holders>) -> Locks {
         Locks {
             files,
@@ -129,7 +130,8 @@ impl Locks {
         }
     }
 
-    /// Removes the locks of processes that end. Returns only if this server does not watch holders.
+    /// Removes the locks of processes that end, and never returns; at once, if this server does not
+    /// watch holders.
     pub fn reap(&self) {
         let Some(holders) = &self.holders else { return };
         holders.run(|lock| self.remove(lock))
@@ -154,7 +156,8 @@ impl Locks {
         true
     }
 
-    /// Whether `peer` may ask for the process `pid`.
+    /// Whether `peer` may lock on behalf of the process `pid`: everybody may, if there is no such
+    /// process.
     fn admits(
         &self,
         process: Option<NamedProcess>,
@@ -194,8 +197,8 @@ impl fmt::Display for Peer {
     }
 }
 
-/// Whether the same call may succeed later: other threads have the directory, or all descriptors
-/// are in use.
+/// Whether the same call may succeed later: other threads have locked the directory, or all
+/// descriptors are in use.
 fn is_temporary(error: &io::Error) -> bool {
     let code = Errno::from_io_error(error);
     matches!(code, Some(Errno::MFILE | Errno::NFILE | Errno::NOMEM))

@@ -19,8 +19,8 @@
 //! ```
 //!
 //! A lock that is held is the error `AlreadyLocked` here, with its holder, and `Ok(None)` in
-//! [`client`](crate::client): this library keeps the types of an older one, with which programs are
-//! written. Use [`Semaphore::acquire_timeout`] to wait, and [`Slots`] for a lock with several
+//! [`client`](crate::client): this library keeps the types of an older one, because programs use
+//! them. Use [`Semaphore::acquire_timeout`] to wait, and [`Slots`] for a lock with several
 //! holders.
 
 mod config;
@@ -158,8 +158,8 @@ impl Semaphore {
     /// # Errors
     ///
     /// [`SemaphoreError::AlreadyLocked`] if another process holds it, or something other than a
-    /// regular file is there: no trial succeeds then, and [`Semaphore::acquire`] tells the two
-    /// apart. [`SemaphoreError::NotALockFile`] if the file belongs to another program, or an error
+    /// regular file is there; [`Semaphore::acquire`] has an error of its own for the second, which
+    /// no later trial can change. [`SemaphoreError::NotALockFile`] if the file belongs to another program, or an error
     /// of the system.
     pub fn try_acquire(&self) -> SemaphoreResult<SemaphoreGuard<'_>> {
         self.try_acquire_with_info(LockInfo::new())
@@ -178,9 +178,9 @@ impl Semaphore {
     ///
     /// # Errors
     ///
-    /// [`SemaphoreError::Timeout`] if time is up. At once, [`SemaphoreError::InvalidPath`] if no
-    /// wait can end, with the reason: something other than a regular file or a mount point is
-    /// there, or this user may not create files in the directory or replace a stale lock. At once,
+    /// [`SemaphoreError::Timeout`] if time is up. Without waiting, [`SemaphoreError::InvalidPath`]
+    /// if the lock can never be taken: a mount point or something other than a regular file is
+    /// there, or this user may not create files in the directory or replace a stale lock; and
     /// [`SemaphoreError::NotALockFile`] if the file belongs to another program. Or an error of the
     /// system.
     pub fn acquire(&self) -> SemaphoreResult<SemaphoreGuard<'_>> {
@@ -289,7 +289,7 @@ impl Semaphore {
             Outcome::Done(file) => Ok(Attempt::Granted(hold(directory, file)?)),
             Outcome::Blocked(obstacle, content) => {
                 let is_final = obstacle.hopeless_reason().is_some();
-                // Whatever happens to this lock, this process could make no other.
+                // This process cannot create a lock file there, whatever happens to this one.
                 let obstacle = match is_final || directory.may_change_names() {
                     true => obstacle,
                     false => Obstacle::UnwritableDirectory,
@@ -352,7 +352,8 @@ impl Semaphore {
             return Ok(Busy::unknown(obstacle));
         };
         let mut busy = self.busy_with(obstacle, &content, flock, host);
-        // Stale only if its holder has not locked it, which cannot be told: the process decides.
+        // Without locks of the file system, it is unknown whether the holder has the file locked. So
+        // it is stale only by what is known of the holder's process.
         if obstacle == Obstacle::NoLocks && !busy.details.is_stale {
             busy.obstacle = Obstacle::NotStale;
         }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::orphans::ORPHANS;
-use super::place::{PlaceId, PlaceState};
+use super::place::PlaceId;
 use super::types::{Ask, Claimant, ConnId, Key, Kind, Limit, Weight};
 use super::LockTable;
 use crate::token::{Fence, Token};
@@ -109,19 +109,9 @@ impl LockTable {
         self.take_into_use(key);
         let conn = ORPHANS;
         let claimant = Claimant { conn, salt };
-        let place = self.add_place(
-            claimant,
-            key,
-            &ask,
-            PlaceState::Held {
-                fence,
-                expires_at: now + record.lease,
-            },
-            now,
-        );
         // The journal knows it already.
         let pending = self.pending_changes.take();
-        self.hold(place, fence, now);
+        let place = self.add_holder(claimant, key, &ask, fence, now);
         self.pending_changes = pending;
         record.number.map(|number| self.set_number(place, number));
         self.places[place].is_kept = record.is_kept;

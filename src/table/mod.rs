@@ -238,15 +238,7 @@ impl LockTable {
         };
         let fence = Fence(self.fences.next_fence().ok_or(Refusal::NoToken)?);
         self.take_into_use(key);
-        let expires_at = now + ask.lease;
-        let place = self.add_place(
-            claimant,
-            key,
-            ask,
-            PlaceState::Held { fence, expires_at },
-            now,
-        );
-        self.hold(place, fence, now);
+        let place = self.add_holder(claimant, key, ask, fence, now);
         self.note_event(place, Some(fence), Fate::Granted, now);
         let (salt, lease) = (claimant.salt, ask.lease);
         let token = Token { fence, salt };

@@ -100,6 +100,23 @@ impl LockTable {
         id
     }
 
+    /// Adds a place that holds its key at once.
+    pub(super) fn add_holder(
+        &mut self,
+        claimant: Claimant,
+        key: KeyId,
+        ask: &Ask<'_>,
+        fence: Fence,
+        now: Instant,
+    ) -> PlaceId {
+        // `hold` begins the lease.
+        let expires_at = now;
+        let state = PlaceState::Held { fence, expires_at };
+        let id = self.add_place(claimant, key, ask, state, now);
+        self.hold(id, fence, now);
+        id
+    }
+
     /// Adds a place to those of its connection.
     pub(super) fn link_to_connection(&mut self, id: PlaceId, now: Instant) {
         let place = &self.places[id];
@@ -124,7 +141,7 @@ impl LockTable {
         }
     }
 
-    /// Makes a place that is in no list of its key a holder.
+    /// Makes a place that is in no list of its key a holder, whose lease begins now.
     pub(super) fn hold(&mut self, id: PlaceId, fence: Fence, now: Instant) {
         let place = &mut self.places[id];
         place.since = now;

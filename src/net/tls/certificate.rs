@@ -20,7 +20,7 @@ use crate::sys::directory::not_a_file;
 use crate::text::{reason, Escaped};
 
 use super::trust::read_all;
-use super::{Stream, TlsStream};
+use super::{Stream, TlsStream, VERSIONS};
 
 /// A certificate chain and its key, from two files that can be reloaded.
 #[derive(Debug)]
@@ -105,7 +105,7 @@ fn verify_at(certificate: CertificateDer<'static>, time: UnixTime) -> Result<(),
 fn load(chain_file: &Path, key_file: &Path) -> Result<Loaded, String> {
     let (chain, key) = chain_and_key(chain_file, key_file)?;
     let mut config = ServerConfig::builder_with_provider(ring::default_provider().into())
-        .with_safe_default_protocol_versions()
+        .with_protocol_versions(VERSIONS)
         .expect("ring has all cipher suites")
         .with_no_client_auth()
         .with_single_cert(chain.clone(), key)

@@ -23,7 +23,11 @@ use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::net::{recv, RecvFlags};
 pub use rustls::pki_types::ServerName;
-use rustls::{ClientConfig, ClientConnection, Connection, IoState, ServerConfig, ServerConnection};
+use rustls::version::{TLS12, TLS13};
+use rustls::{
+    ClientConfig, ClientConnection, Connection, IoState, ServerConfig, ServerConnection,
+    SupportedProtocolVersion,
+};
 
 use super::stream::{write_within, Stream};
 use crate::sys::event::wait_for;
@@ -35,6 +39,9 @@ pub use trust::{server_name, server_of, system_file, trusting, Trust};
 pub fn need(_: &str) -> Result<(), String> {
     Ok(())
 }
+
+/// The versions that either side speaks.
+const VERSIONS: &[&SupportedProtocolVersion] = &[&TLS13, &TLS12];
 
 /// Plaintext bytes encrypted at a time: the maximum of one record.
 const PIECE_LEN: usize = 16 * 1024;

@@ -14,7 +14,7 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, ConfigBuilder, RootCertStore};
 
-use super::TlsStream;
+use super::{TlsStream, VERSIONS};
 use crate::text::in_brackets;
 
 /// OpenSSL's variable for the file with the host's CAs.
@@ -78,7 +78,7 @@ pub fn trusting(file: &Path) -> io::Result<ConfigBuilder<ClientConfig, WantsClie
         return Err(io::Error::other("there is no certificate of a CA in it"));
     }
     let builder = ClientConfig::builder_with_provider(ring::default_provider().into())
-        .with_safe_default_protocol_versions()
+        .with_protocol_versions(VERSIONS)
         .expect("ring has all cipher suites");
     Ok(builder.with_root_certificates(roots))
 }
