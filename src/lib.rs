@@ -92,8 +92,7 @@
 //! - A path of the HTTP door: `latchd/http/request` knows it, `latchd/http` answers it, and
 //!   latchd(8), HTTP, describes it.
 //! - A metric: `protocol/counters` and `protocol/metrics`.
-//! - When a lease begins: `table/place`; when it ends: `table/expiry`; when a client renews it:
-//!   `client/guard/timing`.
+//! - When a lease begins and ends: `table/leases`; when a client renews it: `client/guard/timing`.
 //! - Who is next, and what a claim of several slots waits for: `table/queue` and `table`; among
 //!   lock files with `--slots`, `lockfile/slots`.
 //! - What a session asks of the table: `arbiter/seat`, the one door to it.

@@ -1,5 +1,5 @@
-//! What latch, latchd and lfpd print for `--help` and `--version`: argh's text in the form that sema
-//! has, too.
+//! What latch, latchd and lfpd print for `--help` and `--version`: argh's text in the form that
+//! sema has, too.
 
 /// The options that a build may lack, by how they begin, with their feature.
 const BY_FEATURE: [(&str, &str, bool); 4] = [

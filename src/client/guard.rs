@@ -177,8 +177,8 @@ struct Hold {
     asking: Vec<RenewalCallback>,
     /// How the guard has ordered the hold to end.
     order: Option<Order>,
-    /// How that order ended: it was carried out, or the lock was lost. The keeper sets it once it has
-    /// closed the connection.
+    /// How that order ended: it was carried out, or the lock was lost. The keeper sets it once it
+    /// has closed the connection.
     outcome: Option<Result<(), Error>>,
 }
 

@@ -3,12 +3,12 @@
 //!
 //! One thread writes, a batch at a time. The changes that arrive during a write are the next batch.
 //! If there is nothing to write, and a session wants to know whether this server is still active,
-//! the batch is a question: the same comparisons and no change. While etcd refuses to write,
-//! questions go on.
+//! the batch is a question: a transaction that compares as the others do, and changes nothing.
+//! While etcd refuses to write, questions go on.
 //!
-//! A server that hands over closes its journal. The changes until then are still written, but no
-//! session is told of anything that is not certain at that moment: nothing that the next server
-//! does not know.
+//! A server that hands over closes its journal. What was recorded before is still written. But no
+//! session is told of a change that was not certain when the journal was closed, because the next
+//! server may not know it.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -39,7 +39,7 @@ pub struct Journal {
 struct JournalState {
     /// The changes that no round has taken, with their numbers.
     pending: VecDeque<(u64, Change)>,
-    /// When the first of them was recorded, at the latest; meaningless if there are none.
+    /// When the first of them was recorded, or a little later. Meaningless if there are none.
     pending_since: Option<Instant>,
     /// The number of the last recorded change, and of the last one that is certain, with all before
     /// it. Changes are numbered from 1.
@@ -95,7 +95,7 @@ pub struct Round {
     /// The fences below this will be reserved.
     pub reserve: Option<u64>,
     began: Instant,
-    /// When the first of its changes was recorded, at the latest.
+    /// When the first of its changes was recorded, or a little later.
     pub recorded_at: Instant,
     number: u64,
     /// Changes up to this number are certain after it.
@@ -226,8 +226,8 @@ impl Journal {
         self.state.lock().round_time
     }
 
-    /// The number of the last change of a holder, 0 if all are certain; without one, that of the
-    /// last change of all.
+    /// The number of the last change of a holder, or 0 if all of its changes are certain. Without a
+    /// holder, the number of the last change of all.
     pub fn change_of(&self, holder: Option<Fence>) -> u64 {
         let state = self.state.lock();
         match holder {
@@ -340,8 +340,8 @@ impl JournalState {
         });
     }
 
-    /// Blocks while `is_uncertain` holds, for `at_most` at most. Looks again once a change is
-    /// certain and a round has succeeded.
+    /// Blocks while `is_uncertain` holds, for `at_most` at most. Looks again once the change is
+    /// certain and the round has succeeded.
     fn wait_while(
         state: &mut MutexGuard<'_, JournalState>,
         mut is_uncertain: impl FnMut(&mut JournalState) -> bool,

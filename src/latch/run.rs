@@ -265,8 +265,8 @@ fn finish_release(guard: Guard, kept_until: Option<Moment>) -> Result<(), Failur
     Ok(())
 }
 
-/// Releases the lock, or has the server keep it until `kept_until`. A release does not wait long for
-/// a silent server while the lease runs: the end of this process ends the connection, and that
+/// Releases the lock, or has the server keep it until `kept_until`. A release does not wait long
+/// for a silent server while the lease runs: the end of this process ends the connection, and that
 /// releases the lock, too.
 fn release(guard: Guard, kept_until: Option<Moment>) -> Release {
     if let Some(loss) = guard.loss() {

@@ -109,8 +109,8 @@ impl<'s, 'a> Session<'s, 'a> {
         self.input.end_frame();
         let sent_len = self.outbox.end_wait();
         if sent_len == Some(0) {
-            // A Ctrl-C in telnet during the wait: telnet discards the reply unless it is answered
-            // first.
+            // Nothing was sent during the wait. If the user of telnet has typed Ctrl-C in it, that
+            // must be answered before the reply: telnet discards all that comes before its answer.
             self.input.read_ready(&mut self.outbox.out);
         }
         self.outbox.add(&carried_out?, sent_len.unwrap_or(0))
@@ -133,7 +133,8 @@ impl<'s, 'a> Session<'s, 'a> {
     /// Replies `error` to a malformed request. Logs the first one of a connection, and counts the
     /// others.
     fn refuse_malformed(&mut self, error: ProtocolError) -> Result<(), Ending> {
-        // Any web page can have a browser send its text, with requests of this protocol in it.
+        // Any web page can have the browser send a text of its choice, such as requests of this
+        // protocol, but only behind a request line of HTTP.
         if is_http(self.input.frame()[0]) {
             return Err(Ending::OtherProtocol("http"));
         }
@@ -151,8 +152,8 @@ impl<'s, 'a> Session<'s, 'a> {
     }
 
     /// Decides what follows when the read timeout is over. A connection that holds or waits for a
-    /// key may idle between two requests as long as it likes: an unexpected `error` would be taken
-    /// for the answer to its next request.
+    /// key may idle between two requests as long as it likes: it would take the `error` before the
+    /// close for the answer to its next request.
     fn stay_idle(&mut self) -> Result<(), Ending> {
         let idle_since = self.seat.idle_since().ok_or(Ending::ReadTimeout)?;
         let closes_at = idle_since + self.rules.read_timeout;

@@ -159,8 +159,8 @@ impl Semaphore {
     ///
     /// [`SemaphoreError::AlreadyLocked`] if another process holds it, or something other than a
     /// regular file is there; [`Semaphore::acquire`] has an error of its own for the second, which
-    /// no later trial can change. [`SemaphoreError::NotALockFile`] if the file belongs to another program, or an error
-    /// of the system.
+    /// no later trial can change. [`SemaphoreError::NotALockFile`] if the file belongs to another
+    /// program, or an error of the system.
     pub fn try_acquire(&self) -> SemaphoreResult<SemaphoreGuard<'_>> {
         self.try_acquire_with_info(LockInfo::new())
     }

@@ -33,8 +33,8 @@ pub(super) fn run(request: &SemaRequest) -> CommandResult {
     }
 }
 
-/// The signals of this process, the event of a lost lock, and the locks to wait for. They are
-/// there as long as the process, and so as any thread that waits.
+/// The signals of this process, the event of a lost lock, and the locks to wait for. The locks live
+/// as long as the process, because threads may wait for them until its end.
 pub(super) fn prepare(
     request: &SemaRequest,
 ) -> Result<(SignalWatch, Event, &'static [Semaphore]), Failure> {
@@ -92,8 +92,8 @@ fn run_under(
     Ok(finish.follow())
 }
 
-/// Waits for the lock. A signal ends the wait, and so does the end of the standard input, when
-/// `abandoned` is set.
+/// Waits for the lock. A signal ends the wait, and so does `abandoned`, an event that is set at the
+/// end of the standard input.
 pub(super) fn wait(
     slots: &'static [Semaphore],
     request: &SemaRequest,

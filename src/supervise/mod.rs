@@ -1,10 +1,10 @@
 //! Runs a command under a lock: process group, terminal, signals, exit status, and what happens
 //! when the lock is lost.
 //!
-//! The command runs in a process group of its own. It gets the terminal if this program has it: at
-//! once, or, in a pipeline, when it needs it. A second instance of this program, the [`exec_shim`],
-//! starts it and does what a parent cannot do without unsafe code: it asks the kernel to send the
-//! command SIGTERM if the parent is killed, and gives it the terminal before it runs.
+//! The command runs in a process group of its own. That group gets the terminal if this program has
+//! it: at once, or, in a pipeline, when the command needs it. A second instance of this program, the
+//! [`exec_shim`], does what a parent cannot do without unsafe code before it becomes the command:
+//! it asks the kernel for a SIGTERM if the parent is killed, and gives its group the terminal.
 
 mod group;
 mod shim;
@@ -32,15 +32,15 @@ use terminal::Terminal;
 pub struct Job<'a> {
     /// The command and its arguments: at least one word.
     pub command: &'a [OsString],
-    /// Variables of the command that are not those of this program; `None` removes one.
+    /// Variables that the command has beside those of this program; with `None`, it lacks one.
     pub environment: &'a [(&'a str, Option<OsString>)],
     /// What the command gets when the lock is lost.
     pub loss_signal: Signal,
     /// How long the command may run on after that.
     pub kill_after: Duration,
-    /// A descriptor that locks the file for the command, too, which inherits it. If this program is
-    /// killed, the command goes on with the lock. Without such a descriptor it gets SIGTERM then,
-    /// because the lock ends with this program.
+    /// A descriptor that the command inherits, and that keeps the file locked. With it, the command
+    /// goes on under the lock if this program is killed. Without it, the lock ends with this
+    /// program, and the command gets SIGTERM.
     pub inherited: Option<BorrowedFd<'a>>,
     /// Set when the lock is lost.
     pub lost: &'a Event,
@@ -107,8 +107,8 @@ pub fn run(job: &Job<'_>, signals: &mut SignalWatch) -> io::Result<JobEnd> {
     }
 }
 
-/// Whether the group has a process that runs, or a zombie that is our child. True if /proc shows
-/// none of its processes: it may hide those of other users.
+/// Whether the group has a process that runs, or a zombie that is our child. Also true if /proc
+/// shows no process of the group: it may hide the processes of other users.
 fn has_living(group: Pid) -> bool {
     let Some(processes) = process::all() else {
         return true;

@@ -7,9 +7,9 @@
 //! and one lease, and counts once against the caps. Every operation first ends the leases that have
 //! run out by `now` and matter to it (its [`Scope`]), so an expired lease is dead whether or not
 //! the reaper has come by. Leases end in the order in which they run out, however few end at a
-//! time. Every operation that takes a holder or a waiter away ends in [`LockTable::promote`], so no
-//! slot is free while it is a client's turn (unless there is no fence, or no room under the cap on
-//! slots).
+//! time. Every operation that takes a holder or a waiter away ends in [`LockTable::promote`], which
+//! grants the free slots to those whose turn it is. A slot stays free only for want of a waiter, of
+//! a fence, or of room under the cap on grants.
 //!
 //! **Invariant:** nothing in `table/` reads a clock, takes a mutex, touches a socket or writes
 //! a log. Instants passed in never go back.
@@ -19,7 +19,7 @@ mod changes;
 mod connection;
 mod counters;
 mod events;
-mod expiry;
+mod leases;
 mod numbers;
 mod orphans;
 mod phase_one;
@@ -133,11 +133,15 @@ impl LockTable {
         }
     }
 
-    /// Asks for a key: it is granted now, or the claim is queued behind the earlier ones. Refusals,
-    /// in this order: [`Refusal::Draining`], [`Refusal::LimitMismatch`], [`Refusal::MaxLocks`] for
-    /// what the connection has and for the slots in all, [`Refusal::NoToken`] while waiters are
-    /// owed slots, [`Refusal::MaxLocks`] for a key not known yet, [`Refusal::NoToken`],
-    /// [`Refusal::MaxWaiters`] for the key and in all.
+    /// Asks for a key: it is granted now, or the claim is queued behind the earlier ones. It is
+    /// refused for the first of these that holds:
+    ///
+    /// - [`Refusal::Draining`]; [`Refusal::LimitMismatch`]; [`Refusal::MaxLocks`] if the connection
+    ///   has as much as it may;
+    /// - if it would be granted now: [`Refusal::MaxLocks`] for the grants in all,
+    ///   [`Refusal::NoToken`] while other waiters are owed slots, [`Refusal::MaxLocks`] for a new
+    ///   key, [`Refusal::NoToken`] without a fence;
+    /// - if it would wait: [`Refusal::MaxWaiters`] for the key, or in all.
     pub fn acquire(
         &mut self,
         claimant: Claimant,
@@ -349,8 +353,8 @@ impl LockTable {
     }
 
     /// Starts a holder's lease anew, at the request of `conn`. The lease of a kept grant gets no
-    /// shorter: its client may have sent this request before the `keep`, on a connection that it
-    /// gave up, and a lease of seconds must not replace one of days.
+    /// shorter. The client may have sent this renewal before it asked to keep the grant over
+    /// another connection, and a lease of seconds must not replace one of days.
     fn renew_holder(&mut self, id: PlaceId, conn: ConnId, lease: Duration, now: Instant) {
         let place = &self.places[id];
         if place.is_provisional && place.conn == conn {
@@ -519,8 +523,8 @@ impl LockTable {
 
     /// Gives the waiters of `key` the slots that are free, and then those of other keys what they
     /// are owed; a key without holders and waiters becomes idle. Every operation that takes a
-    /// holder or a waiter away ends here. `held_count` is how many slots were held before it: in
-    /// the place of a holder, a waiter of the same key needs no room under the cap.
+    /// holder or a waiter away ends here. `held_count` is how many grants there were before that
+    /// operation: a waiter that follows a holder needs no room under the cap.
     fn promote(&mut self, key: KeyId, held_count: usize, now: Instant) {
         let mut at_most = GRANTED_AT_ONCE;
         let max_held = held_count.max(self.caps.max_slots);

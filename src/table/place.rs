@@ -141,62 +141,6 @@ impl LockTable {
         }
     }
 
-    /// Makes a place that is in no list of its key a holder, whose lease begins now.
-    pub(super) fn hold(&mut self, id: PlaceId, fence: Fence, now: Instant) {
-        let place = &mut self.places[id];
-        place.since = now;
-        let (key, lease, weight) = (place.key, place.lease, place.weight);
-        let expires_at = now + lease;
-        place.state = PlaceState::Held { fence, expires_at };
-        self.leases.insert((expires_at, fence), id);
-        self.holders.insert(fence, id);
-        self.counters.grants += 1;
-        let queue = &mut self.keys[key];
-        debug_assert!(queue.has_room(weight));
-        queue.free -= weight.get();
-        queue.holders.push(&mut self.places, id);
-        self.note_held(id, fence, lease);
-    }
-
-    /// Takes a holder's slot away and passes it on.
-    pub(super) fn revoke(&mut self, id: PlaceId, end: GrantEnd, now: Instant) {
-        let (key, held_count) = (self.places[id].key, self.leases.len());
-        self.end_hold(id, end, now);
-        self.record_refusal(id, Refusal::LeaseExpired, now);
-        self.promote(key, held_count, now);
-    }
-
-    /// Takes a holder out of its key. Its place stays.
-    fn end_hold(&mut self, id: PlaceId, end: GrantEnd, now: Instant) {
-        let lease_end = self.places[id].lease_end();
-        let (expires_at, fence) = lease_end.expect("a holder has a lease");
-        self.counters.end(end);
-        self.note_event(id, Some(fence), Fate::Ended(end), now);
-        self.forget_orphan(id);
-        self.free_number(id);
-        self.leases.remove(&(expires_at, fence));
-        self.holders.remove(&fence);
-        let place = &self.places[id];
-        let queue = &mut self.keys[place.key];
-        queue.free += place.weight.get();
-        queue.holders.remove(&mut self.places, id);
-        self.last_held = Some(now);
-        self.note_ended(fence);
-    }
-
-    /// Has a holder's lease end at `expires_at`.
-    pub(super) fn begin_lease(&mut self, id: PlaceId, expires_at: Instant) {
-        if let PlaceState::Held {
-            fence,
-            expires_at: ends,
-        } = &mut self.places[id].state
-        {
-            self.leases.remove(&(*ends, *fence));
-            self.leases.insert((expires_at, *fence), id);
-            *ends = expires_at;
-        }
-    }
-
     /// Takes a waiter out of its queue. Its place stays.
     pub(super) fn withdraw(&mut self, id: PlaceId) {
         let place = &self.places[id];
