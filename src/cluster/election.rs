@@ -160,7 +160,10 @@ impl Candidate {
             active: Some(Active { epoch, address }),
             is_own: false,
         };
-        let old = std::mem::replace(&mut self.node.state.lock().role, role.clone());
+        let mut state = self.node.state.lock();
+        state.active_seen = Some(Moment::now());
+        let old = std::mem::replace(&mut state.role, role.clone());
+        drop(state);
         if old == role {
             return;
         }

@@ -175,6 +175,8 @@ struct RoleState {
     is_resigning: bool,
     /// The etcd lease of the leader key, if this server wins the election.
     lease: Option<u64>,
+    /// When another server was last seen to lead.
+    active_seen: Option<Moment>,
 }
 
 /// One term of this server.
@@ -261,10 +263,13 @@ impl ClusterNode {
         self.state.lock().role.is_own
     }
 
-    /// Whether clients find an active server behind this one.
+    /// Whether clients find an active server behind this one. An active server that has not been
+    /// seen for the TTL, because etcd is out of reach, may be one no more.
     #[cfg_attr(not(feature = "http"), allow(dead_code))]
     pub fn has_active_server(&self) -> bool {
-        !self.is_leaving() && self.role().active.is_some()
+        let state = self.state.lock();
+        let is_recent = |seen: Moment| seen.elapsed() < self.settings.ttl;
+        !self.is_leaving() && (state.role.is_own || state.active_seen.is_some_and(is_recent))
     }
 
     /// What this server is now. Blocks while that is what was `seen`, but no longer than `at_most`.

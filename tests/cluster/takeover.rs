@@ -12,6 +12,8 @@ use rustix::fs::{fcntl_getfl, fcntl_setfl, OFlags};
 use crate::house::{renew, Etcd, Server, TAKE_OVER, TTL};
 use crate::proxy::{Fate, Proxy};
 use crate::support::needs::needs;
+#[cfg(feature = "http")]
+use crate::support::silent::free_addr;
 use crate::support::silent::free_port;
 use crate::support::stalls::{fair_test, in_time};
 use crate::support::{eventually, fence, Client, Daemon, Event, Signal, PATIENCE};
@@ -45,6 +47,41 @@ fn the_successor_of_a_killed_server_keeps_its_holders() {
     assert_eq!(client.request("r", "lock", &lock.token), "ok");
     let next = client.acquire("lock", 0);
     assert!(fence(&next.token) > fence(&lock.token));
+}
+
+#[test]
+#[cfg(feature = "http")]
+fn a_standby_is_ready_while_there_is_an_active_server() {
+    let programs = needs!("etcd", "etcdctl");
+    let mut etcd = Etcd::start(&programs, 1);
+    let door = free_addr();
+    let status = |path: &str| {
+        let mut client = Client::tcp(door);
+        client.send(&format!("GET {path} HTTP/1.0\r\n\r\n"));
+        client.line()
+    };
+    let (ok, unavailable) = ("HTTP/1.1 200 OK\r", "HTTP/1.1 503 Service Unavailable\r");
+    let first = Server::active(&etcd.endpoints(), &[]);
+    let second = Server::start(&etcd.endpoints(), &["--http", &door.to_string()]);
+    second.wait_for("listening http=", 1);
+    eventually(TAKE_OVER, "it knows the active server", || {
+        status("/ready") == ok
+    });
+    // The other server has the locks; the counters are each server's own.
+    assert_eq!(status("/v1/stats/holders"), unavailable);
+    assert_eq!(status("/metrics"), ok);
+
+    etcd.members[0].kill();
+    first.kill();
+    eventually(TAKE_OVER, "no server is active", || {
+        status("/ready") == unavailable
+    });
+    assert_eq!(status("/health"), ok);
+
+    etcd.members[0].restart();
+    second.wait_until_active(1);
+    assert_eq!(status("/ready"), ok);
+    assert_eq!(status("/v1/stats/holders"), ok);
 }
 
 #[test]

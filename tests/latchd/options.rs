@@ -388,6 +388,50 @@ fn one_tls_option_without_the_other_is_refused_as_such() {
 }
 
 #[test]
+#[cfg(not(feature = "http"))]
+fn the_http_door_needs_a_build_with_the_feature() {
+    let lacking = "needs a build with --features http";
+    for (option, variable, value) in [
+        ("--http", "HTTP", "127.0.0.1:0"),
+        ("--http-port", "HTTP_PORT", "6389"),
+    ] {
+        let line = refusal(Daemon::command().args([option, value]), 2);
+        assert_eq!(line, format!("latchd: {option}: {lacking}"));
+        let variable = format!("LATCHD_{variable}");
+        let line = refusal(Daemon::command().env(&variable, value), 2);
+        assert_eq!(line, format!("latchd: {variable}: {lacking}"));
+    }
+}
+
+#[test]
+#[cfg(feature = "http")]
+fn the_http_door_wants_a_host_and_a_free_port() {
+    let wanted = "expected HOST:PORT, such as 127.0.0.1:6389 or [::1]:6389";
+    for value in [
+        "6389",
+        "127.0.0.1",
+        ":6389",
+        "::1:6389",
+        "[::1]",
+        "127.0.0.1:65536",
+    ] {
+        let line = refusal(Daemon::command().args(["--http", value]), 2);
+        assert_eq!(
+            line,
+            format!("latchd: invalid value '{value}' for --http: {wanted}")
+        );
+    }
+    let line = refusal(Daemon::command().args(["--http-port", "65536"]), 2);
+    let invalid = "latchd: invalid value '65536' for --http-port: expected 0-65535";
+    assert_eq!(line, invalid);
+    let taken = TcpListener::bind("127.0.0.1:0").expect("a port is free");
+    let addr = taken.local_addr().expect("it is bound");
+    let line = refusal(Daemon::command().args(["--http", &addr.to_string()]), 1);
+    let in_use = format!("latchd: cannot listen on {addr}: address already in use");
+    assert_eq!(line, in_use);
+}
+
+#[test]
 #[cfg(not(feature = "cluster"))]
 fn etcd_needs_a_build_with_the_feature() {
     let lacking = "needs a build with --features cluster";

@@ -13,6 +13,8 @@ use rustls::{ClientConnection, ConnectionTrafficSecrets, ContentType, ProtocolVe
 
 use crate::support::footprint::{status_kib, worst_case_mb};
 use crate::support::limited::{limit_to, raise_our_own_limit};
+#[cfg(feature = "http")]
+use crate::support::silent::free_addr;
 use crate::support::tls::{common, trusting, TlsClient, Version};
 use crate::support::{eventually, parse_grant, Client, Daemon, Event, Scheme, PATIENCE};
 
@@ -99,6 +101,21 @@ fn unfinished_handshakes_hold_up_no_other_client() {
     let grant = client.acquire("k", 0);
     assert_eq!(client.request("r", "k", &grant.token), "ok");
     drop(unfinished);
+}
+
+#[test]
+#[cfg(feature = "http")]
+fn the_http_door_speaks_tls_too() {
+    let door = free_addr();
+    let daemon = daemon(&["--http", &door.to_string()]);
+    daemon.wait_for_log("listening http=", PATIENCE);
+    let request = "GET /health HTTP/1.0\r\n\r\n";
+    let mut client = Client::open(Scheme::Tls, door);
+    client.send(request);
+    assert_eq!(client.line(), "HTTP/1.1 200 OK\r");
+    let mut plain = Client::tcp(door);
+    plain.send(request);
+    assert_eq!(plain.next_event(PATIENCE), Event::Eof);
 }
 
 #[test]
