@@ -352,8 +352,8 @@ impl Semaphore {
             return Ok(Busy::unknown(obstacle));
         };
         let mut busy = self.busy_with(obstacle, &content, flock, host);
-        // Without locks of the file system, it is unknown whether the holder has the file locked. So
-        // it is stale only by what is known of the holder's process.
+        // Without locks of the file system, it is unknown whether the holder has the file locked.
+        // So it is stale only by what is known of the holder's process.
         if obstacle == Obstacle::NoLocks && !busy.details.is_stale {
             busy.obstacle = Obstacle::NotStale;
         }

@@ -2,9 +2,10 @@
 //! when the lock is lost.
 //!
 //! The command runs in a process group of its own. That group gets the terminal if this program has
-//! it: at once, or, in a pipeline, when the command needs it. A second instance of this program, the
-//! [`exec_shim`], does what a parent cannot do without unsafe code before it becomes the command:
-//! it asks the kernel for a SIGTERM if the parent is killed, and gives its group the terminal.
+//! it: at once, or, in a pipeline, when the command needs it. A second instance of this program,
+//! the [`exec_shim`], does what a parent cannot do without unsafe code before it becomes the
+//! command: it asks the kernel for a SIGTERM if the parent is killed, and gives its group the
+//! terminal.
 
 mod group;
 mod shim;
