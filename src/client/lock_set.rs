@@ -25,7 +25,7 @@ use crate::sys::event::Event;
 pub struct LockSet<'a>(Vec<Lock<'a>>);
 
 impl Client {
-    /// LockSet of several keys that are held together. Does not connect; the keys are checked when
+    /// The locks of several keys, to be held together. Does not connect; the keys are checked when
     /// the locks are asked for.
     ///
     /// ```
@@ -97,7 +97,7 @@ impl<'a> LockSet<'a> {
     }
 }
 
-/// LockSet that are held together, in the order of their keys. Dropping it releases them as
+/// Locks that are held together, in the order of their keys. Dropping it releases them as
 /// [`Guards::release`] does; errors are lost then.
 ///
 /// It is a slice of [`Guard`]s, each of which is renewed on its own, and can be lost on its own:
