@@ -21,9 +21,13 @@ use crate::support::{fence, parse_grant};
 /// How many clients a process has.
 const CLIENTS: u64 = 8;
 
-/// How many may hold each key.
+/// How many slots a lock has: a shared one takes one, any other all of them.
+const LOCK: usize = 1 << 20;
+
+/// How many slots each key has.
 pub const LIMITS: [usize; 24] = [
-    1, 1, 1, 1, 2, 1, 3, 1, 1, 1, 1, 5, 1, 1, 1, 2, 1, 1, 1, 1, 1, 8, 1, 1,
+    LOCK, LOCK, LOCK, LOCK, 2, LOCK, 3, LOCK, LOCK, LOCK, LOCK, 5, LOCK, LOCK, LOCK, 2, LOCK, LOCK,
+    LOCK, LOCK, LOCK, 8, LOCK, LOCK,
 ];
 
 /// How long leases are.
@@ -218,8 +222,9 @@ impl Client<'_> {
         let stats: serde_json::Value =
             serde_json::from_str(line.get(3..).unwrap_or_default()).unwrap_or_default();
         let holders = &stats["keys"][0]["holders"];
-        let count = holders.as_array().map_or(0, Vec::len);
-        if count > limit_of(key) {
+        let held = holders.as_array().into_iter().flatten();
+        let taken: u64 = held.filter_map(|holder| holder["slots"].as_u64()).sum();
+        if taken > limit_of(key) as u64 {
             self.journal.complain(&format!("too many holders: {line}"));
         }
         let Some(fence) = holders[0]["fence"].as_str() else {
@@ -243,6 +248,15 @@ impl Client<'_> {
 
     fn lease(&mut self) -> Duration {
         LEASES[self.below(LEASES.len() as u64)]
+    }
+
+    /// Mostly a whole lock, or one slot.
+    fn weight(&mut self, key: u32) -> usize {
+        match (limit_of(key), self.random.one_in(4)) {
+            (LOCK, false) => LOCK,
+            (LOCK, true) | (_, false) => 1,
+            (limit, true) => 1 + self.below(limit as u64),
+        }
     }
 
     /// Mostly none: who waits for a key of a stopped client does nothing else.
@@ -280,12 +294,17 @@ impl Client<'_> {
     }
 
     fn acquire(&mut self, on: &mut Connection, key: u32, lease: Duration) -> io::Result<Reply> {
-        let wait = self.wait();
-        self.ask(on, key, Request::Acquire { wait, lease })
+        let request = Request::Acquire {
+            wait: self.wait(),
+            lease,
+            weight: self.weight(key),
+        };
+        self.ask(on, key, request)
     }
 
     fn enqueue(&mut self, on: &mut Connection, key: u32, lease: Duration) -> io::Result<Reply> {
-        let reply = self.ask(on, key, Request::Enqueue { lease })?;
+        let weight = self.weight(key);
+        let reply = self.ask(on, key, Request::Enqueue { lease, weight })?;
         let is_granted = matches!(reply, Reply::Granted { .. });
         // Clients need not collect what they have been granted.
         if reply == Reply::Refused || is_granted && self.random.one_in(2) {
@@ -348,14 +367,27 @@ impl Client<'_> {
 
     fn ask(&mut self, on: &mut Connection, key: u32, request: Request) -> io::Result<Reply> {
         let limit = match limit_of(key) {
-            1 => String::new(),
+            LOCK => String::new(),
             limit => format!("{limit} "),
         };
+        let slots = |weight| match (limit_of(key), weight) {
+            (LOCK, LOCK) => String::new(),
+            (LOCK, _) => " shared".to_owned(),
+            (_, 1) => String::new(),
+            (_, weight) => format!(" slots={weight}"),
+        };
         let argument = match request {
-            Request::Acquire { wait, lease } => {
-                format!("{} {limit}{}", wait.as_secs(), lease.as_secs())
+            Request::Acquire {
+                wait,
+                lease,
+                weight,
+            } => {
+                let (wait, lease) = (wait.as_secs(), lease.as_secs());
+                format!("{wait} {limit}{lease}{}", slots(weight))
             }
-            Request::Enqueue { lease } => format!("{limit}{}", lease.as_secs()),
+            Request::Enqueue { lease, weight } => {
+                format!("{limit}{}{}", lease.as_secs(), slots(weight))
+            }
             Request::Wait { wait, .. } => wait.as_secs().to_string(),
             _ => unreachable!("a use of a token"),
         };
@@ -463,7 +495,7 @@ fn wait_of(request: Request) -> Duration {
 
 /// A key with a limit is a semaphore.
 fn command(key: u32, request: Request) -> String {
-    let kind = if limit_of(key) == 1 { "" } else { "s" };
+    let kind = if limit_of(key) == LOCK { "" } else { "s" };
     let verb = match request {
         Request::Acquire { .. } => "l",
         Request::Enqueue { .. } => "e",

@@ -7,7 +7,7 @@
 //! their cost is O(n log n).
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap, HashMap};
 use std::time::Duration;
 
 /// An instant of the monotonic clock, which all processes of a host share.
@@ -18,10 +18,14 @@ const NEVER: Instant = Duration::MAX;
 /// What a client asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Request {
-    /// `l` or `sl`.
-    Acquire { wait: Duration, lease: Duration },
-    /// `e` or `se`.
-    Enqueue { lease: Duration },
+    /// `l` or `sl`, for so many slots.
+    Acquire {
+        wait: Duration,
+        lease: Duration,
+        weight: usize,
+    },
+    /// `e` or `se`, for so many slots.
+    Enqueue { lease: Duration, weight: usize },
     /// `w` or `sw`.
     Wait { wait: Duration, lease: Duration },
     /// `n` or `sn`.
@@ -67,7 +71,7 @@ pub struct Record {
 #[derive(Debug, Default)]
 pub struct History {
     pub records: Vec<Record>,
-    /// How many may hold each key.
+    /// How many slots each key has.
     pub limits: HashMap<u32, usize>,
     /// When each connection was closed by its client, from the earliest to the latest instant.
     pub hang_ups: HashMap<u64, (Instant, Instant)>,
@@ -83,13 +87,13 @@ pub struct History {
 /// What can be wrong with a history.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Rule {
-    /// A key had more holders than its limit.
+    /// More slots of a key were held than it has.
     Exclusion,
     /// A waiter was served before one that surely came earlier.
     Order,
     /// A fence was used twice, or the order of fences is not that of grants.
     Fence,
-    /// A slot stayed free while a client waited.
+    /// Slots stayed free while a client waited for no more than these.
     LostWakeUp,
     /// A slot stayed taken after its lease was over while a client waited.
     LateExpiry,
@@ -212,16 +216,20 @@ impl History {
         for record in records {
             let place = (record.term, record.key, record.connection);
             match record.request {
-                Request::Acquire { wait, lease } => {
+                Request::Acquire {
+                    wait,
+                    lease,
+                    weight,
+                } => {
                     let is_place = !wait.is_zero() || record.fence().is_some();
                     if is_place || record.reply == Reply::Lost {
-                        claims.push(self.claim(&record, wait, lease));
+                        claims.push(self.claim(&record, wait, lease, weight));
                     }
                 }
-                Request::Enqueue { lease } => {
+                Request::Enqueue { lease, weight } => {
                     if record.reply != Reply::Refused {
                         entries.insert(place, claims.len());
-                        claims.push(self.claim(&record, Duration::ZERO, lease));
+                        claims.push(self.claim(&record, Duration::ZERO, lease, weight));
                     }
                 }
                 Request::Wait { wait, lease } => {
@@ -241,7 +249,7 @@ impl History {
         claims
     }
 
-    fn claim(&self, record: &Record, wait: Duration, lease: Duration) -> Claim {
+    fn claim(&self, record: &Record, wait: Duration, lease: Duration, weight: usize) -> Claim {
         let outcome = match record.reply {
             Reply::Granted { fence } => Outcome::Granted { fence },
             Reply::TimedOut => Outcome::Left {
@@ -264,6 +272,7 @@ impl History {
             end,
             outcome,
             lease,
+            weight,
             is_prompt: self.is_prompt(record),
             uses: Vec::new(),
         }
@@ -353,6 +362,8 @@ struct Claim {
     end: Instant,
     outcome: Outcome,
     lease: Duration,
+    /// How many slots it takes.
+    weight: usize,
     is_prompt: bool,
     /// Renewals and releases with its token, and breaks of it, by their beginning.
     uses: Vec<Record>,
@@ -529,10 +540,11 @@ impl<'a> Queue<'a> {
     }
 
     /// Finds for each grant the earliest instant at which it can have been made: not before the
-    /// claim came, nor before an earlier grant, nor while as many as may hold the key surely
-    /// did. If that is later than the latest such instant, there were too many holders.
+    /// claim came, nor before an earlier grant, nor while so many slots were surely held that its
+    /// own were not free. If that is later than the latest such instant, too many were held.
     fn check_exclusion(&self, found: &mut Vec<Violation>) -> Vec<Instant> {
-        let mut holds = BinaryHeap::new();
+        let mut holds: BinaryHeap<Reverse<(Instant, usize)>> = BinaryHeap::new();
+        let mut taken = 0;
         let mut earliest = Instant::ZERO;
         let mut all = Vec::new();
         // The grant that ended last.
@@ -540,16 +552,17 @@ impl<'a> Queue<'a> {
         for (index, (grant, &latest)) in self.grants.iter().zip(&self.latest).enumerate() {
             earliest = earliest.max(grant.arrived);
             while let Some(&Reverse((until, holder))) = holds.peek() {
-                if until > earliest && holds.len() < self.limit {
+                if until > earliest && taken + grant.weight <= self.limit {
                     break;
                 }
                 if until > earliest {
                     (earliest, last) = (until, Some(holder));
                 }
+                taken -= self.grants[holder].weight;
                 holds.pop();
             }
             if earliest > latest {
-                let holder = last.map(|holder: usize| self.grants[holder].told());
+                let holder = last.map(|holder| self.grants[holder].told());
                 let story = format!(
                     "held until {earliest:?} by {}, when granted: {}",
                     holder.unwrap_or_default(),
@@ -564,6 +577,7 @@ impl<'a> Queue<'a> {
             all.push(earliest);
             let until = grant.held_until(earliest, self.hang_up(grant));
             holds.push(Reverse((until, index)));
+            taken += grant.weight;
         }
         all
     }
@@ -650,10 +664,11 @@ impl<'a> Queue<'a> {
         }
     }
 
-    /// When fewer clients than may hold the key can have held it, for longer than the slack.
+    /// When so few slots can have been held that those of the first in the queue were free, for
+    /// longer than the slack. Which claim is the first is not known, so the heaviest decides.
     fn gaps(&self, earliest: &[Instant], found: &mut Vec<Violation>) -> Vec<Gap> {
-        let mut changes: Vec<(Instant, Change)> = Vec::new();
-        for (grant, &granted) in self.grants.iter().zip(earliest) {
+        let mut changes: Vec<(Instant, Place, Change)> = Vec::new();
+        for (index, (grant, &granted)) in self.grants.iter().zip(earliest).enumerate() {
             let from = if grant.is_prompt && grant.end > grant.wait_began + self.history.slack {
                 grant.end // it waited, so the reply came with the grant
             } else {
@@ -661,49 +676,61 @@ impl<'a> Queue<'a> {
             };
             let gone = self.history.gone(grant.connection);
             let (freed, rule) = grant.freed_by(gone, found);
-            changes.push((from, Change::Taken));
-            changes.push((freed.max(from), Change::Freed(rule)));
+            let place = (grant.weight, index);
+            changes.push((grant.arrived, place, Change::Came));
+            changes.push((from.max(grant.arrived), place, Change::Left));
+            changes.push((from, place, Change::Taken));
+            changes.push((freed.max(from), place, Change::Freed(rule)));
         }
-        for claim in &self.others {
-            if matches!(claim.outcome, Outcome::Unknown) {
-                changes.push((claim.arrived, Change::Taken));
-                let end = claim.end.max(claim.arrived);
-                changes.push((end, Change::Freed(Rule::LostWakeUp)));
-            }
+        for (index, claim) in (self.grants.len()..).zip(&self.others) {
+            let (begin, end) = match claim.outcome {
+                Outcome::Unknown => (Change::Taken, Change::Freed(Rule::LostWakeUp)),
+                _ => (Change::Came, Change::Left),
+            };
+            let place = (claim.weight, index);
+            changes.push((claim.arrived, place, begin));
+            changes.push((claim.end.max(claim.arrived), place, end));
         }
-        changes.sort_by_key(|(at, _)| *at);
+        changes.sort_by_key(|(at, _, _)| *at);
         let mut gaps = Vec::new();
-        let mut count = 0usize;
+        let (mut waiting, mut taken, mut was_full) = (BTreeSet::new(), 0, false);
         let mut open = Gap {
             begin: self.settled,
             end: NEVER,
             rule: Rule::LostWakeUp,
         };
         // Holders that come and go in one instant are counted first.
-        for (at, change) in changes {
+        for (at, place, change) in changes {
+            let mut rule = Rule::LostWakeUp;
             match change {
-                Change::Taken => {
-                    count += 1;
-                    if count == self.limit && at > open.begin.saturating_add(self.history.slack) {
-                        gaps.push(Gap { end: at, ..open });
-                    }
-                }
-                Change::Freed(rule) => {
-                    if count == self.limit {
-                        open.begin = at.max(self.settled);
-                        open.rule = rule;
-                    }
-                    count -= 1;
-                }
+                Change::Came => _ = waiting.insert(place),
+                Change::Left => _ = waiting.remove(&place),
+                Change::Taken => taken += place.0,
+                Change::Freed(why) => (taken, rule) = (taken - place.0, why),
             }
+            let heaviest = waiting.last().map_or(1, |(weight, _)| *weight);
+            let is_full = taken + heaviest > self.limit;
+            if is_full && !was_full && at > open.begin.saturating_add(self.history.slack) {
+                gaps.push(Gap { end: at, ..open });
+            }
+            if was_full && !is_full {
+                open.begin = at.max(self.settled);
+                open.rule = rule;
+            }
+            was_full = is_full;
         }
         gaps.push(open);
         gaps
     }
 }
 
+/// A claim: its weight, and its index.
+type Place = (usize, usize);
+
 #[derive(Debug, Clone, Copy)]
 enum Change {
+    Came,
+    Left,
     Taken,
     Freed(Rule),
 }

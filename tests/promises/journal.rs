@@ -39,8 +39,12 @@ impl Journal {
     pub fn begin(&self, term: u32, connection: u64, key: u32, request: Request) -> u32 {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let words = match request {
-            Request::Acquire { wait, lease } => format!("l {} {}", millis(wait), millis(lease)),
-            Request::Enqueue { lease } => format!("e {}", millis(lease)),
+            Request::Acquire {
+                wait,
+                lease,
+                weight,
+            } => format!("l {} {} {weight}", millis(wait), millis(lease)),
+            Request::Enqueue { lease, weight } => format!("e {} {weight}", millis(lease)),
             Request::Wait { wait, lease } => format!("w {} {}", millis(wait), millis(lease)),
             Request::Renew { fence, lease } => format!("n {fence} {}", millis(lease)),
             Request::Release { fence } => format!("r {fence}"),
@@ -140,6 +144,10 @@ fn time<'a>(words: &mut impl Iterator<Item = &'a str>) -> Duration {
     Duration::from_millis(number(words))
 }
 
+fn count<'a>(words: &mut impl Iterator<Item = &'a str>) -> usize {
+    usize::try_from(number(words)).expect("a few")
+}
+
 fn read_request<'a>(
     words: &mut impl Iterator<Item = &'a str>,
     begin: Instant,
@@ -152,8 +160,12 @@ fn read_request<'a>(
         Some("l") => Request::Acquire {
             wait: time(words),
             lease: time(words),
+            weight: count(words),
         },
-        Some("e") => Request::Enqueue { lease: time(words) },
+        Some("e") => Request::Enqueue {
+            lease: time(words),
+            weight: count(words),
+        },
         Some("w") => Request::Wait {
             wait: time(words),
             lease: time(words),

@@ -198,7 +198,13 @@ impl Pair {
             (None, "error_lease_expired") => Reply::Refused,
             _ => panic!("no grant: {line}"),
         };
-        self.note(client, begin, Request::Acquire { wait, lease }, reply);
+        let weight = 1;
+        let request = Request::Acquire {
+            wait,
+            lease,
+            weight,
+        };
+        self.note(client, begin, request, reply);
         grant.map(|grant| grant.token)
     }
 

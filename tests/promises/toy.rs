@@ -21,10 +21,16 @@ enum Bug {
     None,
     /// A key is granted that another client holds.
     DoubleGrant,
+    /// Each holder counts for one slot, however many it has.
+    UncountedSlots,
     /// A newcomer is served before those who wait.
     OvertakingWaiter,
+    /// A newcomer is served if its slots are free, although a heavier claim waits.
+    LightNewcomer,
     /// A slot is free, and the next waiter is not told.
     LostWakeUp,
+    /// Several slots become free at once, and one waiter alone is told.
+    SingleWakeUp,
     /// A lease ends long after its time.
     LateExpiry,
     /// Two grants have one fence.
@@ -66,13 +72,28 @@ fn a_double_grant_is_found() {
 }
 
 #[test]
+fn a_holder_that_counts_for_one_slot_is_found() {
+    is_found(Bug::UncountedSlots, &[Rule::Exclusion]);
+}
+
+#[test]
 fn an_overtaking_waiter_is_found() {
     is_found(Bug::OvertakingWaiter, &[Rule::Order]);
 }
 
 #[test]
+fn a_light_newcomer_before_a_heavy_waiter_is_found() {
+    is_found(Bug::LightNewcomer, &[Rule::Order]);
+}
+
+#[test]
 fn a_lost_wake_up_is_found() {
     is_found(Bug::LostWakeUp, &[Rule::LostWakeUp]);
+}
+
+#[test]
+fn a_single_wake_up_for_several_slots_is_found() {
+    is_found(Bug::SingleWakeUp, &[Rule::LostWakeUp]);
 }
 
 #[test]
@@ -179,12 +200,14 @@ struct Queue {
 
 struct Holder {
     client: u64,
+    weight: usize,
     fence: u64,
     expires_at: u64,
 }
 
 struct Waiter {
     client: u64,
+    weight: usize,
     /// When it gives up, once it says so.
     gives_up: Option<u64>,
     is_connected: bool,
@@ -198,13 +221,23 @@ impl Queue {
             waiters: VecDeque::new(),
         }
     }
+
+    fn has_room(&self, weight: usize) -> bool {
+        let taken: usize = self.holders.iter().map(|holder| holder.weight).sum();
+        taken + weight <= self.limit
+    }
 }
 
 impl Toy {
     fn ask(&mut self, client: u64, key: u32, request: Request) -> Option<Reply> {
         match request {
-            Request::Acquire { wait, .. } => self.claim(client, key, Some(ticks(wait))),
-            Request::Enqueue { .. } => self.claim(client, key, None).or(Some(Reply::Queued)),
+            Request::Acquire { wait, weight, .. } => {
+                self.claim(client, key, weight, Some(ticks(wait)))
+            }
+            Request::Enqueue { weight, .. } => {
+                let reply = self.claim(client, key, weight, None);
+                reply.or(Some(Reply::Queued))
+            }
             Request::Wait { wait, .. } => self.wait(client, key, ticks(wait)),
             Request::Renew { fence, .. } => Some(self.renew(key, fence)),
             Request::Release { fence } => Some(self.release(key, fence)),
@@ -213,14 +246,15 @@ impl Toy {
         }
     }
 
-    fn claim(&mut self, client: u64, key: u32, wait: Option<u64>) -> Option<Reply> {
+    fn claim(&mut self, client: u64, key: u32, weight: usize, wait: Option<u64>) -> Option<Reply> {
         let overtakes = self.bug.strikes(Bug::OvertakingWaiter, &mut self.random);
         let doubles = self.bug.strikes(Bug::DoubleGrant, &mut self.random);
+        let passes = self.bug == Bug::LightNewcomer;
         let now = self.now;
         let queue = self.queue(key);
-        let is_free = queue.holders.len() < queue.limit && queue.waiters.is_empty();
+        let is_free = queue.has_room(weight) && (queue.waiters.is_empty() || passes);
         if is_free || doubles {
-            let fence = self.grant(client, key);
+            let fence = self.grant(client, key, weight);
             return Some(Reply::Granted { fence });
         }
         if wait == Some(0) {
@@ -228,6 +262,7 @@ impl Toy {
         }
         let waiter = Waiter {
             client,
+            weight,
             gives_up: wait.map(|wait| now + wait),
             is_connected: true,
         };
@@ -331,7 +366,7 @@ impl Toy {
             for client in dismissed {
                 *self.mail_of(client) = Some(Reply::TimedOut);
             }
-            if self.bug != Bug::LostWakeUp {
+            if !matches!(self.bug, Bug::LostWakeUp | Bug::SingleWakeUp) {
                 self.promote(key);
             }
         }
@@ -340,26 +375,33 @@ impl Toy {
     fn promote(&mut self, key: u32) {
         loop {
             let queue = self.queue(key);
-            if queue.holders.len() >= queue.limit {
+            let first = queue.waiters.front();
+            if !first.is_some_and(|waiter| queue.has_room(waiter.weight)) {
                 return;
             }
-            let Some(waiter) = queue.waiters.pop_front() else {
-                return;
-            };
-            let fence = self.grant(waiter.client, key);
+            let waiter = queue.waiters.pop_front().expect("the first");
+            let fence = self.grant(waiter.client, key, waiter.weight);
             if waiter.gives_up.is_some() && waiter.is_connected {
                 *self.mail_of(waiter.client) = Some(Reply::Granted { fence });
+            }
+            if self.bug == Bug::SingleWakeUp {
+                return;
             }
         }
     }
 
-    fn grant(&mut self, client: u64, key: u32) -> u64 {
+    fn grant(&mut self, client: u64, key: u32, weight: usize) -> u64 {
+        let weight = match self.bug {
+            Bug::UncountedSlots => 1,
+            _ => weight,
+        };
         if !self.bug.strikes(Bug::ReusedFence, &mut self.random) {
             self.last_fence += 1;
         }
         let (fence, expires_at) = (self.last_fence, self.now + ticks(LEASE));
         self.queue(key).holders.push(Holder {
             client,
+            weight,
             fence,
             expires_at,
         });
@@ -415,11 +457,20 @@ impl Client {
             State::Idle(until) if until <= now => {
                 let key = u32::try_from(toy.random.below(3)).expect("a few");
                 let wait = at(toy.random.below(4) * 60);
+                let limit = toy.queue(key).limit as u64;
+                let weight = usize::try_from(1 + toy.random.below(limit)).expect("a few");
                 let holder = toy.queue(key).holders.first().map(|holder| holder.fence);
                 let request = match (toy.random.below(10), holder) {
                     (0, Some(fence)) => Request::Break { fence },
-                    (0..=4, _) => Request::Acquire { wait, lease: LEASE },
-                    _ => Request::Enqueue { lease: LEASE },
+                    (0..=4, _) => Request::Acquire {
+                        wait,
+                        lease: LEASE,
+                        weight,
+                    },
+                    _ => Request::Enqueue {
+                        lease: LEASE,
+                        weight,
+                    },
                 };
                 State::Sent(now + delay, self.record(now, key, request))
             }
