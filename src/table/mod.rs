@@ -343,10 +343,13 @@ impl LockTable {
         Ok(Answer::Renewed(lease))
     }
 
-    /// Makes sure that a grant may be held until the end of a lease that begins now.
+    /// Makes sure that a grant may be held until the end of a lease that begins now, and that a
+    /// kept one may be kept so long.
     fn check_hold(&self, id: PlaceId, lease: Duration, now: Instant) -> Result<(), Refusal> {
-        let held_for = now.saturating_duration_since(self.places[id].since);
-        match held_for.saturating_add(lease) <= self.caps.max_hold {
+        let place = &self.places[id];
+        let held_for = now.saturating_duration_since(place.since);
+        let may_keep = !place.is_kept || lease <= self.caps.max_keep_time;
+        match may_keep && held_for.saturating_add(lease) <= self.caps.max_hold {
             true => Ok(()),
             false => Err(Refusal::NotHeld),
         }

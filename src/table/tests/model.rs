@@ -361,15 +361,16 @@ impl Model {
     ) -> Result<(), Refusal> {
         self.find_held(name, kind, token)?;
         let held = self.holder(name, token.fence.0).expect("it was found");
-        let since = held.since;
-        self.check_hold(since, lease)?;
+        let (since, is_kept) = (held.since, held.is_kept);
+        self.check_hold(since, is_kept, lease)?;
         self.renew_holder(conn, name, token, lease);
         Ok(())
     }
 
-    /// A lease that begins now must not end later than a grant may be held.
-    fn check_hold(&self, since: Instant, lease: Duration) -> Result<(), Refusal> {
-        let is_too_long = (self.now - since) + lease > self.caps.max_hold;
+    /// A lease that begins now must not end later than a grant may be held, or kept.
+    fn check_hold(&self, since: Instant, is_kept: bool, lease: Duration) -> Result<(), Refusal> {
+        let is_too_long = (self.now - since) + lease > self.caps.max_hold
+            || is_kept && lease > self.caps.max_keep_time;
         (!is_too_long).then_some(()).ok_or(Refusal::NotHeld)
     }
 
@@ -413,7 +414,8 @@ impl Model {
         if !is_own && self.connection_count(conn) >= self.caps.max_per_connection {
             return Err(Refusal::MaxLocks);
         }
-        self.check_hold(held?.since, lease)?;
+        let held = held?;
+        self.check_hold(held.since, held.is_kept, lease)?;
         self.renew_holder(conn, name, token, lease);
         if !is_own {
             self.move_slot(name, token, conn);
@@ -432,7 +434,7 @@ impl Model {
     ) -> Result<(), Refusal> {
         self.expire();
         let held = self.find_told(name, token)?;
-        self.check_hold(held.since, lease)?;
+        self.check_hold(held.since, held.is_kept, lease)?;
         if self.caps.max_kept == 0 || lease > self.caps.max_keep_time {
             return Err(Refusal::NotHeld);
         }

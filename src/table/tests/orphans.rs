@@ -201,6 +201,9 @@ fn only_so_many_grants_are_kept_for_so_long() {
     assert_eq!(world.keep("a", one, 5), KEPT);
     assert_eq!(world.keep("b", other, 60), Err(Refusal::MaxLocks));
     assert_eq!(world.owner(other), 1);
+    // However it is asked for.
+    assert_eq!(world.renew("a", one, 61), Err(Refusal::NotHeld));
+    assert_eq!(world.adopt(2, "a", one, 61), Err(Refusal::NotHeld));
     // One that was kept has ended.
     world.advance(secs(5));
     assert_eq!(world.keep("b", other, 60), KEPT);
