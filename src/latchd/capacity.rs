@@ -52,6 +52,9 @@ const PER_KEY: u64 = 1024;
 const PER_SLOT: u64 = 256;
 const PER_WAITER: u64 = 256;
 
+/// What the tag of its client adds to a slot that no connection has.
+const PER_TAG: u64 = 192;
+
 /// The memory in bytes that the program takes without any of these.
 const AT_REST: u64 = 4 * 1024 * 1024;
 
@@ -90,7 +93,7 @@ pub(super) fn worst_case(options: &Options, max_connections: usize, secret_len: 
         (door, per_connection(options, secret_len)),
         (max_connections, per_connection(options, secret_len)),
         (options.max_locks, PER_KEY),
-        (options.max_slots, PER_SLOT),
+        (options.max_slots, PER_SLOT + PER_TAG),
         (options.max_waiters_total, PER_WAITER),
     ];
     parts.iter().fold(AT_REST, |sum, (count, each)| {
@@ -287,7 +290,7 @@ mod tests {
             }
         };
         let caps = ["--max-locks=3", "--max-slots=2", "--max-waiters-total=1"];
-        let table = 3 * PER_KEY + 2 * PER_SLOT + PER_WAITER;
+        let table = 3 * PER_KEY + 2 * (PER_SLOT + PER_TAG) + PER_WAITER;
         assert_eq!(worst_case(&caps, 0, 0), AT_REST + table);
         let connections = 10 * (PER_CONNECTION + 1000);
         assert_eq!(worst_case(&caps, 10, 1000), AT_REST + connections + table);
