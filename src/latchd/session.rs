@@ -139,12 +139,19 @@ impl<'s, 'a> Session<'s, 'a> {
             return Err(Ending::OtherProtocol("http"));
         }
         if self.malformed_count == 0 {
-            let reason = error.describe();
-            debug!(
-                "refused conn={} reason={reason} command={}",
-                self.seat.id(),
-                Escaped(self.input.frame()[0])
-            );
+            let (conn, reason) = (self.seat.id(), error.describe());
+            let command = self.input.frame()[0];
+            // A client that is a line ahead or behind has its secret or a token in this place.
+            match error.knows_command() {
+                true => debug!(
+                    "refused conn={conn} reason={reason} command={}",
+                    Escaped(command)
+                ),
+                false => debug!(
+                    "refused conn={conn} reason={reason} command_len={}",
+                    command.len()
+                ),
+            }
         }
         self.malformed_count = self.malformed_count.saturating_add(1);
         self.input.end_frame();

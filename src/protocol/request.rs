@@ -176,6 +176,11 @@ pub enum ProtocolError {
 }
 
 impl ProtocolError {
+    /// Whether the first line was a command.
+    pub fn knows_command(self) -> bool {
+        !matches!(self, ProtocolError::InvalidCommand | ProtocolError::NotUtf8)
+    }
+
     /// A word for the log.
     pub fn describe(self) -> &'static str {
         match self {

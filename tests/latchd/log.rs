@@ -394,9 +394,8 @@ fn a_flood_of_bad_commands_is_one_line_and_a_count() {
         .collect();
     assert_eq!(refused.len(), 2, "{log}");
     assert!(refused[0].contains("conn=1 ") && refused[1].contains("conn=2 "));
-    assert!(
-        refused[0].contains("reason=invalid-command ") && refused[0].contains("command=nonsense")
-    );
+    // What is no command may be a secret, of a client that has left a line out.
+    assert!(refused[0].ends_with(" reason=invalid-command command_len=8"));
     // Opened, refused and closed, of each; and that the server runs.
     assert_eq!(log.lines().count(), 2 + 3 + 3, "{log}");
 }
