@@ -11,14 +11,12 @@ set -eu
 directory=${1:?usage: textfile_collector.sh DIRECTORY}
 file=$directory/latchd.prom
 
-# The collector is another user.
-umask 022
-
 # The collector may read at any time, and only names that end in .prom: the text is written beside the
-# file, and then takes its place in one step.
-staged=$file.$$
+# file, under a name that nobody can foresee, and then takes its place in one step.
+staged=$(mktemp "$file.XXXXXX")
 trap 'rm -f "$staged"' EXIT
 trap 'exit 1' HUP INT TERM
+chmod 644 "$staged"
 
 status=0
 latch stats --format prometheus >"$staged" || status=$?
@@ -26,6 +24,6 @@ latch stats --format prometheus >"$staged" || status=$?
 # With these statuses the text is whole: 69, 76 and 77 say that a server gave no counters. With any
 # other, such as 74 on a full disk, the last counters stay; the collector has their age.
 case $status in
-    0 | 69 | 76 | 77) mv -f "$staged" "$file" ;;
+    0 | 69 | 76 | 77) mv -fT "$staged" "$file" ;;
 esac
 exit "$status"
