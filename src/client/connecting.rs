@@ -15,7 +15,7 @@ use rustix::net::{connect, socket_with, AddressFamily, SocketAddrUnix, SocketFla
 use rustix::process::geteuid;
 
 use crate::sys::directory::parent_of;
-use crate::sys::trusted;
+use crate::sys::trusted::{self, is_same_user};
 
 /// The shortest time for one attempt to connect. The system refuses none at all, or takes it for
 /// no limit.
@@ -75,7 +75,7 @@ pub(super) fn connect_unix(path: &Path, deadline: Instant) -> io::Result<UnixStr
     let path = trusted::follow(path)?;
     let stream = connect_within(&path, deadline)?;
     let server = sockopt::socket_peercred(&stream)?.uid.as_raw();
-    let owner = || fs::metadata(parent_of(&path)).is_ok_and(|it| it.uid() == server);
+    let owner = || fs::metadata(parent_of(&path)).is_ok_and(|it| is_same_user(it.uid(), server));
     if server == 0 || server == geteuid().as_raw() || owner() {
         return Ok(stream);
     }

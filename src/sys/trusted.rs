@@ -15,6 +15,7 @@ use rustix::io::Errno;
 use rustix::process::geteuid;
 
 use super::directory::parent_of;
+use super::process;
 
 /// The maximum number of links in a row, as in the kernel.
 const MAX_LINKS: usize = 40;
@@ -35,13 +36,19 @@ pub fn follow(path: &Path) -> io::Result<PathBuf> {
             return Ok(path);
         };
         let directory = parent_of(&path);
-        let is_owner = |directory: Metadata| directory.uid() == link.owner;
+        let is_owner = |directory: Metadata| is_same_user(directory.uid(), link.owner);
         if link.owner != geteuid().as_raw() && !fs::metadata(directory).is_ok_and(is_owner) {
             return Err(io::Error::other("it is a symbolic link of another user"));
         }
         path = directory.join(link.target);
     }
     Err(io::Error::other("its links lead nowhere"))
+}
+
+/// Whether both are certainly one user: a user namespace shows all users whom it does not know as
+/// the same one.
+pub fn is_same_user(one: u32, other: u32) -> bool {
+    one == other && process::known_user(one).is_some()
 }
 
 /// Opens the file that [`follow`] finds; the umask applies to the `mode` of a new one. Does not

@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 
 use rustix::fs::{mknodat, FileType, Mode, CWD};
 
-use crate::support::limited::copy_program;
+use crate::support::limited::{copy_program, without_users};
 use crate::support::needs::needs;
 use crate::support::{program, Daemon, PATIENCE};
 
@@ -136,6 +136,17 @@ fn latch_refuses_the_socket_of_an_impostor() {
         said.contains(&format!("its server runs as user {OTHER}, who does not")),
         "{said}"
     );
+    // A namespace shows the owner of the directory and the impostor as one user.
+    if without_users().is_some() {
+        let latch = directory.path().join("latch");
+        copy_program(program("latch"), &latch);
+        let mut command = Command::new("setpriv");
+        command.args([&format!("--reuid={}", OTHER + 1), "--clear-groups"]);
+        command.args(["unshare", "--user", "--map-root-user"]);
+        command.arg(latch).arg("ping").arg("--server").arg(&socket);
+        let refused = command.output().expect("it runs");
+        assert_eq!(refused.status.code(), Some(69), "{refused:?}");
+    }
     // In the other user's own directory, that user decides.
     chown(directory.path(), Some(OTHER), None).expect("we are root");
     assert_eq!(ping().status.code(), Some(0));
