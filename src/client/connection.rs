@@ -32,6 +32,10 @@ const MAX_REPLY_LEN: usize = 4096;
 /// The longest reply to `stats`: it lists up to 32 holders and waiters of each key in use.
 const MAX_STATS_LEN: usize = 64 * 1024 * 1024;
 
+/// The same for one key, or for the counters. No more is read, because what is read takes many
+/// times its length once it is understood.
+const MAX_QUEUE_LEN: usize = 1024 * 1024;
+
 /// The longest time for one read, after which the deadline is looked at again.
 const LONGEST_READ: Duration = Duration::from_secs(3600);
 
@@ -372,7 +376,8 @@ impl Connection {
         let mut text = mem::take(&mut self.opening);
         self.key = key_of(request).map(str::to_owned);
         self.max_reply_len = match request {
-            Request::Stats | Request::Queues(_) | Request::Counters => MAX_STATS_LEN,
+            Request::Stats | Request::Queues(None) => MAX_STATS_LEN,
+            Request::Queues(Some(_)) | Request::Counters => MAX_QUEUE_LEN,
             _ => MAX_REPLY_LEN,
         };
         request.write(&mut text);

@@ -114,14 +114,17 @@ impl Connection {
 impl Granted {
     /// Asks for the number of the slot, if the guard is to know it, and the server knows numbers.
     pub(super) fn slot_number(&mut self) -> Result<Option<u32>, Error> {
-        let is_one_slot = self.slot.limit.is_some() && self.slot.slots.unwrap_or(1) == 1;
-        if !(self.is_numbered && is_one_slot) {
+        let Some(limit) = self.slot.limit else {
+            return Ok(None);
+        };
+        if !self.is_numbered || self.slot.slots.unwrap_or(1) != 1 {
             return Ok(None);
         }
-        match self.connection.holder(&self.key, self.grant.token.fence()) {
-            Err(Error::Unsupported(_)) => Ok(None),
-            holder => Ok(holder?.and_then(|holder| holder.slot)),
-        }
+        let number = match self.connection.holder(&self.key, self.grant.token.fence()) {
+            Err(Error::Unsupported(_)) => None,
+            holder => holder?.and_then(|holder| holder.slot),
+        };
+        Ok(number.filter(|number| *number < limit))
     }
 }
 

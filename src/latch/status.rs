@@ -25,8 +25,11 @@ pub(super) fn run(options: &options::Status) -> CommandResult {
 fn is_held(queue: Option<&Queue>) -> bool {
     queue.is_some_and(|queue| {
         let taken: u64 = match queue.kind {
-            Kind::Lock => return queue.holder_count + queue.waiter_count > 0,
-            Kind::Semaphore => queue.holders.iter().map(|holder| holder.party.slots).sum(),
+            Kind::Lock => return queue.holder_count > 0 || queue.waiter_count > 0,
+            Kind::Semaphore => {
+                let slots = queue.holders.iter().map(|holder| holder.party.slots);
+                slots.fold(0, u64::saturating_add)
+            }
         };
         queue.waiter_count > 0 || taken.max(queue.holder_count) >= queue.limit
     })
