@@ -338,17 +338,22 @@ impl LockTable {
         now: Instant,
     ) -> Result<Answer, Refusal> {
         let holder = self.find_holder(key, kind, token, now)?;
-        self.check_hold(holder, lease, now)?;
+        self.check_hold(holder, self.places[holder].is_kept, lease, now)?;
         self.renew_holder(holder, conn, lease, now);
         Ok(Answer::Renewed(lease))
     }
 
-    /// Makes sure that a grant may be held until the end of a lease that begins now, and that a
-    /// kept one may be kept so long.
-    fn check_hold(&self, id: PlaceId, lease: Duration, now: Instant) -> Result<(), Refusal> {
-        let place = &self.places[id];
-        let held_for = now.saturating_duration_since(place.since);
-        let may_keep = !place.is_kept || lease <= self.caps.max_keep_time;
+    /// Makes sure that a grant may be held until the end of a lease that begins now, and, if it is
+    /// a kept one then, that it may be kept so long.
+    fn check_hold(
+        &self,
+        id: PlaceId,
+        is_kept: bool,
+        lease: Duration,
+        now: Instant,
+    ) -> Result<(), Refusal> {
+        let held_for = now.saturating_duration_since(self.places[id].since);
+        let may_keep = !is_kept || lease <= self.caps.max_keep_time;
         match may_keep && held_for.saturating_add(lease) <= self.caps.max_hold {
             true => Ok(()),
             false => Err(Refusal::NotHeld),

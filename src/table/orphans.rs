@@ -37,7 +37,7 @@ impl LockTable {
             return Err(self.refuse_at(Cap::PerConnection));
         }
         let holder = holder?;
-        self.check_hold(holder, lease, now)?;
+        self.check_hold(holder, self.places[holder].is_kept, lease, now)?;
         self.renew_holder(holder, conn, lease, now);
         if !is_own {
             self.move_slot(holder, conn, now);
@@ -63,8 +63,8 @@ impl LockTable {
     ) -> Result<Answer, Refusal> {
         self.settle(Scope::Everything, now);
         let holder = self.find_told(key, token)?;
-        self.check_hold(holder, lease, now)?;
-        if self.caps.max_kept == 0 || lease > self.caps.max_keep_time {
+        self.check_hold(holder, true, lease, now)?;
+        if self.caps.max_kept == 0 {
             return Err(Refusal::NotHeld);
         }
         let (conn, is_kept) = (self.places[holder].conn, self.places[holder].is_kept);
