@@ -376,8 +376,8 @@ impl Connection {
         let mut text = mem::take(&mut self.opening);
         self.key = key_of(request).map(str::to_owned);
         self.max_reply_len = match request {
-            Request::Stats | Request::Queues(None) => MAX_STATS_LEN,
-            Request::Queues(Some(_)) | Request::Counters => MAX_QUEUE_LEN,
+            _ if lists_all_keys(request) => MAX_STATS_LEN,
+            Request::Queues(_) | Request::Counters => MAX_QUEUE_LEN,
             _ => MAX_REPLY_LEN,
         };
         request.write(&mut text);
@@ -408,8 +408,7 @@ impl Connection {
             if let Some(reply) = self.take_reply(seen)? {
                 return Ok(reply);
             }
-            let is_long = matches!(request, Request::Stats | Request::Queues(None));
-            if is_long && self.buffer.len() > seen {
+            if lists_all_keys(request) && self.buffer.len() > seen {
                 due = self.reply_due();
             }
             seen = self.buffer.len();
@@ -557,6 +556,11 @@ impl Connection {
     pub(super) fn socket(&self) -> Option<BorrowedFd<'_>> {
         self.stream.as_ref().map(AsFd::as_fd)
     }
+}
+
+/// Whether the reply grows with the number of keys in use.
+fn lists_all_keys(request: &Request<'_>) -> bool {
+    matches!(request, Request::Stats | Request::Queues(None))
 }
 
 fn key_of<'a>(request: &Request<'a>) -> Option<&'a str> {
