@@ -81,30 +81,40 @@
 //!
 //! # Where to change what
 //!
-//! - A request: `protocol/request` and `protocol/reply`; `latchd/requests` carries it out, or
-//!   `latchd/session` if it only shows something; `client` sends it, and latch-protocol(7)
-//!   describes it.
+//! - A command of the wire protocol: `Request`, `parse`, `Request::write` and `HELP` in
+//!   `protocol/request`, and its answers in `protocol/reply`. `carry_out` in `latchd/requests` does
+//!   what it asks for, with `certainty_of` beside it; a command that only shows something is
+//!   answered by `serve_frame` in `latchd/session`. `client/connection` sends it, and
+//!   latch-protocol(7) describes it. For lfpd: `lfpd/command`, `lfpd/reply` and `lfpd/session`.
 //! - What may come before the first request of a connection: `latchd/opening`.
-//! - An option: the program's `options`, and its manual page. The completions are made from
-//!   `--help`: `LATCHD_BLESS=1 cargo test --test house completions`.
-//! - The wording of `--help` that latch, latchd and lfpd share: `cli/help`. That of sema is in its
-//!   own `options`.
-//! - A path of the HTTP door: `latchd/http/request` knows it, `latchd/http` answers it, and
-//!   latchd(8), HTTP, describes it.
+//! - An option, and its text in `--help`: `latchd/options`, `latch/options`, `lfpd/options` or
+//!   `sema/options`, and the manual page. A command of `latch` or `sema`: the same file, and
+//!   `dispatch` in `latch/mod` or `main` in `sema/mod`. The completions are made from `--help`:
+//!   `LATCHD_BLESS=1 cargo test --test house completions`.
+//! - The rest of `--help`: `cli/help` for latch, latchd and lfpd, and `help` in `sema/options`.
+//! - A path of the HTTP server: `RESOURCES` in `latchd/http/request`, and `answer` in
+//!   `latchd/http/mod`; latchd(8), HTTP, describes it.
 //! - A metric: `protocol/counters` and `protocol/metrics`.
-//! - When a lease begins and ends: `table/leases`; when a client renews it: `client/guard/timing`.
-//! - Who is next, and what a claim of several slots waits for: `table/queue` and `table`; among
-//!   lock files with `--slots`, `lockfile/slots`.
-//! - What a session asks of the table: `arbiter/seat`, the one door to it.
-//! - The form of a line in the log: `log`. What it says is written where it happens.
-//! - TLS: `net/tls`, with what a server shows in `certificate`, and what a client accepts in
-//!   `trust`.
-//! - A field of the lock file: `lockfile/record`, and `lockfile/host`, which fills it in.
-//! - When a lock file is stale: `lockfile/staleness`; of a serial device, `lfpd/uucp/staleness`.
-//! - A signal: `server` for the servers; `supervise/signals` for what `latch run` and `sema run`
-//!   pass on to their command.
-//! - An exit status, such as that for a busy lock: `server`, `latch/mod`, `sema/mod`; for all
-//!   commands alike `cli/failure`, for a command that cannot be run `supervise/shim`.
+//! - When a lease begins and ends: `table/leases`; whether it may be renewed, and for how long:
+//!   `check_hold` in `table/mod`; when a client renews it: `client/guard/timing`.
+//! - Who is next, for a lock and for a semaphore: `next_in_line` and `must_wait` in `table/queue`,
+//!   and `serve_waiters` in `table/mod`. Lock files have no queue: `until_any` in `lockfile/wait`
+//!   tries the slots of `sema --slots`.
+//! - What a session asks of the table: `arbiter/seat`.
+//! - The form of every line in the log: `LineStart` in `log/mod`. The words of a line are where the
+//!   event happens: search for its first word, such as `granted`.
+//! - TLS: the lowest version is in `VERSIONS` in `net/tls/mod`. `net/tls/certificate` has what a
+//!   server shows, and `net/tls/trust` what a client accepts.
+//! - A field of the lock file: `Record`, its `parse` and its `print`, in `lockfile/record`;
+//!   `stamped` in `lockfile/host` fills it in, and sema-lockfile(5) describes it.
+//! - When a lock file is stale: `judge` in `lockfile/staleness`; that of a serial device,
+//!   `lfpd/uucp/staleness`.
+//! - Which signals `latch run` and `sema run` forward to their command: `KEPT` in
+//!   `supervise/signals` lists those that they do not. Signals to a server: `watch_signals` in
+//!   `server/mod`.
+//! - An exit status, such as `BUSY` for a lock that is held: the constants at the top of
+//!   `latch/mod`, of `sema/mod`, and of `server/mod` for latchd and lfpd; `cli/failure` for what
+//!   latch and sema share, `supervise/shim` for a command that cannot be run.
 //!
 //! # The route of an `l`
 //!
