@@ -70,10 +70,10 @@ pub fn serve(stream: &Stream, mut seat: Seat, rules: &SessionRules, watch: &Hang
     let mut outbox = Outbox::new(stream, rules, watch, conn);
     let (ending, malformed_count) = match open(&mut input, &mut outbox, rules) {
         Err(ending) => (ending, 0),
-        Ok(origin) => {
+        Ok(source) => {
             let session = Session::new(&seat, &mut input, &mut outbox, rules);
             let ended = session.converse();
-            if origin == RequestSource::Standby && stream.was_reset() {
+            if source == RequestSource::Standby && stream.was_reset() {
                 // The standby has stopped.
                 seat.keep_if_client_can_adopt();
             }

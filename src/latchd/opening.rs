@@ -62,16 +62,16 @@ struct Opener<'a, 'c> {
 
 impl Opener<'_, '_> {
     fn run(&mut self) -> Result<RequestSource, Ending> {
-        let origin = self.origin()?;
+        let source = self.source()?;
         self.answer_first_words()?;
         if self.rules.auth_token.is_some() {
             self.authenticate()?;
         }
-        Ok(origin)
+        Ok(source)
     }
 
     /// Takes the frame with which a standby begins, if one does.
-    fn origin(&mut self) -> Result<RequestSource, Ending> {
+    fn source(&mut self) -> Result<RequestSource, Ending> {
         let Some(node) = &self.rules.node else {
             return Ok(RequestSource::Client);
         };
