@@ -211,50 +211,9 @@ fn fitting(text: &str) -> String {
     }
 }
 
-/// A time for people, in its largest unit.
-pub fn age(seconds: u64) -> String {
-    match seconds {
-        0..60 => format!("{seconds} s"),
-        60..3600 => format!("{} m", seconds / 60),
-        3600..172_800 => format!("{} h", seconds / 3600),
-        _ => format!("{} d", seconds / 86_400),
-    }
-}
-
-/// A time limit for people, exactly, in the largest unit that divides it.
-pub fn exactly(seconds: u64) -> String {
-    match seconds {
-        _ if seconds % 3600 == 0 => format!("{} h", seconds / 3600),
-        _ if seconds % 60 == 0 => format!("{} m", seconds / 60),
-        _ => format!("{seconds} s"),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn an_age_is_in_its_largest_unit() {
-        for (seconds, text) in [
-            (0, "0 s"),
-            (59, "59 s"),
-            (60, "1 m"),
-            (3599, "59 m"),
-            (3600, "1 h"),
-            (172_799, "47 h"),
-            (172_800, "2 d"),
-        ] {
-            assert_eq!(age(seconds), text);
-        }
-    }
-
-    #[test]
-    fn a_time_limit_is_exact() {
-        for (seconds, text) in [(1, "1 s"), (90, "90 s"), (120, "2 m"), (7200, "2 h")] {
-            assert_eq!(exactly(seconds), text);
-        }
-    }
 
     #[test]
     fn quiet_wins_over_verbose() {

@@ -217,7 +217,7 @@ fn party(entry: &Value) -> Option<Party> {
     })
 }
 
-fn seconds(value: &Value) -> Option<Duration> {
+pub(crate) fn seconds(value: &Value) -> Option<Duration> {
     Duration::try_from_secs_f64(value.as_f64()?).ok()
 }
 

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use crate::cli::waiting::age;
+use crate::cli::output::rough_time;
 use crate::client::Queue;
 use crate::text::Plain;
 
@@ -53,7 +53,7 @@ fn holders(queue: &Queue) -> Option<String> {
         0 | 1 => String::new(),
         count => format!(" and by {} more", count - 1),
     };
-    let held_for = age(first.age.as_secs());
+    let held_for = rough_time(first.age);
     Some(format!("held by {who} for {held_for}{more}"))
 }
 
@@ -102,7 +102,7 @@ mod tests {
         let bare =
             format!(r#"{{"peer":"unix pid 7 uid 0 a\u001bb","tag":null,"age_s":59.9,{REST}}}"#);
         let text = while_waiting(&queue(&bare, &[1, 1, 1]), Some("127.0.0.1:4"));
-        let expected = "3 waiting, held by unix pid 7 uid 0 a\\x1bb for 59 s";
+        let expected = "3 waiting, held by unix pid 7 uid 0 a\\x1bb for 60 s";
         assert_eq!(text, expected);
         assert_eq!(while_waiting(&queue("", &[]), None), "3 waiting");
     }

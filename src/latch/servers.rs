@@ -7,7 +7,7 @@ use std::time::Duration;
 use rustix::system::uname;
 
 use crate::cli::failure::Failure;
-use crate::cli::waiting::exactly;
+use crate::cli::output::exact_time;
 use crate::client::environment::{self, Overrides};
 use crate::client::{
     Address, Claimed, Client, Connection, Error, Granted, Lock, Queue, Slot, Wait,
@@ -157,7 +157,7 @@ impl Target {
         let place = self.place();
         let within = match waited.as_secs() {
             0 => "at once".to_owned(),
-            seconds => format!("within {}", exactly(seconds)),
+            _ => format!("within {}", exact_time(waited)),
         };
         match why {
             Some(why) => format!("{place}: not granted {within}: {why}"),

@@ -2,6 +2,7 @@
 
 use serde_json::Value;
 
+use crate::cli::output::rough_time;
 use crate::client::{self, statistics, Kind, Party};
 use crate::text::Escaped;
 
@@ -310,7 +311,7 @@ impl From<client::Queue> for KeyRow {
     fn from(queue: client::Queue) -> KeyRow {
         let holders = queue.holders.iter().map(|holder| {
             let [peer, tag, age] = party(&holder.party);
-            let left = time(holder.lease_left.as_secs_f64());
+            let left = rough_time(holder.lease_left);
             [peer, tag, age, left, holder.fence.to_string()]
         });
         let waiters = queue.waiters.iter().map(|waiter| {
@@ -342,7 +343,7 @@ pub(super) fn party(party: &Party) -> [String; 3] {
         connection => format!("connection {connection}"),
     });
     let tag = or_dash(party.tag.as_deref().map(unquoted));
-    [peer, tag, time(party.age.as_secs_f64())]
+    [peer, tag, rough_time(party.age)]
 }
 
 /// A place of which nothing is known but who it is.
@@ -355,7 +356,7 @@ fn stranger(peer: String) -> PlaceRow {
 /// A lock in the form that every server knows.
 fn lock(entry: &Value) -> Option<KeyRow> {
     let mut holder = stranger(format!("connection {}", entry["owner_conn_id"].as_u64()?));
-    holder[3] = time(entry["lease_expires_in_s"].as_f64()?);
+    holder[3] = rough_time(statistics::seconds(&entry["lease_expires_in_s"])?);
     Some(KeyRow {
         key: entry["key"].as_str()?.to_owned(),
         kind: "lock",
@@ -399,17 +400,6 @@ fn unquoted(text: &str) -> String {
 
 fn or_dash(text: Option<String>) -> String {
     text.unwrap_or_else(|| "-".to_owned())
-}
-
-/// A time in the largest unit of which there are at least two.
-fn time(seconds: f64) -> String {
-    let seconds = seconds.round() as u64;
-    match seconds {
-        0..120 => format!("{seconds} s"),
-        120..7_200 => format!("{} m", seconds / 60),
-        7_200..172_800 => format!("{} h", seconds / 3_600),
-        _ => format!("{} d", seconds / 86_400),
-    }
 }
 
 #[cfg(test)]

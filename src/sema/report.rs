@@ -3,12 +3,12 @@
 use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+use std::time::Duration;
 
 use serde_json::Value;
 
 use crate::cli::failure::Failure;
-use crate::cli::output;
-use crate::cli::waiting::age;
+use crate::cli::output::{self, rough_time};
 use crate::lockfile::{Alive, Busy, LockDetails, Obstacle, Record, Semaphore, Status};
 use crate::text::{without_hidden, Plain};
 
@@ -168,7 +168,7 @@ pub(super) fn holder_line((pid, record): &(u32, Record)) -> String {
         text += &format!(" ({})", shown(tag));
     }
     if let Some(seconds) = record.age() {
-        text += &format!(" for {}", age(seconds));
+        text += &format!(" for {}", rough_time(Duration::from_secs(seconds)));
     }
     text
 }
