@@ -32,8 +32,9 @@ use utc::Utc;
 /// How many lines may wait for the writer.
 const QUEUE_LEN: usize = 1024;
 
-/// How long the last lines may take to be written.
-const LAST_LINES: Duration = Duration::from_millis(300);
+/// How long the last lines may take to be written. It is that long only where nobody reads them, and
+/// long enough for a writer thread that a busy machine keeps waiting.
+const LAST_LINES: Duration = Duration::from_secs(2);
 
 /// Whether lines begin with the time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -143,7 +144,7 @@ impl Log {
         Ok(log)
     }
 
-    /// Waits until all lines so far have been written, for a short time at most. For the end of the
+    /// Waits until all lines so far have been written, for two seconds at most. For the end of the
     /// process.
     pub fn flush(&self) {
         let deadline = Instant::now() + LAST_LINES;
