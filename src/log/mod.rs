@@ -32,8 +32,8 @@ use utc::Utc;
 /// How many lines may wait for the writer.
 const QUEUE_LEN: usize = 1024;
 
-/// How long the last lines may take to be written. It is that long only where nobody reads them, and
-/// long enough for a writer thread that a busy machine keeps waiting.
+/// How long the last lines may take to be written. It is that long only where nobody reads them,
+/// and long enough for a writer thread that a busy machine keeps waiting.
 const LAST_LINES: Duration = Duration::from_secs(2);
 
 /// Whether lines begin with the time.
