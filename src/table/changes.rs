@@ -102,8 +102,8 @@ impl LockTable {
         if !is_next || queue.agree(ask.kind, ask.limit).is_err() || !queue.has_room(ask.weight) {
             return false;
         }
-        let is_taken = |number| self.numbers.contains(&(key, number));
-        if record.number.is_some_and(is_taken) {
+        let is_in_use = |number| self.numbers.is_in_use(key, number);
+        if record.number.is_some_and(is_in_use) {
             return false;
         }
         self.take_into_use(key);
@@ -113,7 +113,9 @@ impl LockTable {
         let pending = self.pending_changes.take();
         let place = self.add_holder(claimant, key, &ask, fence, now);
         self.pending_changes = pending;
-        record.number.map(|number| self.set_number(place, number));
+        if let Some(number) = record.number {
+            self.set_number(place, number);
+        }
         self.places[place].is_kept = record.is_kept;
         self.kept_count += usize::from(record.is_kept);
         if let Some(tag) = &record.tag {

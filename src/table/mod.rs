@@ -32,7 +32,7 @@ mod snapshot;
 pub(crate) mod tests;
 mod types;
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -42,6 +42,7 @@ pub use changes::{Change, HolderRecord};
 use connection::ConnectionEntry;
 pub use counters::{Counters, CountersSnapshot};
 pub use events::{ClaimEvent, Fate, GrantEnd};
+use numbers::Numbers;
 use place::{PlaceId, PlaceState, Places};
 use queue::{KeyId, KeyList, KeyQueue, Queues};
 use slab::Slab;
@@ -76,7 +77,7 @@ pub struct LockTable {
     /// What the clients of orphans said of themselves.
     orphan_tags: BTreeMap<Fence, Arc<str>>,
     /// The numbers that slots of semaphores have.
-    numbers: BTreeSet<(KeyId, u32)>,
+    numbers: Numbers,
     waiter_count: usize,
     /// How many orphans are kept.
     kept_count: usize,
@@ -114,7 +115,7 @@ impl LockTable {
             owed: BTreeMap::new(),
             has_turns_left: false,
             orphan_tags: BTreeMap::new(),
-            numbers: BTreeSet::new(),
+            numbers: Numbers::default(),
             waiter_count: 0,
             kept_count: 0,
             semaphore_count: 0,

@@ -307,7 +307,7 @@ struct Seen {
     /// The waiters whose turn it is.
     owed: BTreeSet<u64>,
     enqueued_count: usize,
-    number_count: usize,
+    numbers: BTreeSet<(KeyId, u32)>,
     kept_count: usize,
 }
 
@@ -369,9 +369,8 @@ impl Seen {
         }
         self.kept_count += usize::from(place.is_kept);
         if let Some(number) = place.number {
-            self.number_count += 1;
             assert!(number < table.keys[key].limit.get() && place.weight == Weight::ONE);
-            assert!(table.numbers.contains(&(key, number)));
+            assert!(self.numbers.insert((key, number)), "a number twice");
         }
         if place.is_provisional {
             assert!(place.is_told && place.conn != ORPHANS);
@@ -391,7 +390,12 @@ impl Seen {
         assert_eq!(self.holder_count, table.holders.len());
         assert_eq!(self.waiter_count, table.waiter_count);
         assert_eq!(self.enqueued_count, table.enqueued.len());
-        assert_eq!(self.number_count, table.numbers.len());
+        let mut numbers = BTreeSet::new();
+        for (key, run) in table.numbers.iter() {
+            assert!(!self.numbers.contains(&(key, run.end)), "a run in parts");
+            numbers.extend(run.map(|number| (key, number)));
+        }
+        assert_eq!(self.numbers, numbers);
         let Counters {
             grants,
             releases,

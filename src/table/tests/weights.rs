@@ -213,13 +213,19 @@ fn a_claim_joins_only_a_queue_that_is_short_enough() {
 #[test]
 fn a_slot_has_the_lowest_number_that_is_free() {
     let mut world = World::new();
-    let slots = [1, 2, 3].map(|conn| granted(world.claim(conn, &heavy(1, 3))));
-    let numbers = [1, 2, 3].map(|conn| world.number(conn, slots[conn as usize - 1]));
-    assert_eq!(numbers, [Some(0), Some(1), Some(2)]);
-    assert_eq!(world.number(2, slots[1]), Some(1));
-    world.release_slots(slots[1]);
-    let next = granted(world.claim(4, &heavy(1, 3)));
-    assert_eq!(world.number(4, next), Some(1));
+    let next = |world: &mut World, conn| {
+        let slot = granted(world.claim(conn, &heavy(1, 7)));
+        (slot, world.number(conn, slot))
+    };
+    let slots = [1, 2, 3, 4, 5, 6, 7].map(|conn| next(&mut world, conn));
+    let numbers = slots.map(|(_, number)| number);
+    assert_eq!(numbers, [0, 1, 2, 3, 4, 5, 6].map(Some));
+    assert_eq!(world.number(2, slots[1].0), Some(1));
+    for number in [3, 1, 5, 2] {
+        world.release_slots(slots[number].0);
+    }
+    let numbers = [8, 9, 10, 11].map(|conn| next(&mut world, conn).1);
+    assert_eq!(numbers, [1, 2, 3, 5].map(Some));
 }
 
 #[test]
