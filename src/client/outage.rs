@@ -37,6 +37,18 @@ impl Outage {
         }
     }
 
+    /// Begins with an attempt that is due at once, or after the next pause of the `last` outage if
+    /// that has only just ended: the server adopts and hangs up.
+    pub(super) fn after(last: Option<Outage>, now: Moment) -> Outage {
+        let mut outage = Outage::new(now);
+        let is_recent = |last: &Outage| now.saturating_since(last.next_attempt) < LONGEST_PAUSE;
+        if let Some(last) = last.filter(is_recent) {
+            outage.next_pause = last.next_pause;
+            outage.pause();
+        }
+        outage
+    }
+
     /// How long an attempt may take that has to leave time for what is due at `until`.
     pub(super) fn time_for_attempt(until: Moment) -> Duration {
         until.saturating_since(Moment::now()).min(LONGEST_ATTEMPT)

@@ -252,6 +252,44 @@ fn a_server_that_hangs_up_is_tried_until_the_deadline_once() {
 }
 
 #[test]
+fn a_server_that_adopts_and_hangs_up_is_not_flooded() {
+    thread::scope(|scope| {
+        for answer_count in [1, 2] {
+            scope.spawn(move || adopts_and_hangs_up(answer_count));
+        }
+    });
+}
+
+/// A server that hangs up after so many answers to each connection: the second one confirms.
+fn adopts_and_hangs_up(answer_count: u32) {
+    let (listener, addr) = listener();
+    let (counted, count) = mpsc::channel();
+    thread::scope(|scope| {
+        scope.spawn(move || {
+            Peer::accept(&listener).grant(30);
+            let until = Instant::now() + Duration::from_millis(1500);
+            let mut count = 0;
+            while Instant::now() < until {
+                let mut peer = Peer::accept(&listener);
+                (0..answer_count).for_each(|_| peer.serve(&adoption(30), "ok 30"));
+                count += 1;
+            }
+            counted.send(count).expect("a listener");
+            let mut last = Peer::accept(&listener);
+            while last.request() == adoption(30) {
+                last.answer("ok 30");
+            }
+            last.answer("ok");
+        });
+        let guard = guard_of(&addr.to_string());
+        let count = count.recv_timeout(PATIENCE).expect("a count");
+        // No more than of a server that hangs up at once.
+        assert!(count <= 7, "{count} connections");
+        guard.release().expect("held");
+    });
+}
+
+#[test]
 fn a_server_that_refuses_connections_is_soon_given_up() {
     fair_test(a_server_that_refuses_connections_is_soon_given_up_once);
 }

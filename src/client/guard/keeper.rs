@@ -26,6 +26,8 @@ pub(super) struct Keeper {
     sent_at: Option<Moment>,
     /// There is no connection, or the lock is being adopted over a new one.
     outage: Option<Outage>,
+    /// The last one that has ended.
+    last_outage: Option<Outage>,
     /// Each renewal adopts the lock: it may have moved to a connection that was given up.
     adopts: bool,
     /// The lock was adopted, and the renewal that confirms it is due at once. Until then, the end
@@ -46,6 +48,7 @@ impl Keeper {
             held,
             sent_at: None,
             outage: None,
+            last_outage: None,
             adopts: false,
             is_provisional: false,
             silent: None,
@@ -226,8 +229,10 @@ impl Keeper {
 
     /// Notes that a renewal which was sent at `sent_at` has been answered.
     fn renewed(&mut self, lease: Duration, sent_at: Moment) {
-        self.is_provisional = self.adopts && self.outage.is_some();
-        (self.sent_at, self.outage, self.silent) = (None, None, None);
+        let outage = self.outage.take();
+        self.is_provisional = self.adopts && outage.is_some();
+        self.last_outage = outage.or(self.last_outage.take());
+        (self.sent_at, self.silent) = (None, None);
         self.held.grant.lease = lease;
         self.held.asked_at = sent_at;
         let deadline = self.deadline();

@@ -51,7 +51,7 @@ impl Keeper {
             self.shared.hold().is_cut = true;
         }
         match &mut self.outage {
-            None => self.outage = Some(Outage::new(Moment::now())),
+            None => self.outage = Some(Outage::after(self.last_outage.take(), Moment::now())),
             Some(outage) => outage.pause(),
         }
     }
