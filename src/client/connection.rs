@@ -330,6 +330,12 @@ impl Connection {
         Instant::now().checked_add(self.settings.reply_timeout)
     }
 
+    /// Has no further reply be waited for beyond `deadline`.
+    pub(super) fn answer_by(&mut self, deadline: Option<Instant>) {
+        let left = time_left(deadline).unwrap_or(Duration::MAX);
+        self.settings.reply_timeout = self.settings.reply_timeout.min(left);
+    }
+
     /// Sends one request and reads its reply, which is due at this instant; closes the connection
     /// if that fails.
     fn exchange(&mut self, request: &Request<'_>, due: Option<Instant>) -> Result<Reply, Error> {

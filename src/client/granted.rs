@@ -12,7 +12,8 @@ use crate::token::Grant;
 /// What became of a claim.
 pub(crate) enum Claimed {
     Granted(Granted),
-    /// No slot was free in time. The server can be asked more over this connection.
+    /// No slot was free in time. The server can be asked more over this connection, within what is
+    /// left of the reply timeout.
     InVain(Connection),
 }
 

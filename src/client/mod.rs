@@ -485,7 +485,7 @@ impl<'a> Lock<'a> {
     ) -> Result<Claimed, Error> {
         let began = Instant::now();
         let deadline = wait.deadline(began, self.client.settings.reply_timeout);
-        let (connection, (asked_at, grant)) = self.introduced(deadline, |connection| {
+        let (mut connection, (asked_at, grant)) = self.introduced(deadline, |connection| {
             let wait = wait.after(began.elapsed());
             let asked_at = Moment::now();
             let (key, slot) = (self.key, self.slot);
@@ -493,6 +493,7 @@ impl<'a> Lock<'a> {
             Ok((asked_at, grant))
         })?;
         let Some(grant) = grant else {
+            connection.answer_by(deadline);
             return Ok(Claimed::InVain(connection));
         };
         Ok(Claimed::Granted(Granted {

@@ -14,11 +14,13 @@ use std::sync::{mpsc, Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::reconnecting::{listener, Peer};
 use crate::support::latch::{
     is_held, latch, output, run, signal, state, status, text, wait, Latch,
 };
 use crate::support::needs::{needs, skipped};
 use crate::support::silent::{refusing_addr, FullBacklog};
+use crate::support::stalls::{fair_test, in_time};
 use crate::support::{eventually, program, Daemon, Signal, PATIENCE};
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::fs::{flock, FlockOperation};
@@ -979,6 +981,37 @@ fn a_timeout_bounds_connecting_and_silence_together() {
         thread::sleep(Duration::from_secs(1));
         busy.listener.accept().expect("one is waiting");
     });
+}
+
+#[test]
+fn a_late_refusal_leaves_its_reason_no_more_time() {
+    fair_test(a_late_refusal_leaves_its_reason_no_more_time_once);
+}
+
+fn a_late_refusal_leaves_its_reason_no_more_time_once() {
+    let daemon = Daemon::start(&[]);
+    let (listener, addr) = listener();
+    let server = thread::spawn(move || {
+        let mut peer = Peer::accept(&listener);
+        assert!(peer.request().starts_with("tag _ "));
+        peer.answer("ok");
+        assert_eq!(peer.request(), "l k 0");
+        thread::sleep(Duration::from_millis(900));
+        peer.answer("timeout");
+        // It is silent to the question who holds the key.
+        assert_eq!(peer.request(), "stats holders k");
+        peer
+    });
+    let server_address = addr.to_string();
+    let options = ["--timeout", "0", "--server", &server_address];
+    let command = [&["run", "k"], &options[..], &["--", "true"]].concat();
+    let began = Instant::now();
+    let output = run(&daemon, &command);
+    let took = began.elapsed();
+    assert_eq!(output.status.code(), Some(75), "{output:?}");
+    // A round trip is given a second.
+    in_time!(took < Duration::from_millis(1500), "{took:?}");
+    drop(server.join().expect("no panic"));
 }
 
 #[test]
