@@ -32,6 +32,9 @@ const MAX_REPLY_LEN: usize = 4096;
 /// The longest reply to `stats`: it lists up to 32 holders and waiters of each key in use.
 const MAX_STATS_LEN: usize = 64 * 1024 * 1024;
 
+/// The longest time for that reply, in reply timeouts.
+const STATS_TIMEOUTS: u32 = 10;
+
 /// The same for one key, or for the counters. No more is read, because what is read takes many
 /// times its length once it is understood.
 const MAX_QUEUE_LEN: usize = 1024 * 1024;
@@ -235,7 +238,8 @@ impl Connection {
     }
 
     /// Returns the server's statistics (`stats`), as JSON: see latch-protocol(7). The reply can be
-    /// long, so the reply timeout counts from the last part of it that has arrived.
+    /// long, so the reply timeout counts from the last part of it that has arrived; blocks for at
+    /// most ten times the reply timeout.
     pub fn stats(&mut self) -> Result<String, Error> {
         self.json(&Request::Stats)
     }
@@ -408,6 +412,8 @@ impl Connection {
 
     fn receive(&mut self, request: &Request<'_>, due: Option<Instant>) -> Result<Reply, Error> {
         let mut due = due;
+        let longest = self.settings.reply_timeout.saturating_mul(STATS_TIMEOUTS);
+        let last_due = Instant::now().checked_add(longest);
         // What has been looked at is not looked at again: a reply can be long.
         let mut seen = 0;
         loop {
@@ -415,7 +421,7 @@ impl Connection {
                 return Ok(reply);
             }
             if lists_all_keys(request) && self.buffer.len() > seen {
-                due = self.reply_due();
+                due = self.reply_due().min(last_due);
             }
             seen = self.buffer.len();
             self.read_by(due)?;

@@ -602,6 +602,29 @@ fn statistics_that_arrive_slowly_are_read_to_the_end_once() {
 }
 
 #[test]
+fn statistics_that_never_end_are_given_up() {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let server = Address::Tcp(listener.local_addr().expect("its address").to_string());
+    let mut settings = Settings::default();
+    settings.reply_timeout = Duration::from_millis(200);
+    let dripping = thread::spawn(move || {
+        let (mut stream, _) = listener.accept().expect("it connects");
+        // Until the client hangs up.
+        while stream.write_all(b"1").is_ok() {
+            thread::sleep(Duration::from_millis(20));
+        }
+    });
+    let (sender, done) = mpsc::channel();
+    thread::spawn(move || {
+        let mut connection = Connection::open(&server, &settings).expect("it listens");
+        sender.send(connection.stats())
+    });
+    let answer = done.recv_timeout(PATIENCE).expect("it gives up");
+    assert!(matches!(answer, Err(Error::NoReply { .. })), "{answer:?}");
+    dripping.join().expect("no panic");
+}
+
+#[test]
 fn the_time_for_connecting_is_part_of_a_bounded_wait() {
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().join("socket");
