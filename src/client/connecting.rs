@@ -1,14 +1,16 @@
 //! Connecting to a server whose addresses are known.
 
-use std::fs;
+use std::fs::{self, File};
 use std::io;
 use std::io::ErrorKind::{ConnectionRefused, ConnectionReset, HostUnreachable, TimedOut};
 use std::net::{SocketAddr, TcpStream};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use rustix::fs::OFlags;
 use rustix::io::Errno;
 use rustix::net::sockopt::{self, Timeout};
 use rustix::net::{connect, socket_with, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
@@ -73,7 +75,8 @@ fn refuse_own(stream: TcpStream) -> io::Result<TcpStream> {
 /// the owner of the directory, who decides who listens there.
 pub(super) fn connect_unix(path: &Path, deadline: Instant) -> io::Result<UnixStream> {
     let path = trusted::follow(path)?;
-    let stream = connect_within(&path, deadline)?;
+    let socket = trusted::open(&path, OFlags::PATH, 0)?;
+    let stream = connect_to(&socket, &path, deadline)?;
     let server = sockopt::socket_peercred(&stream)?.uid.as_raw();
     let owner = || fs::metadata(parent_of(&path)).is_ok_and(|it| is_same_user(it.uid(), server));
     if server == 0 || server == geteuid().as_raw() || owner() {
@@ -83,6 +86,17 @@ pub(super) fn connect_unix(path: &Path, deadline: Instant) -> io::Result<UnixStr
         io::ErrorKind::PermissionDenied,
         format!("its server runs as user {server}, who does not own the directory of the socket"),
     ))
+}
+
+/// Connects to a socket that is open for its name alone. Another user may have put a link at its
+/// `path` since, which the kernel would follow to the socket of another server; without /proc,
+/// there is no other way.
+fn connect_to(socket: &File, path: &Path, deadline: Instant) -> io::Result<UnixStream> {
+    let by_descriptor = format!("/proc/self/fd/{}", socket.as_raw_fd());
+    match connect_within(by_descriptor.as_ref(), deadline) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => connect_within(path, deadline),
+        connected => connected,
+    }
 }
 
 /// Waits for room in the backlog, which the kernel limits by the time for sending.
@@ -105,7 +119,10 @@ fn connect_within(path: &Path, deadline: Instant) -> io::Result<UnixStream> {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
+    use rustix::fs::Mode;
     use std::net::TcpListener;
+    use std::os::unix::fs::symlink;
+    use std::os::unix::net::UnixListener;
 
     /// A server whose backlog is full, so that a connection to it is never made, and its address.
     pub(in crate::client) fn silent_server() -> ((TcpListener, Vec<TcpStream>), SocketAddr) {
@@ -134,6 +151,25 @@ pub(super) mod tests {
         // On a busy machine, even a connection to this host may take longer than that.
         let mut attempts = (0..10).map(|_| connect_tcp(&addrs, Instant::now() + limit));
         assert!(attempts.any(|connected| connected.is_ok()));
+    }
+
+    #[test]
+    fn a_link_that_replaces_the_socket_is_not_followed() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let [path, other] = ["ours", "other"].map(|name| directory.path().join(name));
+        let [ours, _theirs] = [&path, &other].map(|path| UnixListener::bind(path).expect("a path"));
+        let socket = trusted::open(&path, OFlags::PATH, 0).expect("it is there");
+        fs::remove_file(&path).expect("it is there");
+        symlink(&other, &path).expect("there is room");
+        let deadline = Instant::now() + Duration::from_secs(10);
+        let stream = connect_to(&socket, &path, deadline).expect("it listens");
+        ours.set_nonblocking(true).expect("a setting");
+        assert!(ours.accept().is_ok(), "{stream:?}");
+        // Also if the link is there before the socket is opened, and after the look at it.
+        let flags = OFlags::PATH | OFlags::NOFOLLOW;
+        let link = rustix::fs::open(&path, flags, Mode::empty()).expect("it is there");
+        let refused = connect_to(&link.into(), &path, deadline).expect_err("it is a link");
+        assert_eq!(refused.kind(), ConnectionRefused);
     }
 
     #[test]
