@@ -38,8 +38,8 @@ impl fmt::Display for Escaped<'_> {
     }
 }
 
-/// Shows untrusted bytes that nothing follows: UTF-8 as it is, but control characters, characters
-/// that are not seen or change the order of others, and bytes that are not UTF-8 as `\xNN`.
+/// Shows untrusted bytes that nothing follows: UTF-8 as it is, but characters that
+/// [are not seen](is_unseen), and bytes that are not UTF-8, as `\xNN`.
 #[derive(Clone, Copy, Debug)]
 pub struct Plain<'a>(pub &'a [u8]);
 
@@ -47,7 +47,7 @@ impl fmt::Display for Plain<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for chunk in self.0.utf8_chunks() {
             for c in chunk.valid().chars() {
-                if c.is_control() || is_unseen(c) {
+                if is_unseen(c) {
                     escape(c.encode_utf8(&mut [0; 4]).as_bytes(), f)?;
                 } else {
                     write!(f, "{c}")?;
@@ -59,44 +59,64 @@ impl fmt::Display for Plain<'_> {
     }
 }
 
-/// Whether a character has no width, ends a line, or changes the direction of writing. All of them
-/// are in the first plane of Unicode.
+/// Whether a character is not seen, ends a line, or changes the direction of writing: control
+/// characters, those that Unicode has as ignorable by default, separators of lines and paragraphs,
+/// and marks of annotations.
 pub fn is_unseen(c: char) -> bool {
-    const UNSEEN: [RangeInclusive<char>; 5] = [
+    const UNSEEN: [RangeInclusive<char>; 17] = [
+        '\u{ad}'..='\u{ad}',
+        '\u{34f}'..='\u{34f}',
         '\u{61c}'..='\u{61c}',
+        '\u{115f}'..='\u{1160}',
+        '\u{17b4}'..='\u{17b5}',
+        '\u{180b}'..='\u{180f}',
         '\u{200b}'..='\u{200f}',
         '\u{2028}'..='\u{202e}',
         '\u{2060}'..='\u{206f}',
+        '\u{3164}'..='\u{3164}',
+        '\u{fe00}'..='\u{fe0f}',
         '\u{feff}'..='\u{feff}',
+        '\u{ffa0}'..='\u{ffa0}',
+        '\u{fff0}'..='\u{fffb}',
+        '\u{1bca0}'..='\u{1bca3}',
+        '\u{1d173}'..='\u{1d17a}',
+        '\u{e0000}'..='\u{e0fff}',
     ];
-    UNSEEN.iter().any(|range| range.contains(&c))
+    c.is_control() || !c.is_ascii() && UNSEEN.iter().any(|range| range.contains(&c))
 }
 
 fn escape(bytes: &[u8], f: &mut fmt::Formatter<'_>) -> fmt::Result {
     bytes.iter().try_for_each(|byte| write!(f, "\\x{byte:02x}"))
 }
 
+/// A character as JSON has it in ASCII: `\uNNNN`, or two of that.
+#[derive(Clone, Copy, Debug)]
+pub struct JsonEscape(pub char);
+
+impl fmt::Display for JsonEscape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for unit in self.0.encode_utf16(&mut [0; 2]) {
+            write!(f, "\\u{unit:04x}")?;
+        }
+        Ok(())
+    }
+}
+
 /// The same JSON in printable ASCII. Only strings and line ends can have anything else.
 pub fn escaped_json(json: &str) -> String {
-    let mut escaped = String::with_capacity(json.len());
-    for c in json.chars() {
-        if matches!(c, ' '..='~') {
-            escaped.push(c);
-        } else {
-            for unit in c.encode_utf16(&mut [0; 2]) {
-                escaped += &format!("\\u{unit:04x}");
-            }
-        }
-    }
-    escaped
+    escaped_where(json, |c| !matches!(c, ' '..='~'))
 }
 
 /// A JSON text on one line, with an escape in place of each character that [`Plain`] escapes.
 pub fn without_hidden(json: &str) -> String {
+    escaped_where(json, is_unseen)
+}
+
+fn escaped_where(json: &str, is_escaped: impl Fn(char) -> bool) -> String {
     let mut escaped = String::with_capacity(json.len());
     for c in json.chars() {
-        match c.is_control() || is_unseen(c) {
-            true => escaped += &format!("\\u{:04x}", u32::from(c)),
+        match is_escaped(c) {
+            true => escaped += &JsonEscape(c).to_string(),
             false => escaped.push(c),
         }
     }
@@ -200,9 +220,10 @@ mod tests {
 
     #[test]
     fn json_hides_nothing_and_means_the_same() {
-        let json = "\"a\u{9b}\u{7f}ü\u{202e}\u{1f512}\u{85}\"";
+        let json = "\"a\u{9b}\u{7f}ü\u{202e}\u{1f512}\u{85}\u{e0061}\"";
         let shown = without_hidden(json);
-        assert_eq!(shown, "\"a\\u009b\\u007fü\\u202e\u{1f512}\\u0085\"");
+        let expected = "\"a\\u009b\\u007fü\\u202e\u{1f512}\\u0085\\udb40\\udc61\"";
+        assert_eq!(shown, expected);
         let read = |text: &str| serde_json::from_str::<String>(text).expect("JSON");
         assert_eq!(read(&shown), read(json));
     }
@@ -239,6 +260,23 @@ mod tests {
         ] {
             assert_eq!(Plain(bytes).to_string(), shown);
         }
+    }
+
+    #[test]
+    fn a_character_that_is_not_seen_is_escaped() {
+        for c in "\u{ad}\u{34f}\u{115f}\u{180e}\u{200d}\u{3164}\u{fe0f}\u{ffa0}\u{e007f}".chars() {
+            let bytes = c.to_string().into_bytes();
+            let shown = Plain(&bytes).to_string();
+            assert!(
+                shown.starts_with("\\x") && shown.is_ascii(),
+                "{c:?}: {shown}"
+            );
+        }
+        // Blanks of other widths are seen.
+        assert_eq!(
+            Plain("\u{a0}\u{3000}é".as_bytes()).to_string(),
+            "\u{a0}\u{3000}é"
+        );
     }
 
     #[test]

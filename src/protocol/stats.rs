@@ -5,7 +5,7 @@ use std::io::Write;
 use std::time::Duration;
 
 use crate::table::{Key, KeySnapshot, Kind};
-use crate::text::is_unseen;
+use crate::text::{is_unseen, JsonEscape};
 
 /// How many keys one visit to the table takes. Fewer keys than that are one snapshot; more are
 /// taken in steps, so that neither the table's mutex nor memory depends on their number.
@@ -120,7 +120,7 @@ pub(super) fn write_string(text: &str, out: &mut Vec<u8>) {
         match c {
             '"' | '\\' => out.extend([b'\\', c as u8]),
             // A terminal would act on these, and readers of JSON take them the same.
-            _ if c.is_control() || is_unseen(c) => put!(out, "\\u{:04x}", u32::from(c)),
+            _ if is_unseen(c) => put!(out, "{}", JsonEscape(c)),
             _ => out.extend(c.encode_utf8(&mut [0; 4]).bytes()),
         }
     }
@@ -198,7 +198,7 @@ mod tests {
             write_string(text, &mut out);
             String::from_utf8(out).expect("JSON is text")
         };
-        for c in ('\0'..='\u{ffff}').filter(|c| c.is_control() || is_unseen(*c)) {
+        for c in ('\0'..='\u{10ffff}').filter(|c| is_unseen(*c)) {
             let text = format!("a{c}b");
             let json = written(&text);
             assert!(json.is_ascii() && !json.contains(c), "{json}");
