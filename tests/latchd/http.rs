@@ -169,6 +169,15 @@ fn what_the_door_does_not_know_is_refused_and_closed() {
             404,
         ),
         ("GET / HTTP/1.1\r\nHost: evil.example\r\n\r\n".into(), 421),
+        // The authority of a target in absolute form counts.
+        (
+            format!("GET http://evil.example/ HTTP/1.1\r\nHost: {door}\r\n\r\n"),
+            421,
+        ),
+        (
+            format!("GET http://{door}/health HTTP/1.1\r\nHost: {door}\r\n\r\n"),
+            200,
+        ),
         ("GET / HTTP/1.1\r\n\r\n".into(), 400),
         ("l\nk\n0\n".into(), 400),
         (long, 431),

@@ -108,8 +108,9 @@ fn parse(bytes: &[u8]) -> Result<Option<HttpRequest>, HttpRefusal> {
         Some("HEAD") => true,
         _ => return Err(HttpRefusal::OtherMethod),
     };
-    let path = head.path.unwrap_or_default();
-    let path = path.split_once('?').map_or(path, |(path, _)| path);
+    let target = head.path.unwrap_or_default();
+    let target = target.split_once('?').map_or(target, |(target, _)| target);
+    let (authority, path) = parts(target);
     let found = RESOURCES.iter().find(|(known, _)| *known == path);
     let (_, resource) = found.ok_or(HttpRefusal::NotFound)?;
     let named = |name: &'static str| {
@@ -127,9 +128,21 @@ fn parse(bytes: &[u8]) -> Result<Option<HttpRequest>, HttpRefusal> {
     Ok(Some(HttpRequest {
         resource: *resource,
         is_head,
-        host: host.map(str::to_owned),
+        // The header does not count beside an authority.
+        host: authority.or(host).map(str::to_owned),
         secret: named("authorization").find_map(|header| secret(header.value)),
     }))
+}
+
+/// The authority that a target in absolute form names, and the path.
+fn parts(target: &str) -> (Option<&str>, &str) {
+    match target.split_once("://") {
+        Some((_, rest)) if !target.starts_with('/') => {
+            let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
+            (Some(authority), path)
+        }
+        _ => (None, target),
+    }
 }
 
 /// The secret in the value of `Authorization`: a bearer's, or the password of any user, so that a
@@ -200,6 +213,20 @@ mod tests {
     }
 
     #[test]
+    fn a_target_in_absolute_form_names_the_host() {
+        for (target, host) in [
+            ("http://db1:80/metrics?x=/", "db1:80"),
+            ("HTTPS://evil.example/metrics", "evil.example"),
+            ("http:///metrics", ""),
+            ("/metrics?x=http://b/", "a"),
+        ] {
+            let request = request(&format!("GET {target} HTTP/1.1\r\nHost: a\r\n\r\n"));
+            assert_eq!(request.resource, Resource::Metrics, "{target}");
+            assert_eq!(request.host.as_deref(), Some(host), "{target}");
+        }
+    }
+
+    #[test]
     fn what_is_no_request_is_refused_for_its_reason() {
         for (head, refusal) in [
             (
@@ -212,7 +239,7 @@ mod tests {
             ),
             ("GET /.. HTTP/1.1\r\nHost: a\r\n\r\n", HttpRefusal::NotFound),
             (
-                "GET http://a/ HTTP/1.1\r\nHost: a\r\n\r\n",
+                "GET /http://a/ HTTP/1.1\r\nHost: a\r\n\r\n",
                 HttpRefusal::NotFound,
             ),
             ("GET / HTTP/1.1\r\n\r\n", HttpRefusal::Malformed),
