@@ -39,6 +39,7 @@ impl Browser {
         command.arg(format!("--user-data-dir={folder}"));
         // Where a browser keeps things beside its profile.
         command.env("HOME", profile.path());
+        command.env("TMPDIR", profile.path());
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut process = Group::spawn(&mut command);
         let requests = process.0.stdin.take().expect("it is piped");
