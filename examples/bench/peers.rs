@@ -289,6 +289,8 @@ pub fn announced(command: &mut Command) -> io::Result<(Process, SocketAddr)> {
     }
     let child = command
         .env("RUST_LOG", "error")
+        // It is killed, and would leave the socket.
+        .env("LATCHD_OPERATOR_SOCKET", "no")
         .env_remove("LISTEN_FDS")
         .stdin(Stdio::null())
         .stdout(Stdio::piped())

@@ -368,8 +368,13 @@ fn benchmark(scenario: &str, options: &[&str]) -> String {
     command
         .args([scenario, "--seconds", "0.01", "--rounds", "2"])
         .args(options);
+    // Where its servers would leave the sockets of their operators.
+    let run = tempfile::tempdir().expect("a directory");
+    command.env("XDG_RUNTIME_DIR", run.path());
     let (status, printed) = Running::start(&mut command).end();
     assert_eq!(status, 0, "{scenario}: {printed}");
+    let left = fs::read_dir(run.path()).expect("it is ours").count();
+    assert_eq!(left, 0, "{scenario}");
     printed
 }
 
