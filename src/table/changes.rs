@@ -220,9 +220,9 @@ impl LockTable {
         }
     }
 
-    /// Notes that a holder has a number.
-    pub(super) fn note_numbered(&mut self, id: PlaceId, fence: Fence) {
-        if let Some(pending) = &self.pending_changes {
+    /// Notes a holder once more: it has a number, or it is kept.
+    pub(super) fn note_again(&mut self, id: PlaceId) {
+        if let (Some(pending), Some(fence)) = (&self.pending_changes, self.places[id].fence()) {
             let longest = pending.longest.get(&fence).copied();
             self.note_held(id, fence, longest.unwrap_or(self.places[id].lease));
         }

@@ -105,9 +105,9 @@ fn is_for(ended: &(Kind, Key, Refusal), kind: Kind, key: &str) -> bool {
 impl LockTable {
     /// Begins to forget a connection, whose client says `tag` of itself: its places go, and then
     /// its slots do what `holdings` says. A grant that it has not collected goes too, because the
-    /// client does not know the token. A grant that it has adopted provisionally becomes an orphan:
-    /// a late `adopt` on a connection that its client has given up must not cost the client its
-    /// lock. From now on the connection is granted nothing.
+    /// client does not know the token. A grant that it has adopted provisionally becomes an orphan
+    /// while it may: a late `adopt` on a connection that its client has given up must not cost the
+    /// client its lock. From now on the connection is granted nothing.
     ///
     /// Takes constant time. The caller must then call [`LockTable::release_some`] until it returns
     /// `true`.
@@ -166,10 +166,10 @@ impl LockTable {
         let Some(held) = entry.held.first() else {
             return false;
         };
-        if leaving.holdings == Holdings::Keep || self.places[held].is_provisional {
-            let tag = leaving.tag.clone();
+        let tag = leaving.tag.clone();
+        if leaving.holdings == Holdings::Keep {
             self.make_orphan(held, tag, now);
-        } else {
+        } else if !self.leave_adopted(held, tag, now) {
             self.revoke(held, GrantEnd::Abandoned, now);
         }
         true

@@ -78,7 +78,7 @@ impl LockTable {
         if is_one_slot && place.number.is_none() {
             // There are never more holders than slots, so it is below the limit.
             place.number = Some(self.numbers.take_lowest(place.key));
-            self.note_numbered(id, fence);
+            self.note_again(id);
         }
     }
 

@@ -16,7 +16,7 @@ pub(super) const ORPHANS: ConnId = ConnId(0);
 impl LockTable {
     /// Renews a grant of either kind, and makes it one of `conn`, whichever connection had it. The
     /// move is provisional until `conn` renews or adopts it once more: if the connection ends
-    /// before, the grant becomes an orphan, and a kept one is kept as before.
+    /// before, an orphan is one again, and another grant is kept if it may be.
     ///
     /// [`Refusal::MaxLocks`] if `conn` has as much as it may, unless it has the grant already;
     /// [`Refusal::NotHeld`] unless `token` is that of a live holder of `key`, or if the lease would
@@ -40,8 +40,11 @@ impl LockTable {
         self.check_hold(holder, self.places[holder].is_kept, lease, now)?;
         self.renew_holder(holder, conn, lease, now);
         if !is_own {
+            let place = &self.places[holder];
+            let was_orphan = place.conn == ORPHANS || place.is_provisional && place.was_orphan;
             self.move_slot(holder, conn, now);
-            self.places[holder].is_provisional = true;
+            let place = &mut self.places[holder];
+            (place.is_provisional, place.was_orphan) = (true, was_orphan);
         }
         Ok(Answer::Renewed(lease))
     }
@@ -99,6 +102,32 @@ impl LockTable {
             // The tag of an orphan whose adoption stayed provisional is still there.
             self.orphan_tags.entry(fence).or_insert(tag);
         }
+    }
+
+    /// Makes an orphan of a grant whose connection ends while the adoption is provisional; `false`
+    /// if it may not be one. A grant that was no orphan before counts as kept from then on:
+    /// otherwise a client that adopts and leaves would have more kept than may be.
+    pub(super) fn leave_adopted(
+        &mut self,
+        id: PlaceId,
+        tag: Option<Arc<str>>,
+        now: Instant,
+    ) -> bool {
+        let place = &self.places[id];
+        let ends = place.lease_end().map_or(now, |(ends, _)| ends);
+        let may_keep = self.kept_count < self.caps.max_kept
+            && ends.saturating_duration_since(now) <= self.caps.max_keep_time;
+        let was_orphan = place.was_orphan;
+        if !place.is_provisional || !(was_orphan || may_keep) {
+            return false;
+        }
+        self.make_orphan(id, tag, now);
+        if !was_orphan {
+            self.places[id].is_kept = true;
+            self.kept_count += 1;
+            self.note_again(id);
+        }
+        true
     }
 
     /// Makes the adoption of a grant by its connection a lasting one, at the second renewal.

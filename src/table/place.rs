@@ -36,6 +36,8 @@ pub(super) struct Place {
     pub(super) is_enqueued: bool,
     /// Whether its connection has adopted it and not yet renewed it.
     pub(super) is_provisional: bool,
+    /// Whether it was an orphan before that.
+    pub(super) was_orphan: bool,
     /// Whether it is an orphan because its client asked for that.
     pub(super) is_kept: bool,
 }
@@ -94,6 +96,7 @@ impl LockTable {
             is_told,
             is_enqueued: false,
             is_provisional: false,
+            was_orphan: false,
             is_kept: false,
         });
         self.link_to_connection(id, now);

@@ -526,6 +526,7 @@ fn describe(table: &LockTable, id: KeyId) -> ModelKey {
         expires_at: table.places[id].lease_end().expect("a holder").0,
         is_kept: table.places[id].is_kept,
         is_provisional: table.places[id].is_provisional,
+        was_orphan: table.places[id].was_orphan,
         tag: table.places[id]
             .fence()
             .and_then(|fence| table.orphan_tag(fence))

@@ -28,6 +28,7 @@ pub(super) struct ModelHolder {
     pub(super) expires_at: Instant,
     pub(super) is_kept: bool,
     pub(super) is_provisional: bool,
+    pub(super) was_orphan: bool,
     /// Of an orphan, and while its adoption is provisional.
     pub(super) tag: Option<String>,
 }
@@ -172,6 +173,7 @@ impl Model {
                 expires_at: now + lease,
                 is_kept: false,
                 is_provisional: false,
+                was_orphan: false,
                 tag: None,
             });
             self.told.push((conn, name.to_owned(), self.last_fence));
@@ -420,6 +422,7 @@ impl Model {
         if !is_own {
             self.move_slot(name, token, conn);
             let holder = self.holder(name, token.fence.0).expect("it was found");
+            holder.was_orphan = held.conn == 0 || held.is_provisional && held.was_orphan;
             holder.is_provisional = true;
         }
         Ok(())
@@ -438,9 +441,7 @@ impl Model {
         if self.caps.max_kept == 0 || lease > self.caps.max_keep_time {
             return Err(Refusal::NotHeld);
         }
-        let holders = self.keys.iter().flat_map(|key| &key.holders);
-        let kept_count = holders.filter(|holder| holder.is_kept).count();
-        if !held.is_kept && kept_count >= self.caps.max_kept {
+        if !held.is_kept && self.kept_count() >= self.caps.max_kept {
             return Err(Refusal::MaxLocks);
         }
         let expires_at = self.now + lease;
@@ -452,6 +453,11 @@ impl Model {
         holder.is_kept = true;
         holder.expires_at = expires_at;
         Ok(())
+    }
+
+    fn kept_count(&self) -> usize {
+        let holders = self.keys.iter().flat_map(|key| &key.holders);
+        holders.filter(|holder| holder.is_kept).count()
     }
 
     fn make_orphan(&mut self, name: &str, token: Token, tag: Option<String>) {
@@ -509,10 +515,19 @@ impl Model {
         }
         let told = self.told.clone();
         for (_, name, fence) in told.iter().filter(|told| told.0 == conn) {
+            let may_keep = self.kept_count() < self.caps.max_kept;
+            let (longest, now) = (self.caps.max_keep_time, self.now);
             let Some(holder) = self.holder(name, *fence) else {
                 continue;
             };
-            if holdings == Holdings::Keep || holder.is_provisional {
+            let may_keep = may_keep && holder.expires_at <= now + longest;
+            let is_to_be_kept = holdings == Holdings::Release
+                && holder.is_provisional
+                && !holder.was_orphan
+                && may_keep;
+            holder.is_kept |= is_to_be_kept;
+            let was_orphan = holder.is_provisional && holder.was_orphan;
+            if holdings == Holdings::Keep || was_orphan || is_to_be_kept {
                 self.make_orphan(name, token(*fence), tag.clone());
             } else {
                 self.revoke(name, *fence);
@@ -686,6 +701,7 @@ impl Model {
                 expires_at: self.now + ticket.lease,
                 is_kept: false,
                 is_provisional: false,
+                was_orphan: false,
                 tag: None,
             });
         }

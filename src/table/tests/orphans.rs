@@ -93,6 +93,42 @@ fn a_late_renewal_shortens_no_grant_that_is_kept() {
 }
 
 #[test]
+fn adopting_and_leaving_keeps_no_more_than_may_be_kept() {
+    let mut world = World::with_caps(Caps {
+        max_kept: 1,
+        max_keep_time: secs(60),
+        ..NO_CAPS
+    });
+    let mut leave = |key: &str, lease| {
+        let token = world.held(1, key);
+        assert_eq!(world.adopt(2, key, token, lease), ADOPTED);
+        world.disconnect(2, Holdings::Release);
+        world.is_held(key, token)
+    };
+    assert!(!leave("too long", 61));
+    assert!(leave("first", 60));
+    assert!(!leave("one too many", 60));
+    assert_eq!(world.table.kept_count, 1);
+}
+
+#[test]
+fn an_orphan_is_one_again_after_a_late_adopt_whatever_may_be_kept() {
+    let mut world = World::with_caps(Caps {
+        max_kept: 0,
+        ..NO_CAPS
+    });
+    let token = world.held(1, "k");
+    world.disconnect(1, Holdings::Keep);
+    for conn in [2, 3] {
+        assert_eq!(world.adopt(conn, "k", token, 10), ADOPTED);
+    }
+    world.disconnect(2, Holdings::Release);
+    world.disconnect(3, Holdings::Release);
+    assert_eq!(world.owner(token), 0);
+    assert_eq!(world.table.kept_count, 0);
+}
+
+#[test]
 fn an_adoption_is_confirmed_by_its_own_connection_alone() {
     for confirms in [false, true] {
         let mut world = World::new();
