@@ -12,6 +12,7 @@ use rustix::process::{getrlimit, Resource};
 use rustix::system::sysinfo;
 use rustix::thread::{self, set_name};
 
+use crate::log::MAX_QUEUED_LINES;
 use crate::server::raise_descriptor_limit;
 use crate::sys::exec::exec;
 use crate::sys::thread::STACK_LEN;
@@ -55,6 +56,10 @@ const PER_WAITER: u64 = 256;
 /// What the tag of its client adds to a slot that no connection has.
 const PER_TAG: u64 = 192;
 
+/// The most memory in bytes that a line about a grant takes in the log's queue: all of a key and of
+/// a tag can be escaped.
+const PER_LOG_LINE: u64 = 2048;
+
 /// The memory in bytes that the program takes without any of these.
 const AT_REST: u64 = 4 * 1024 * 1024;
 
@@ -89,7 +94,12 @@ pub(super) fn worst_case(options: &Options, max_connections: usize, secret_len: 
         true => http::MAX_CONNECTIONS,
         false => 0,
     };
+    let lines = match options.log_grants {
+        true => MAX_QUEUED_LINES,
+        false => 0,
+    };
     let parts = [
+        (lines, PER_LOG_LINE),
         (door, per_connection(options, secret_len)),
         (max_connections, per_connection(options, secret_len)),
         (options.max_locks, PER_KEY),
@@ -297,6 +307,9 @@ mod tests {
         let tls = [&caps[..], &["--tls-cert=here", "--tls-key=here"]].concat();
         let with_tls = worst_case(&tls, 10, 1000);
         assert_eq!(with_tls, AT_REST + connections + table + 10 * PER_TLS);
+        let logged = [&caps[..], &["--log-grants"]].concat();
+        let lines = MAX_QUEUED_LINES as u64 * PER_LOG_LINE;
+        assert_eq!(worst_case(&logged, 0, 0), AT_REST + table + lines);
         let endless = worst_case(&["--max-slots=4294967295"], 10, 1000);
         assert!(endless > 1 << 40);
         assert!(usize::BITS == 32 || worst_case(&caps, usize::MAX, 0) == u64::MAX);

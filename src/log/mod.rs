@@ -30,7 +30,7 @@ pub use throttle::{SourceThrottle, Throttle};
 use utc::Utc;
 
 /// How many lines may wait for the writer.
-const QUEUE_LEN: usize = 1024;
+pub const MAX_QUEUED_LINES: usize = 1024;
 
 /// How long the last lines may take to be written. It is that long only where nobody reads them,
 /// and long enough for a writer thread that a busy machine keeps waiting.
@@ -119,7 +119,7 @@ impl Log {
             syslog_name: (rules.target == LogTarget::Syslog).then_some(program),
             has_time: rules.has_timestamps(),
         };
-        let (log, messages) = Log::with_queue(QUEUE_LEN);
+        let (log, messages) = Log::with_queue(MAX_QUEUED_LINES);
         let writer = LogWriter {
             is_torn: sink.ends_torn(),
             sink,

@@ -10,12 +10,16 @@ pub type Metric = (&'static str, &'static str, &'static str);
 
 pub const COUNTERS: [Metric; 10] = [
     ("grants", "", "Slots granted, at once or after a wait."),
-    ("releases", "", "Slots released by their holders."),
+    (
+        "releases",
+        "",
+        "Slots released by their holders, and kept ones whose time was over.",
+    ),
     ("renewals", "", "Leases renewed by their holders."),
     (
         "expiries",
         "",
-        "Slots that passed on because the lease ran out.",
+        "Slots that passed on because the lease of a holder ran out.",
     ),
     ("breaks", "", "Slots that an operator took away."),
     (

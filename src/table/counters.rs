@@ -20,11 +20,11 @@ const WAIT_BOUNDS: [u64; 14] = [
 pub struct Counters {
     /// Slots given to newcomers and waiters, and holders that were brought back.
     pub grants: u64,
-    /// Slots given back by clients with their tokens.
+    /// Slots given back by clients with their tokens, and kept grants that have ended in time.
     pub releases: u64,
     /// Leases that began anew by a renewal.
     pub renewals: u64,
-    /// Slots whose leases have run out.
+    /// Slots whose leases have run out, except kept grants.
     pub expiries: u64,
     /// Slots taken away by an operator.
     pub breaks: u64,

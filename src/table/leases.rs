@@ -39,7 +39,11 @@ impl LockTable {
     pub(super) fn end_hold(&mut self, id: PlaceId, end: GrantEnd, now: Instant) {
         let lease_end = self.places[id].lease_end();
         let (expires_at, fence) = lease_end.expect("a holder has a lease");
-        self.counters.end(end);
+        self.counters.end(match end {
+            // Its client has asked for this end.
+            GrantEnd::Expired if self.places[id].is_kept => GrantEnd::Released,
+            end => end,
+        });
         self.note_event(id, Some(fence), Fate::Ended(end), now);
         self.forget_orphan(id);
         self.free_number(id);
