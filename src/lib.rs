@@ -76,8 +76,8 @@
 //! `tests/house/layering.rs`. `bin/latch-all` is the four programs in one (feature `multicall`),
 //! and `fuzzing/` what the fuzzers of `fuzz/` and the tests feed. Each folder of `tests/` is one
 //! program's, or the house's own rules; `cargo test -- --ignored` runs the long tests, and
-//! `LATCHD_TEST_PROGRAMS=FOLDER cargo test` tries the programs in that folder instead of those
-//! that cargo has built: static ones, say.
+//! `LATCHD_TEST_PROGRAMS=FOLDER cargo test` tries the programs in that folder, which have the same
+//! features, instead of those that cargo has built: `packaging/try-static` does so.
 //!
 //! # Where to change what
 //!

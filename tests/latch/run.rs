@@ -1370,6 +1370,8 @@ fn as_process_1_it_reaps_while_it_waits_for_the_lock() {
 
 #[test]
 fn through_the_dynamic_loader_it_fails_before_the_wait() {
+    // No loader starts a static program.
+    needs!(own_programs);
     let daemon = Daemon::start(&[]);
     let mut holder = daemon.connect();
     holder.acquire("k", 0);

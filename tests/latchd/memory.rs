@@ -9,6 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 use crate::support::amount::amount;
+use crate::support::needs::{needs, OwnPrograms};
 use crate::support::{fence, parse_grant, Client, Daemon, Deadline, Event, PATIENCE};
 
 /// An allocator whose call number `FAILING_CALL` fails, and leaves the file `FAILED` as a sign.
@@ -50,7 +51,7 @@ fn fences_rise_over_an_allocation_that_fails_anywhere() {
     let directory = tempfile::tempdir().expect("there is room");
     let path = |name: &str| directory.path().join(name);
     let (allocator, failed, socket) = (path("allocator.so"), path("failed"), path("socket"));
-    build(&allocator);
+    build(&allocator, needs!(own_programs));
     let start = |call: u32| {
         let mut command = Daemon::command();
         command
@@ -89,7 +90,8 @@ fn fences_rise_over_an_allocation_that_fails_anywhere() {
     assert!(aborts > 0 && highest > 0, "no call failed");
 }
 
-fn build(allocator: &Path) {
+/// The library, which only programs of cargo's are certain to load.
+fn build(allocator: &Path, _: OwnPrograms) {
     let mut compiler = Command::new("cc")
         .args(["-shared", "-fPIC", "-O1", "-fno-builtin", "-x", "c", "-o"])
         .arg(allocator)

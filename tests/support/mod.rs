@@ -26,15 +26,14 @@ pub mod tunnel;
 pub mod wire_cutter;
 
 use std::ffi::OsStr;
-use std::fs;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{mpsc, Arc, LazyLock, Mutex};
+use std::sync::{mpsc, Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -53,11 +52,6 @@ const POLL_INTERVAL: Duration = Duration::from_millis(3);
 /// The path of a program of this package: the one that cargo has built, or the one in the folder
 /// that `LATCHD_TEST_PROGRAMS` names.
 pub fn program(name: &str) -> &'static str {
-    static FOLDER: LazyLock<Option<PathBuf>> = LazyLock::new(|| {
-        let folder = std::env::var("LATCHD_TEST_PROGRAMS").ok()?;
-        let absolute = fs::canonicalize(&folder);
-        Some(absolute.unwrap_or_else(|error| panic!("{folder}: {error}")))
-    });
     let built = match name {
         "latch" => env!("CARGO_BIN_EXE_latch"),
         "latchd" => env!("CARGO_BIN_EXE_latchd"),
@@ -65,7 +59,7 @@ pub fn program(name: &str) -> &'static str {
         "sema" => env!("CARGO_BIN_EXE_sema"),
         _ => panic!("no program is called {name}"),
     };
-    match &*FOLDER {
+    match &*needs::GIVEN_PROGRAMS {
         Some(folder) => format!("{}/{name}", folder.display()).leak(),
         None => built,
     }

@@ -5,6 +5,7 @@
 //! let strace = needs!("strace");
 //! let [etcd, etcdctl] = needs!("etcd", "etcdctl");
 //! let root = needs!(root);
+//! let own = needs!(own_programs);
 //! ```
 //!
 //! Without it, the test ends early and leaves a note. The target `summary` reads the notes at the
@@ -16,6 +17,14 @@ use std::io::Write;
 use std::os::unix::process::parent_id;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::LazyLock;
+
+/// The folder of the programs to test, in place of those that cargo has built.
+pub static GIVEN_PROGRAMS: LazyLock<Option<PathBuf>> = LazyLock::new(|| {
+    let folder = std::env::var("LATCHD_TEST_PROGRAMS").ok()?;
+    let absolute = fs::canonicalize(&folder);
+    Some(absolute.unwrap_or_else(|error| panic!("{folder}: {error}")))
+});
 
 /// The programs and libraries, each with its Debian package.
 pub const LIST: &str = include_str!("../packages.txt");
@@ -44,12 +53,24 @@ impl AsRef<OsStr> for Program {
 #[derive(Clone, Copy, Debug)]
 pub struct Root(());
 
-/// Gives the programs that are named, or [`Root`], or ends the test. A name that is not in the list
-/// does not compile.
+/// Says that the programs to test are those that cargo has built, so that a test can look into
+/// them. Others may be static, stripped or for another processor: they load no library, their
+/// functions have no names, and their system calls other ones.
+#[derive(Clone, Copy, Debug)]
+pub struct OwnPrograms(());
+
+/// Gives the programs that are named, [`Root`] or [`OwnPrograms`], or ends the test. A name that is
+/// not in the list does not compile.
 macro_rules! needs {
     (root) => {
         match $crate::support::needs::root() {
             Some(root) => root,
+            None => return,
+        }
+    };
+    (own_programs) => {
+        match $crate::support::needs::own_programs() {
+            Some(own) => own,
             None => return,
         }
     };
@@ -67,8 +88,13 @@ macro_rules! needs {
 }
 pub(crate) use needs;
 
-/// All of these programs, or `None` and a note.
+/// All of these programs, or `None` and a note. Those that look into the programs to test are for
+/// [`OwnPrograms`] alone.
 pub fn programs<const N: usize>(names: [&str; N]) -> Option<[Program; N]> {
+    let looks_inside = |name: &str| name.contains(".so.") || ["strace", "valgrind"].contains(&name);
+    if names.into_iter().any(looks_inside) {
+        own_programs()?;
+    }
     let found = names.map(find);
     let missing = names.iter().zip(&found).filter(|(_, it)| it.is_none());
     let missing: Vec<&str> = missing.map(|(name, _)| *name).collect();
@@ -86,6 +112,15 @@ pub fn root() -> Option<Root> {
         skipped(&["root"]);
     }
     is_root.then_some(Root(()))
+}
+
+/// The proof that cargo has built the programs to test, or `None` and a note.
+pub fn own_programs() -> Option<OwnPrograms> {
+    let are_own = GIVEN_PROGRAMS.is_none();
+    if !are_own {
+        skipped(&["programs that cargo has built"]);
+    }
+    are_own.then_some(OwnPrograms(()))
 }
 
 /// Notes that a test, or a part of one, is skipped for want of `missing`: programs, or other things
