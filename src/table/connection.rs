@@ -13,7 +13,7 @@ use super::LockTable;
 use crate::token::Fence;
 
 /// Ended phase-one entries kept for one connection: each waits for a `w` that may never come.
-pub(super) const MAX_ENDED: usize = 64;
+pub(super) const MAX_ENDED: usize = 16;
 
 /// Everything that belongs to one connection, so that the cost of a disconnect depends on nothing
 /// else.
