@@ -40,7 +40,7 @@ use crossbeam_channel::Receiver;
 use crate::fence::source::Salts;
 use crate::sys::memory::{self, Purpose, Reservation};
 use crate::table::{
-    Answer, Caps, ConnId, HolderRecord, Holdings, Key, KeySnapshot, LockTable, Refusal, Scope,
+    Answer, Caps, ConnId, HolderRecord, Holdings, KeySnapshot, Listing, LockTable, Refusal, Scope,
     Ticket,
 };
 use crate::token::{FenceSource, Grant};
@@ -276,10 +276,15 @@ impl Arbiter {
         Frozen { state, now }
     }
 
-    /// Up to `at_most` keys for an operator, sorted: those after `after`, or the first ones.
-    pub fn snapshot(&self, after: Option<&Key>, at_most: usize) -> Vec<KeySnapshot> {
+    /// All keys for an operator, sorted, up to `at_most` at once. Returns how to go on, unless
+    /// there are no more.
+    pub fn snapshot(
+        &self,
+        listing: Option<Listing>,
+        at_most: usize,
+    ) -> (Vec<KeySnapshot>, Option<Listing>) {
         let (mut visit, now) = self.visit(Scope::Everything);
-        visit.table.snapshot(after, at_most, now)
+        visit.table.snapshot(listing, at_most, now)
     }
 
     /// Grants the slots that waiters are owed because there was no fence for them.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::{Arbiter, ClientSocket, State, Visit};
-use crate::table::{Cap, ConnId, CountersSnapshot, Key, KeySnapshot, PlaceSnapshot, Scope};
+use crate::table::{Cap, ConnId, CountersSnapshot, KeySnapshot, Listing, PlaceSnapshot, Scope};
 use crate::token::Fence;
 
 /// Grants that are broken before other threads get their turn. The log asks for the peer of each,
@@ -46,13 +46,17 @@ impl State {
 }
 
 impl Arbiter {
-    /// Who holds and waits for some of the keys in use, sorted: those after `after`, or the first
-    /// ones. Of each key, up to `places` holders and as many waiters. Returns the key to go on
-    /// after, unless there are no more. Costs system calls, outside the mutex.
-    pub fn queues(&self, after: Option<&Key>, places: usize) -> (Vec<KeyStatus>, Option<Key>) {
+    /// Who holds and waits for the keys in use, sorted, some at once. Of each key, up to `places`
+    /// holders and as many waiters. Returns how to go on, unless there are no more. Costs system
+    /// calls, outside the mutex.
+    pub fn queues(
+        &self,
+        listing: Option<Listing>,
+        places: usize,
+    ) -> (Vec<KeyStatus>, Option<Listing>) {
         let (mut visit, now) = self.visit(Scope::Everything);
-        let (queues, last) = visit.table.queues(after, places, now);
-        (statuses(visit, queues), last)
+        let (queues, next) = visit.table.queues(listing, places, now);
+        (statuses(visit, queues), next)
     }
 
     /// Who holds and waits for a key: up to `places` holders and as many waiters. `None` if it is

@@ -263,7 +263,7 @@ mod tests {
         }
 
         fn waiter_count(&self) -> usize {
-            let keys = self.arbiter.snapshot(None, usize::MAX);
+            let (keys, _) = self.arbiter.snapshot(None, usize::MAX);
             keys.iter().map(|key| key.waiter_count).sum()
         }
 

@@ -6,7 +6,7 @@ use crate::cluster::ClusterNode;
 use crate::log::Log;
 use crate::protocol::counters::{Figures, Oldest};
 use crate::protocol::{metrics, queues, stats};
-use crate::table::{Key, KeySnapshot};
+use crate::table::{KeySnapshot, Listing};
 
 /// What a page of statistics takes at the most, in bytes.
 pub(super) const PAGE_LEN: usize = 64 * 1024;
@@ -30,8 +30,7 @@ impl StatisticsSource<'_> {
         out: &mut Vec<u8>,
         send: impl FnMut(&mut Vec<u8>) -> Result<(), E>,
     ) -> Result<(), E> {
-        let page_after = self.pages();
-        stats::write_json(self.arbiter.seat_count(), page_after, out, send)?;
+        stats::write_json(self.arbiter.seat_count(), self.pages(), out, send)?;
         let figures = self.node.and_then(ClusterNode::figures);
         if let Some((epoch, journal_time)) = figures {
             let orphans = self.arbiter.orphan_count();
@@ -48,7 +47,7 @@ impl StatisticsSource<'_> {
         mut send: impl FnMut(&mut Vec<u8>) -> Result<(), E>,
     ) -> Result<(), E> {
         out.extend(b"{\"keys\":[");
-        let (mut page, mut last) = match key {
+        let (mut page, mut next) = match key {
             Some(key) => {
                 let status = self.arbiter.queue(key, queues::PLACES_OF_ONE);
                 (status.into_iter().collect(), None)
@@ -63,10 +62,10 @@ impl StatisticsSource<'_> {
                 queues::write_key(&status.queue, status.clients(), out, &mut send)?;
                 separator = ",";
             }
-            if last.is_none() {
+            if next.is_none() {
                 break;
             }
-            (page, last) = self.arbiter.queues(last.as_ref(), queues::PLACES_OF_EACH);
+            (page, next) = self.arbiter.queues(next, queues::PLACES_OF_EACH);
         }
         out.extend(b"]}");
         Ok(())
@@ -97,23 +96,24 @@ impl StatisticsSource<'_> {
 
     /// The oldest places of all keys, looked at in steps.
     fn oldest(&self) -> Oldest {
-        let mut page_after = self.pages();
-        let (mut oldest, mut page) = (Oldest::default(), page_after(None));
+        let mut page_of = self.pages();
+        let (mut oldest, mut listing) = (Oldest::default(), None);
         loop {
+            let (page, next) = page_of(listing);
             page.iter().for_each(|key| oldest.add(key));
-            if page.len() < stats::PAGE_LEN {
+            if next.is_none() {
                 return oldest;
             }
-            page = page_after(page.last().map(|last| &last.key));
+            listing = next;
         }
     }
 
-    /// Gives the keys after one, or the first ones.
-    fn pages(&self) -> impl FnMut(Option<&Key>) -> Vec<KeySnapshot> + '_ {
+    /// Gives a page of the keys, and how to go on.
+    fn pages(&self) -> impl FnMut(Option<Listing>) -> (Vec<KeySnapshot>, Option<Listing>) + '_ {
         let mut page_count = 0;
-        move |after| {
+        move |listing| {
             yield_after(&mut page_count);
-            self.arbiter.snapshot(after, stats::PAGE_LEN)
+            self.arbiter.snapshot(listing, stats::PAGE_LEN)
         }
     }
 }

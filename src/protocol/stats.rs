@@ -4,19 +4,19 @@ use std::fmt;
 use std::io::Write;
 use std::time::Duration;
 
-use crate::table::{Key, KeySnapshot, Kind};
+use crate::table::{KeySnapshot, Kind};
 use crate::text::{is_unseen, JsonEscape};
 
 /// How many keys one visit to the table takes. Fewer keys than that are one snapshot; more are
 /// taken in steps, so that neither the table's mutex nor memory depends on their number.
 pub const PAGE_LEN: usize = 64;
 
-/// Writes the statistics as one JSON object on one line, each list sorted by key. `page_after`
-/// gives the next [`PAGE_LEN`] keys after the one named, or the first ones; fewer only at the end.
+/// Writes the statistics as one JSON object on one line, each list sorted by key. `page_of` gives
+/// the first or the next keys of a listing, and how to go on unless these are the last ones.
 /// `drain` is called after every key, and may empty what has been written so far.
-pub fn write_json<E>(
+pub fn write_json<E, L>(
     connection_count: usize,
-    mut page_after: impl FnMut(Option<&Key>) -> Vec<KeySnapshot>,
+    mut page_of: impl FnMut(Option<L>) -> (Vec<KeySnapshot>, Option<L>),
     out: &mut Vec<u8>,
     mut drain: impl FnMut(&mut Vec<u8>) -> Result<(), E>,
 ) -> Result<(), E> {
@@ -28,12 +28,12 @@ pub fn write_json<E>(
     ];
 
     put!(out, "{{\"connections\":{connection_count}");
-    let mut page = page_after(None);
-    let is_whole = page.len() < PAGE_LEN;
+    let (mut page, mut next) = page_of(None);
+    let is_whole = next.is_none();
     for (name, kind, idle) in lists {
         put!(out, ",\"{name}\":[");
         if !is_whole {
-            page = page_after(None);
+            (page, next) = page_of(None);
         }
         let mut separator = "";
         loop {
@@ -44,10 +44,10 @@ pub fn write_json<E>(
                 separator = ",";
                 drain(out)?;
             }
-            if page.len() < PAGE_LEN {
+            if next.is_none() {
                 break;
             }
-            page = page_after(page.last().map(|last| &last.key));
+            (page, next) = page_of(next);
         }
         out.push(b']');
     }
@@ -142,7 +142,7 @@ pub(super) fn append(out: &mut Vec<u8>, text: fmt::Arguments<'_>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::table::{ConnId, Limit, PlaceSnapshot, Weight};
+    use crate::table::{ConnId, Key, Limit, PlaceSnapshot, Weight};
     use crate::token::Fence;
     use std::convert::Infallible;
 
@@ -150,14 +150,13 @@ mod tests {
     fn json_and_most_held(keys: &[KeySnapshot]) -> (String, usize) {
         let mut sorted = keys.to_vec();
         sorted.sort_by(|a, b| a.key.cmp(&b.key));
-        let page_after = |after: Option<&Key>| {
-            let behind = sorted
-                .iter()
-                .filter(|snapshot| after.is_none_or(|after| snapshot.key > *after));
-            behind.take(PAGE_LEN).cloned().collect()
+        let page_of = |from: Option<usize>| {
+            let mut left = sorted.iter().skip(from.unwrap_or(0));
+            let page: Vec<KeySnapshot> = left.by_ref().take(PAGE_LEN).cloned().collect();
+            (page, (left.len() > 0).then(|| sorted.len() - left.len()))
         };
         let (mut json, mut out, mut most_held) = (Vec::new(), Vec::new(), 0);
-        let written = write_json(14, page_after, &mut out, |out| {
+        let written = write_json(14, page_of, &mut out, |out| {
             most_held = most_held.max(out.len());
             json.append(out);
             Ok::<(), Infallible>(())

@@ -46,7 +46,7 @@ use numbers::Numbers;
 use place::{PlaceId, PlaceState, Places};
 use queue::{KeyId, KeyList, KeyQueue, Queues};
 use slab::Slab;
-pub use snapshot::{KeySnapshot, PlaceSnapshot};
+pub use snapshot::{KeySnapshot, Listing, PlaceSnapshot};
 pub use types::{
     Answer, Ask, Cap, Caps, Claimant, ConnId, Grant, Holdings, Key, Kind, Limit, Refusal, Scope,
     Ticket, Weight,
@@ -89,6 +89,8 @@ pub struct LockTable {
     /// The connections whose waits have ended since they were last taken.
     resolved: VecDeque<ConnId>,
     next_arrival: u64,
+    /// How many keys have been made since the start.
+    keys_made: u64,
     draining: bool,
     /// When a holder last lost its slot.
     last_held: Option<Instant>,
@@ -122,6 +124,7 @@ impl LockTable {
             leaving_count: 0,
             counters: Counters::default(),
             resolved: VecDeque::new(),
+            keys_made: 0,
             next_arrival: 0,
             draining: false,
             last_held: None,
@@ -486,7 +489,8 @@ impl LockTable {
     /// Adds a key that is not known yet, as an idle one.
     fn insert_key(&mut self, ask: &Ask<'_>, now: Instant) -> KeyId {
         let key = Key::from(ask.key);
-        let queue = KeyQueue::new(key.clone(), ask.kind, ask.limit, now);
+        let queue = KeyQueue::new(key.clone(), ask.kind, ask.limit, self.keys_made, now);
+        self.keys_made += 1;
         let id = self.keys.insert(queue);
         self.idle.push(&mut self.keys, id);
         self.names.insert(key, id);

@@ -22,12 +22,14 @@ pub(super) struct KeyQueue {
     pub(super) free: u32,
     pub(super) holders: KeyPlaces,
     pub(super) waiters: KeyPlaces,
+    /// Keys that were made later have a higher one.
+    pub(super) made: u64,
     /// When the key was last held or waited for; it is idle since, unless it is in use.
     pub(super) last_used: Instant,
 }
 
 impl KeyQueue {
-    pub(super) fn new(key: Key, kind: Kind, limit: Limit, now: Instant) -> Self {
+    pub(super) fn new(key: Key, kind: Kind, limit: Limit, made: u64, now: Instant) -> Self {
         KeyQueue {
             key,
             kind,
@@ -35,6 +37,7 @@ impl KeyQueue {
             free: kind.slot_count(limit),
             holders: List::new(),
             waiters: List::new(),
+            made,
             last_used: now,
         }
     }

@@ -48,48 +48,76 @@ pub struct PlaceSnapshot {
     pub held: Option<(Fence, Duration)>,
 }
 
+/// How far a listing of all keys has come, in their order. Keys that were made since it began are
+/// not in it: a client that makes keys faster than they are listed would keep it from ending.
+#[derive(Clone, Debug)]
+pub struct Listing {
+    last: Key,
+    made_before: u64,
+}
+
 impl LockTable {
-    /// What an operator may see of up to `at_most` keys, idle ones included, sorted: those after
-    /// `after`, or the first ones. Of each, the first holder and the first waiter.
+    /// What an operator may see of all keys, idle ones included, sorted. Looks at up to `at_most`
+    /// of them, and returns how to go on if there may be more. Of each, the first holder and the
+    /// first waiter.
     pub fn snapshot(
         &mut self,
-        after: Option<&Key>,
+        listing: Option<Listing>,
         at_most: usize,
         now: Instant,
-    ) -> Vec<KeySnapshot> {
+    ) -> (Vec<KeySnapshot>, Option<Listing>) {
         self.settle(Scope::Everything, now);
-        let behind = after.map_or(Bound::Unbounded, Bound::Excluded);
-        self.names
-            .range::<Key, _>((behind, Bound::Unbounded))
-            .take(at_most)
-            .map(|(_, key)| self.describe_queue(*key, 1, now))
-            .collect()
+        let mut page = Vec::new();
+        let next = self.list(listing, at_most, |key| {
+            page.push(self.describe_queue(key, 1, now));
+            true
+        });
+        (page, next)
     }
 
-    /// Who holds and waits for some of the keys in use, sorted: those after `after`, or the first
-    /// ones. Of each key, up to `places` holders and as many waiters. Looks at a bounded number of
-    /// keys, and returns the last of them if there may be more.
+    /// Who holds and waits for the keys in use, sorted. Of each key, up to `places` holders and as
+    /// many waiters. Looks at a bounded number of keys, and returns how to go on if there may be
+    /// more.
     pub fn queues(
         &mut self,
-        after: Option<&Key>,
+        listing: Option<Listing>,
         places: usize,
         now: Instant,
-    ) -> (Vec<KeySnapshot>, Option<Key>) {
+    ) -> (Vec<KeySnapshot>, Option<Listing>) {
         self.settle(Scope::Everything, now);
-        let behind = after.map_or(Bound::Unbounded, Bound::Excluded);
-        let keys = self.names.range::<Key, _>((behind, Bound::Unbounded));
         let (mut queues, mut place_count) = (Vec::new(), 0);
-        for (index, (name, key)) in keys.enumerate() {
-            if !self.keys[*key].is_idle() {
-                let queue = self.describe_queue(*key, places, now);
+        let next = self.list(listing, KEYS_AT_ONCE, |key| {
+            if !self.keys[key].is_idle() {
+                let queue = self.describe_queue(key, places, now);
                 place_count += queue.holders.len() + queue.waiters.len();
                 queues.push(queue);
             }
-            if index + 1 == KEYS_AT_ONCE || place_count >= PLACES_AT_ONCE {
-                return (queues, Some(name.clone()));
+            place_count < PLACES_AT_ONCE
+        });
+        (queues, next)
+    }
+
+    /// Shows up to `at_most` keys of the listing to `look`, until that has no room for more.
+    fn list(
+        &self,
+        listing: Option<Listing>,
+        at_most: usize,
+        mut look: impl FnMut(KeyId) -> bool,
+    ) -> Option<Listing> {
+        let (behind, made_before) = match &listing {
+            Some(listing) => (Bound::Excluded(&listing.last), listing.made_before),
+            None => (Bound::Unbounded, self.keys_made),
+        };
+        let keys = self.names.range::<Key, _>((behind, Bound::Unbounded));
+        for (index, (name, key)) in keys.enumerate() {
+            let is_in_it = self.keys[*key].made < made_before;
+            let has_room = !is_in_it || look(*key);
+            if !has_room || index + 1 >= at_most {
+                let last = name.clone();
+                return Some(Listing { last, made_before });
             }
         }
-        (queues, None)
+        None
     }
 
     /// Who holds and waits for a key: up to `places` holders and as many waiters. `None` if it is

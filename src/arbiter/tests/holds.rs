@@ -8,7 +8,7 @@ use std::ops::ControlFlow;
 use rustix::time::{clock_gettime, ClockId};
 
 use super::*;
-use crate::table::{Claimant, KeySnapshot};
+use crate::table::Claimant;
 use crate::token::Salt;
 
 /// Ten times what is expected of a visit, where [`work`] takes as long as [`WORK`].
@@ -107,19 +107,14 @@ fn statistics_of_many_keys_are_taken_in_short_visits() {
     let (mut table, now) = (table(), Instant::now());
     enqueue(&mut table, HOLDER, 10_000, now);
     enqueue(&mut table, WAITER, 10_000, now);
-    let mut last: Option<KeySnapshot> = None;
+    let mut listing = None;
     longest_visit("a page of statistics", || {
-        let after = last.as_ref().map(|last| &last.key);
-        let page = table.snapshot(after, PAGE_LEN, now);
-        let is_done = page.len() < PAGE_LEN;
-        last = page.into_iter().last();
-        until_done(is_done)
+        listing = table.snapshot(listing.take(), PAGE_LEN, now).1;
+        until_done(listing.is_none())
     });
-    let mut last: Option<Key> = None;
     longest_visit("a page of holders", || {
-        let (_, next) = table.queues(last.as_ref(), 16, now);
-        last = next;
-        until_done(last.is_none())
+        listing = table.queues(listing.take(), 16, now).1;
+        until_done(listing.is_none())
     });
 }
 
@@ -181,7 +176,7 @@ fn the_reaper_drops_more_idle_keys_than_one_visit_may() {
     }
     drop(seat);
     arbiter.advance(Duration::from_secs(2));
-    until("keys are left", || arbiter.snapshot(None, 1).is_empty());
+    until("keys are left", || arbiter.snapshot(None, 1).0.is_empty());
 }
 
 #[test]

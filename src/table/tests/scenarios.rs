@@ -445,7 +445,7 @@ fn leases_end_in_steps_and_those_left_are_dead_all_the_same() {
     world.held(3, "k6");
     assert!(!world.is_held("k7", tokens[7]));
     world.collected(waiter);
-    assert_eq!(world.table.snapshot(None, 20, world.now).len(), 10);
+    assert_eq!(world.table.snapshot(None, 20, world.now).0.len(), 10);
     assert_eq!(held(&world), 2);
 }
 
@@ -969,4 +969,28 @@ fn to_collect_a_fresh_grant_ends_no_lease() {
     assert_eq!(world.table.leases.len(), 2);
     assert!(!world.is_held("other", other));
     assert_eq!(world.collect(ticket), LEASE_EXPIRED);
+}
+
+#[test]
+fn a_listing_ends_however_many_keys_are_made_meanwhile() {
+    let mut world = World::new();
+    for number in 0..10 {
+        world.held(1, &format!("old-{number}"));
+    }
+    let (mut listing, mut listed) = (None, Vec::new());
+    for page in 0..20 {
+        let (keys, next) = world.table.snapshot(listing, 3, world.now);
+        listed.extend(keys.iter().map(|key| key.key.as_str().to_owned()));
+        // Before and behind the place where the listing is.
+        for number in 0..3 {
+            world.held(2, &format!("new-{page}-{number}"));
+            world.held(2, &format!("old-{}-{number}", page * 3 + 2));
+        }
+        listing = next;
+        if listing.is_none() {
+            break;
+        }
+    }
+    let old: Vec<String> = (0..10).map(|number| format!("old-{number}")).collect();
+    assert_eq!(listed, old);
 }
