@@ -19,7 +19,7 @@ use crate::text::in_brackets;
 /// The port of a server that is named without one.
 const DEFAULT_PORT: u16 = 6388;
 
-/// The longest time, so that no clock overflows.
+/// The longest timeout: a later instant might overflow.
 const LONGEST_ATTEMPT: Duration = Duration::from_secs(limits::MAX_SECONDS);
 
 /// Where a server listens: `HOST`, `HOST:PORT`, or the path of a Unix socket, which has a `/` in
@@ -28,7 +28,7 @@ const LONGEST_ATTEMPT: Duration = Duration::from_secs(limits::MAX_SECONDS);
 ///
 /// The servers of one cluster have `|` between them: any of them will do.
 ///
-/// Nothing is looked up before something connects.
+/// A name is looked up only for a connection.
 ///
 /// ```
 /// use latchd::client::Address;
@@ -52,9 +52,9 @@ pub enum Address {
     Cluster(Alternatives),
 }
 
-/// The addresses of the servers of one cluster. To connect is to try one after the other, first the
-/// one that answered last. One that closes the connection or does not answer in time is tried last.
-/// Clones share what they know of that.
+/// The addresses of the servers of one cluster. A connection attempt tries one after the other,
+/// starting with the one that answered last. A server that closes the connection or does not answer
+/// in time is tried last. Clones share this order.
 #[derive(Clone, Debug)]
 pub struct Alternatives {
     servers: Vec<Address>,
@@ -98,11 +98,11 @@ impl Address {
         }
     }
 
-    /// Has the next attempt begin with another server than `useless`, if there are several. Another
-    /// thread may have done so already.
-    pub(super) fn try_another_than(&self, useless: &Address) {
+    /// Makes the next attempt start with the server after `failed`, unless another thread has
+    /// already moved on.
+    pub(super) fn try_another_than(&self, failed: &Address) {
         if let Address::Cluster(Alternatives { servers, first }) = self {
-            let Some(number) = servers.iter().position(|server| server == useless) else {
+            let Some(number) = servers.iter().position(|server| server == failed) else {
                 return;
             };
             let next = (number + 1) % servers.len();
@@ -110,7 +110,7 @@ impl Address {
         }
     }
 
-    /// How many servers there are to try beside one.
+    /// How many other servers the cluster has; 0 for a single server.
     pub(super) fn other_count(&self) -> u32 {
         match self {
             Address::Cluster(Alternatives { servers, .. }) => {
@@ -149,7 +149,7 @@ impl FromStr for Address {
     }
 }
 
-/// The address of one server; `None` if the text is none.
+/// Reads the address of one server; `None` if it is malformed.
 fn one(text: &str) -> Option<Address> {
     match (text.strip_prefix("unix:"), text.strip_prefix("tcp://")) {
         (Some(""), _) => None,
@@ -161,9 +161,9 @@ fn one(text: &str) -> Option<Address> {
     }
 }
 
-/// An address with a port; `None` if the text is none, or has another scheme.
+/// Reads a TCP address, with the default port if it has none; `None` if it is malformed.
 fn tcp(text: &str) -> Option<Address> {
-    // The colons of an IPv6 address are not in front of a port.
+    // What follows the last colon of a bare IPv6 address is no port.
     if is_ipv6(text) {
         return Some(Address::Tcp(format!("[{text}]:{DEFAULT_PORT}")));
     }
@@ -205,8 +205,8 @@ impl fmt::Display for Address {
     }
 }
 
-/// Which of `count` servers a key belongs to: CRC-32 (IEEE) of the key modulo their number, as the
-/// clients of dflockd have it.
+/// Which of `count` servers a key belongs to: CRC-32 (IEEE) of the key modulo `count`, as in the
+/// clients of dflockd.
 pub(super) fn shard_of(key: &str, count: usize) -> usize {
     crc32(key.as_bytes()) as usize % count
 }

@@ -13,9 +13,8 @@ use crate::sys::event::Event;
 /// handle with [`Lock::cancelled_by`](super::Lock::cancelled_by).
 ///
 /// An acquire that is cancelled closes its connection, so that the server gives up its place in the
-/// queue, and returns [`Error::Cancelled`]. A grant that has arrived by then wins. Cancelling is
-/// for good: every later acquire with the same handle is cancelled as well. It does not touch
-/// guards.
+/// queue, and returns [`Error::Cancelled`]. A grant that has arrived before wins. Cancelling is
+/// permanent: every later acquire with the same handle is cancelled, too. Guards are not affected.
 ///
 /// Its clones share one state. All its methods can be called from several threads; none blocks.
 ///
@@ -44,7 +43,7 @@ use crate::sys::event::Event;
 pub struct CancelHandle(Event);
 
 impl CancelHandle {
-    /// A handle that nothing has cancelled. It takes one descriptor.
+    /// Makes a handle that is not cancelled. It takes one file descriptor.
     ///
     /// # Errors
     ///
@@ -53,8 +52,7 @@ impl CancelHandle {
         Event::new().map(CancelHandle)
     }
 
-    /// Ends the acquires that wait with this handle, and all that come. To do so twice is to do so
-    /// once.
+    /// Ends all acquires with this handle, waiting and future ones. Calling it twice is harmless.
     pub fn cancel(&self) {
         self.0.set();
     }
@@ -74,7 +72,7 @@ impl CancelHandle {
 pub(super) fn wait_for(stream: &Stream, time: Duration, events: &[Event]) -> Result<bool, Error> {
     let mut watched = vec![PollFd::new(stream, PollFlags::IN | PollFlags::RDHUP)];
     watched.extend(events.iter().map(|it| PollFd::new(it, PollFlags::IN)));
-    // An interrupted poll reports nothing; the caller comes again.
+    // An interrupted poll reports nothing; the caller polls again.
     let _ = poll(&mut watched, Timespec::try_from(time).ok().as_ref());
     let mut is_ready = watched.iter().map(|it| !it.revents().is_empty());
     match is_ready.next() == Some(true) {

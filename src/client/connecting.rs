@@ -19,13 +19,12 @@ use rustix::process::geteuid;
 use crate::sys::directory::parent_of;
 use crate::sys::trusted::{self, is_same_user};
 
-/// The shortest time for one attempt to connect. The system refuses none at all, or takes it for
-/// no limit.
+/// The shortest time for one attempt to connect. The system takes zero for no limit, or refuses it.
 const SHORTEST_ATTEMPT: Duration = Duration::from_millis(1);
 
-/// Tries one after the other until one succeeds. Each may take an equal share of the time that is
-/// left, so that one that does not answer leaves some for the next. If none succeeds, the error is
-/// that of a server that has answered, if one has.
+/// Calls `connect` with one after the other until it succeeds. Each has an equal share of the time
+/// that is left, so that one that does not answer leaves some for the next. If all fail, the error
+/// is that of a server that has answered, if one has.
 pub(super) fn try_each<A, T>(
     all: impl ExactSizeIterator<Item = A>,
     deadline: Instant,
@@ -44,8 +43,8 @@ pub(super) fn try_each<A, T>(
     Err(failure)
 }
 
-/// Whether an error says less about the server than another: that this host has no way to one
-/// address says nothing about the server at the other.
+/// Whether `error` says less about the server than `other`. A refusal comes from the server; that
+/// this host has no route to one of its addresses says nothing about it.
 fn says_less(error: &io::Error, other: &io::Error) -> bool {
     let rank = |error: &io::Error| match error.kind() {
         ConnectionRefused | ConnectionReset => 2,
@@ -62,8 +61,8 @@ pub(super) fn connect_tcp(addrs: &[SocketAddr], deadline: Instant) -> io::Result
     })
 }
 
-/// Refuses a socket that is connected to itself. The kernel may pick the very port that a client
-/// connects to, if no server listens there.
+/// Refuses a socket that is connected to itself. If no server listens on a port, the kernel may
+/// pick that very port for the client's end.
 fn refuse_own(stream: TcpStream) -> io::Result<TcpStream> {
     match stream.local_addr()? == stream.peer_addr()? {
         true => Err(ConnectionRefused.into()),
@@ -71,8 +70,8 @@ fn refuse_own(stream: TcpStream) -> io::Result<TcpStream> {
     }
 }
 
-/// Connects to the socket of a server that is not an impostor's: that of root, of this user, or of
-/// the owner of the directory, who decides who listens there.
+/// Connects to a Unix socket, and refuses an impostor: the server must run as root, as this user,
+/// or as the owner of the directory, who decides who listens there.
 pub(super) fn connect_unix(path: &Path, deadline: Instant) -> io::Result<UnixStream> {
     let path = trusted::follow(path)?;
     let socket = trusted::open(&path, OFlags::PATH, 0)?;
@@ -99,7 +98,7 @@ fn connect_to(socket: &File, path: &Path, deadline: Instant) -> io::Result<UnixS
     }
 }
 
-/// Waits for room in the backlog, which the kernel limits by the time for sending.
+/// Connects, and waits for room in the backlog. The kernel limits that wait by the send timeout.
 fn connect_within(path: &Path, deadline: Instant) -> io::Result<UnixStream> {
     let addr = SocketAddrUnix::new(path)?;
     let (family, flags) = (AddressFamily::UNIX, SocketFlags::CLOEXEC);

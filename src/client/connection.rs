@@ -1,4 +1,4 @@
-//! One connection to a server: a request, its reply, and never two at a time.
+//! One connection to a server, with one request under way at a time.
 
 mod again;
 mod introduction;
@@ -35,8 +35,8 @@ const MAX_STATS_LEN: usize = 64 * 1024 * 1024;
 /// The longest time for that reply, in reply timeouts.
 const STATS_TIMEOUTS: u32 = 10;
 
-/// The same for one key, or for the counters. No more is read, because what is read takes many
-/// times its length once it is understood.
+/// The longest reply for one key, or to `stats` with the counters, in bytes. JSON takes many times
+/// its length once it is parsed.
 const MAX_QUEUE_LEN: usize = 1024 * 1024;
 
 /// The longest time for one read, after which the deadline is looked at again.
@@ -48,7 +48,7 @@ const LONGEST_READ: Duration = Duration::from_secs(3600);
 pub enum Enqueued {
     /// The key is held from now on.
     Acquired(Grant),
-    /// Others are first; [`Connection::wait`] waits.
+    /// Other claims are first; [`Connection::wait`] waits for the grant.
     Queued,
 }
 
@@ -89,7 +89,7 @@ pub enum Enqueued {
 #[derive(Debug)]
 pub struct Connection {
     pub(super) server: Address,
-    /// How many servers of the cluster are asked after this one if it is of no use.
+    /// How many servers of the cluster are left to ask if this one fails.
     pub(super) others: u32,
     /// The one server of the cluster that was reached.
     reached: Address,
@@ -103,10 +103,10 @@ pub struct Connection {
     key: Option<String>,
     /// The longest reply to what was sent last, in bytes.
     max_reply_len: usize,
-    /// What the client says of itself before the first request over each stream, perhaps nothing;
-    /// `None` if it does not introduce itself.
+    /// The tag in the introduction, which precedes the first request over each stream; empty for
+    /// none. `None` if the client does not introduce itself.
     tag: Option<String>,
-    /// What goes in front of the next request.
+    /// Bytes to send in front of the next request.
     opening: Vec<u8>,
     /// What the next replies answer.
     awaited: VecDeque<Opening>,
@@ -116,7 +116,7 @@ pub struct Connection {
     pub(super) abilities: Abilities,
     /// What the server must be able to do for the claims over this connection.
     pub(super) needs: Abilities,
-    /// Each ends requests that block for a reply.
+    /// Each of these cancels a request that waits for its reply.
     pub(super) cancelled_by: Vec<Event>,
 }
 
@@ -131,8 +131,8 @@ impl Connection {
         Connection::open_within(server, settings, settings.connect_timeout, 0)
     }
 
-    /// Opens it as [`Connection::open`] does, within that time. A server that is reached and is of
-    /// no use leaves so many `others` their share.
+    /// Opens it as [`Connection::open`] does. Blocks for at most `within`; once a server is
+    /// reached, only for its share, so that `others` more servers can be asked in the same time.
     pub(super) fn open_within(
         server: &Address,
         settings: &Settings,
@@ -149,7 +149,7 @@ impl Connection {
         };
         if let Some(token) = auth_token {
             match connection.expect_ok(&Request::Auth(&token), Some(deadline)) {
-                // To a server without a secret, `auth` is no request.
+                // A server without a secret does not know `auth`.
                 Err(Error::Refused(_)) => return Err(connection.refusal(&Reply::AuthFailed)),
                 answered => answered?,
             }
@@ -226,8 +226,8 @@ impl Connection {
         self.expect_ok(&Request::Release { key, kind, token }, due)
     }
 
-    /// Whether nothing of a reply has come. To be called when the socket is readable and no reply
-    /// is due: over TLS, the server may have sent something else.
+    /// Whether the server has sent nothing. Call it when the socket is readable and no reply is
+    /// due: over TLS, there may be a record without data, such as a session ticket.
     pub(super) fn is_silent(&mut self) -> bool {
         self.read_within(Duration::ZERO).is_ok() && self.buffer.is_empty()
     }
@@ -345,15 +345,14 @@ impl Connection {
     fn exchange(&mut self, request: &Request<'_>, due: Option<Instant>) -> Result<Reply, Error> {
         let sent = self.send(request, self.time_to_send(due));
         let reply = sent.and_then(|()| self.receive(request, due));
-        self.unless_closed(reply)
+        self.close_on_error(reply)
     }
 
-    /// The reply to what was sent; `None` if not all of it has come. To be called when the socket
-    /// is readable.
+    /// The reply to what was sent; `None` if it is incomplete. Call it when the socket is readable.
     fn reply_so_far(&mut self) -> Result<Option<Reply>, Error> {
         let read = self.read_within(Duration::ZERO);
         let reply = read.and_then(|()| self.take_reply(0));
-        self.unless_closed(reply)
+        self.close_on_error(reply)
     }
 
     /// How long sending may take if the reply is due at this instant.
@@ -362,7 +361,7 @@ impl Connection {
         within.min(self.settings.reply_timeout)
     }
 
-    fn unless_closed<T>(&mut self, result: Result<T, Error>) -> Result<T, Error> {
+    fn close_on_error<T>(&mut self, result: Result<T, Error>) -> Result<T, Error> {
         if let Err(error) = &result {
             if error.asked().is_none() && error.server().is_some() {
                 self.try_another();
@@ -372,8 +371,7 @@ impl Connection {
         result
     }
 
-    /// Has the next connection be one to another server of the cluster, if it is one: this one is
-    /// of no use.
+    /// Makes the next connection one to another server of the cluster, if there is one.
     pub(super) fn try_another(&self) {
         self.server.try_another_than(&self.reached);
     }
@@ -393,13 +391,13 @@ impl Connection {
         request.write(&mut text);
         match self.open_stream()?.write_within(&text, Some(within)) {
             Err(error) if error.kind() == TimedOut => Err(Error::no_reply(&self.server)),
-            // A server that has refused us and left may have said why before it went.
+            // On other errors, too: a server that has refused us and closed may have said why.
             _ => Ok(()),
         }
     }
 
-    /// Fails if the server has said anything without a request: its last words before it closes the
-    /// connection are no reply to the next one.
+    /// Fails if the server has sent something unasked: its last message before it closes the
+    /// connection must not pass for the reply to the next request.
     fn check_unasked(&mut self) -> Result<(), Error> {
         if self.open_stream()?.is_readable() {
             self.read_within(Duration::ZERO)?;
@@ -414,7 +412,7 @@ impl Connection {
         let mut due = due;
         let longest = self.settings.reply_timeout.saturating_mul(STATS_TIMEOUTS);
         let last_due = Instant::now().checked_add(longest);
-        // What has been looked at is not looked at again: a reply can be long.
+        // The bytes that were searched for the end of the line: a reply can be long.
         let mut seen = 0;
         loop {
             if let Some(reply) = self.take_reply(seen)? {
@@ -430,7 +428,7 @@ impl Connection {
 
     /// Reads some of a reply that is due at this instant.
     fn read_by(&mut self, due: Option<Instant>) -> Result<(), Error> {
-        // Without a deadline the keepalive is what notices that the server has vanished.
+        // Without a deadline, TCP keepalive notices that the server has vanished.
         let left = time_left(due).unwrap_or(LONGEST_READ);
         if left.is_zero() {
             return Err(Error::no_reply(&self.server));
@@ -468,11 +466,12 @@ impl Connection {
         let stream = self.open_stream()?;
         let mut patience = time;
         if !self.cancelled_by.is_empty() {
-            // What can be cancelled has short replies: the last read has left nothing decrypted.
+            // Cancellable requests have one-line replies, so rustls holds no buffered plaintext
+            // here.
             if !cancel::wait_for(stream, time, &self.cancelled_by)? {
                 return Ok(());
             }
-            // What has arrived may be a part of a TLS record, or nothing of a reply.
+            // Do not block: what has arrived may be part of a TLS record, or one without data.
             patience = Duration::ZERO;
         }
         let mut chunk = [0; 4096];
@@ -498,7 +497,7 @@ impl Connection {
             .ok_or_else(|| Error::closed(&self.server))
     }
 
-    /// The error that a reply means. One that does not fit its request ends the connection.
+    /// Turns a reply into an error. A reply that does not fit its request closes the connection.
     fn refusal(&mut self, reply: &Reply) -> Error {
         let asked = self.asked();
         let error = match reply {
@@ -558,8 +557,8 @@ impl Connection {
         }
     }
 
-    /// Whether the server may be there again, with its grants, after it has refused connections:
-    /// its grants outlive its orderly end, or another server of the cluster takes over.
+    /// Whether grants may outlive a server that refuses connections: it hands them over when it
+    /// restarts, or another server of the cluster takes over.
     pub(super) fn may_return(&self) -> bool {
         self.abilities.keeps || self.server.other_count() > 0
     }

@@ -70,7 +70,7 @@ pub(crate) fn settings(options: &Overrides<'_>) -> Result<Settings, Error> {
     Ok(settings)
 }
 
-/// How to speak TLS, if that is wanted: a file or a name is a wish, too.
+/// How to speak TLS, if anything asks for it. A CA file or a name does, too.
 fn tls(options: &Overrides<'_>) -> Result<Option<Tls>, Error> {
     let is_set = |name: &&str| env::var_os(name).is_some_and(|value| !value.is_empty());
     let asking = match (options.tls, options.tls_ca, options.tls_name) {
@@ -109,8 +109,8 @@ fn or_variable<T: From<String>>(given: Option<T>, name: &str) -> Result<Option<T
     }
 }
 
-/// A variable that is set and not empty. One that is not UTF-8 is an error, not none: the lock of
-/// another server is another lock.
+/// A variable that is set and not empty. One that is not UTF-8 is an error: without it, the default
+/// server would be asked, whose locks are others.
 fn variable(name: &str) -> Result<Option<String>, Error> {
     match env::var(name) {
         Ok(value) => Ok(Some(value).filter(|value| !value.is_empty())),

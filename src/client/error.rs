@@ -12,9 +12,9 @@ use crate::text::{reason, unusable_file, Escaped};
 
 /// Why a request failed. Each status that a server may answer has its variant.
 ///
-/// What went wrong with the server itself, or on the way to it, names the server, in the text as
-/// well: `127.0.0.1:6388: connection refused`. What a server has refused names the key, too:
-/// `deploy at 127.0.0.1:6388: the server is shutting down`.
+/// A failure of the server, or of the way to it, names the server, in its text as well:
+/// `127.0.0.1:6388: connection refused`. A refusal by the server names the key, too: `deploy at
+/// 127.0.0.1:6388: the server is shutting down`.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Error {
@@ -32,14 +32,14 @@ pub enum Error {
         /// The server that was asked.
         server: Address,
     },
-    /// The server did not answer in time. The client has closed the connection, since a late reply
-    /// would be taken for that to the next request.
+    /// The server did not answer in time. The client has closed the connection, because a late
+    /// reply would be taken for that to the next request.
     #[non_exhaustive]
     NoReply {
         /// The server that was asked.
         server: Address,
     },
-    /// `error_auth`: the server asks for another auth token, for one at all, or has none.
+    /// `error_auth`: the auth token is missing or wrong, or the server has none.
     #[non_exhaustive]
     AuthFailed {
         /// The server that was asked.
@@ -47,7 +47,7 @@ pub enum Error {
         /// Whether the client has presented an auth token.
         auth: Auth,
     },
-    /// The reply is none of this protocol, or does not fit the request.
+    /// The reply is malformed, or does not fit the request.
     #[non_exhaustive]
     BadReply {
         /// The server that was asked.
@@ -77,7 +77,8 @@ pub enum Error {
     NotAllowed(Asked),
     /// The server is too old for the request, or of another make. Nothing is held.
     Unsupported(Asked),
-    /// The server keeps as many grants as it may, or none for so long. The lock was released.
+    /// The server already keeps as many grants as it may, or keeps none for that long. The lock was
+    /// released.
     NotKept(Asked),
     /// The lock was lost before the guard released it, and how.
     Lost(Asked, Loss),
@@ -150,7 +151,7 @@ impl Error {
         Error::NoReply { server }
     }
 
-    /// A reply that does not fit; its beginning says enough.
+    /// The error for a reply that does not fit, with the beginning of the reply.
     pub(crate) fn bad_reply(server: &Address, reply: &[u8]) -> Error {
         Error::BadReply {
             server: server.clone(),
@@ -194,9 +195,8 @@ impl Error {
         }
     }
 
-    /// Whether the server may be there again soon, so that the same request may succeed then: it
-    /// restarts, or is not there yet. Not for a refusal, and not if this host is out of descriptors
-    /// or memory.
+    /// Whether the same request may succeed soon, because the server restarts or has not started
+    /// yet. False for a refusal, and if this host is out of descriptors or memory.
     pub fn is_transient(&self) -> bool {
         match self {
             Error::Unreachable { .. } => !self.is_shortage(),

@@ -34,7 +34,7 @@ impl Granted {
     /// Makes a guard of it.
     pub(crate) fn keep(mut self) -> Result<Guard, Error> {
         self.connection.cancelled_by.clear();
-        // Before the look at the lease, of which this takes some.
+        // Before the check of the lease, because this takes time.
         #[cfg(feature = "statistics")]
         let number = self.slot_number()?;
         #[cfg(not(feature = "statistics"))]
@@ -44,9 +44,9 @@ impl Granted {
 
     /// Fails with [`Error::LeaseExpired`] if the lease is over.
     ///
-    /// A quick reply is counted from its request. After a long wait, the client cannot know how
-    /// long the reply has been lying here (this process may have been stopped meanwhile): then a
-    /// renewal tells.
+    /// After a quick reply, the lease counts from its request. After a long wait, the reply may
+    /// have arrived at any time, and this process may have been stopped since: a renewal tells
+    /// whether the lease still runs.
     pub(crate) fn renewed_if_late(mut self) -> Result<Granted, Error> {
         // Renewals ask for the lease that was granted, not for the server's default.
         self.slot = self.slot.with_lease(self.grant.lease);

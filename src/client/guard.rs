@@ -139,7 +139,7 @@ impl Shared {
         })
     }
 
-    /// Tells which socket a child of this process has to close, if any.
+    /// Records which socket a child of this process must close, if any.
     fn set_socket(&self, socket: Option<BorrowedFd<'_>>) {
         let socket = socket.map_or(-1, |socket| socket.as_raw_fd());
         self.socket.store(socket, Ordering::Relaxed);
@@ -153,13 +153,13 @@ impl Shared {
         }
     }
 
-    /// Takes note that the server knows of the end, and wakes the guard that waits for its release.
+    /// Records how the hold ended, and wakes the guard that waits for that.
     fn end(&self, outcome: Result<(), Error>) {
         self.hold().outcome = Some(outcome);
         self.ended.notify_all();
     }
 
-    /// No callback runs under the mutex, so what a panic leaves behind is whole.
+    /// No callback runs under the mutex, so no panic can leave it half-changed.
     fn hold(&self) -> MutexGuard<'_, Hold> {
         self.hold.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -299,7 +299,7 @@ impl Guard {
         end_of(self.shared.hold().deadline, self.grant.lease)
     }
 
-    /// That the lock was lost, if it was.
+    /// The error for a lost lock, if it is lost.
     pub(super) fn lost(&self) -> Option<Error> {
         let lost = |loss| Error::Lost(self.asked.clone(), loss);
         self.loss().map(lost)
@@ -395,9 +395,8 @@ impl Guard {
     /// # Errors
     ///
     /// [`Error::Refused`] if the lock was no longer held, [`Error::Lost`] if it had been lost
-    /// before, [`Error::Unreachable`] if no server of a cluster was there to hear of it (the key is
-    /// free when the lease ends), or what can go wrong with a reply. The lock is not held in any
-    /// case.
+    /// before, [`Error::Unreachable`] if no server could be reached (the key is free when the lease
+    /// ends), or what can go wrong with a reply. The lock is not held in any case.
     pub fn release(self) -> Result<(), Error> {
         self.end(Order::Release)
     }
@@ -455,14 +454,15 @@ impl Guard {
     }
 
     /// Has the keeper end the hold, and waits until it has, or has closed the connection of a lost
-    /// lock. Not for the end of the thread then: the callback for the loss may take its time.
+    /// lock. In the latter case it does not wait for the thread, whose callback for the loss may
+    /// take its time.
     fn give(&mut self, order: Order) {
         let is_own = self.is_kept_by_this_thread();
         let Some(keeper) = self.keeper.take() else {
             return;
         };
         if self.is_copy() {
-            // There is no such thread here.
+            // A forked child does not have that thread.
             mem::forget(keeper);
             return self.shared.close_socket();
         }
@@ -486,11 +486,11 @@ impl Drop for Guard {
         if self.is_copy() {
             return self.give(Order::Release);
         }
-        // No callback hears of a loss that the release has made pointless.
+        // A loss after this point is of no interest to the callbacks.
         let mut hold = self.shared.hold();
         let callbacks = (hold.on_lost.take(), hold.on_silence.take());
         drop(hold);
-        // Before what they hold is dropped, which may panic.
+        // First, because dropping the callbacks may panic.
         self.give(Order::Release);
         drop(callbacks);
     }
@@ -545,7 +545,7 @@ mod tests {
 
     #[test]
     fn a_guard_past_its_deadline_is_not_held() {
-        // A keeper that is stopped has told of no loss.
+        // A stopped keeper has reported no loss.
         let guard = |sent_at| {
             let shared = Shared::new(deadline_of(sent_at, LEASE)).expect("a descriptor");
             guard_of(Arc::new(shared), None)

@@ -17,8 +17,8 @@ use crate::sys::event::Event;
 ///
 /// # Errors
 ///
-/// All its questions fail as those of [`Lock`] do, with [`Error::InvalidArgument`] for a key that
-/// is given twice, and with [`Error::Lost`] if a lock is lost during the wait for the next one. The
+/// Its methods fail as those of [`Lock`] do, with [`Error::InvalidArgument`] for a key that is
+/// given twice, and with [`Error::Lost`] if a lock is lost during the wait for the next one. The
 /// locks that were granted before are released.
 #[derive(Clone, Debug)]
 #[must_use = "it connects only when it is asked for guards"]
@@ -101,7 +101,7 @@ impl<'a> LockSet<'a> {
 /// [`Guards::release`] does; errors are lost then.
 ///
 /// It is a slice of [`Guard`]s, each of which is renewed on its own, and can be lost on its own:
-/// [`Guard::on_lost`] tells of each.
+/// [`Guard::on_lost`] reports the loss of each.
 #[derive(Debug)]
 #[must_use = "dropping it releases the locks"]
 pub struct Guards {
@@ -118,8 +118,8 @@ impl Guards {
         })
     }
 
-    /// Takes one more lock. If it was not free in time, gives the connection over which the server
-    /// said so. The loss of one before ends the wait. Shows `answered` the connection as
+    /// Takes one more lock. If it is not granted in time, returns the connection over which the
+    /// server said so. The loss of a lock that is already held ends the wait. Calls `answered` as
     /// [`Lock::claim`] does.
     pub(crate) fn add(
         &mut self,
@@ -128,7 +128,7 @@ impl Guards {
         answered: impl FnMut(&Connection),
     ) -> Result<Option<Connection>, Error> {
         let claimed = lock.given_up_at(&self.lost).claim(wait, answered);
-        // A grant that comes with a loss is of no use either.
+        // Even a grant is useless once another lock is lost.
         if let Some(lost) = self.guards.iter().find_map(Guard::lost) {
             return Err(lost);
         }
@@ -161,7 +161,7 @@ impl Guards {
         outcome
     }
 
-    /// Its guards, for each to end in its own way.
+    /// Returns the guards, to be released one by one.
     pub fn into_vec(mut self) -> Vec<Guard> {
         mem::take(&mut self.guards)
     }

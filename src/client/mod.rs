@@ -22,15 +22,15 @@
 //! ```
 //!
 //! - [`Client`] knows the servers, from its caller or [from the environment](Client::from_env). It
-//!   gives out [`Lock`]s, for locks and for semaphores alike; they are asked for [`Guard`]s.
+//!   makes [`Lock`]s, for locks and for semaphores alike, and a [`Lock`] acquires [`Guard`]s.
 //! - [`Client::lock_all`] holds several locks together, in an order without deadlock.
 //! - [`Guard`] is a held lock: renewed in the background, released when dropped. Its
 //!   [`Token::fence`] is for what the lock protects, see [`Guard::token`].
 //! - [`CancelHandle`] ends a blocking acquire from another thread.
 //! - [`Connection`] is the protocol itself, one request at a time, for what guards do not cover. It
 //!   also tells an operator who holds a key, and ends the grant of another client.
-//! - With the feature `statistics`, `Client::queue` and `Connection::queues` tell who holds and who
-//!   waits in types.
+//! - With the feature `statistics`, `Client::queue` and `Connection::queues` return who holds and
+//!   who waits as typed values.
 //! - With the feature `tls`, the settings of a client may ask for TLS.
 //!
 //! # Async programs
@@ -60,15 +60,14 @@
 //!
 //! # Nothing to report
 //!
-//! A claim that is not granted in time is `Ok(None)` here: the server has queued it and answered.
-//! [`lockfile`](crate::lockfile) answers `Err(AlreadyLocked)`, with what it knows of the holder: it
-//! has no queue, and the caller may want to look for itself.
+//! A claim that is not granted in time is `Ok(None)` here. In [`lockfile`](crate::lockfile) it is
+//! `Err(AlreadyLocked)` or `Err(Timeout)`.
 //!
 //! # Time
 //!
 //! The protocol counts whole seconds: a `Duration` that is sent is rounded up, and one that the
 //! server answers is a whole number of seconds. Leases are 1 to 9223372036 seconds long. They are
-//! measured by the clock that also counts the time for which the host is suspended.
+//! measured by a clock that goes on while the host is suspended.
 
 mod address;
 mod cancel;
@@ -115,9 +114,9 @@ pub use tls::Tls;
 /// One server, or several among which the keys are divided.
 ///
 /// With several, a key belongs to the server number CRC-32 (IEEE) of the key modulo their number,
-/// as all clients of this protocol have it: they must name the same servers in the same order. A
-/// key whose server is down cannot be acquired; no other server takes over. The servers of one
-/// cluster are one [`Address`] here.
+/// as in all clients of this protocol: all must name the same servers in the same order. A key
+/// whose server is down cannot be acquired; no other server takes over. The servers of one cluster
+/// are one [`Address`] here.
 ///
 /// A client keeps no connection and can be shared by threads. A clone copies the addresses.
 ///
@@ -168,7 +167,7 @@ impl Client {
         Client { servers, settings }
     }
 
-    /// A client of the servers that the environment names, as latch(1) has it: `LATCH_SERVER` lists
+    /// A client of the servers that the environment names, as for latch(1): `LATCH_SERVER` lists
     /// addresses, separated by commas or blanks (127.0.0.1:6388), and `LATCH_AUTH_TOKEN_FILE` names
     /// a file with the auth token (none). `LATCH_TLS`, `LATCH_TLS_CA` and `LATCH_TLS_NAME` ask for
     /// TLS. A variable that is empty counts as unset. The other settings are the default ones.
@@ -176,10 +175,10 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// [`Error::Environment`] for an address that is none, for a list without any, for a value
-    /// that is not UTF-8, and for TLS without the feature `tls`; [`Error::AuthTokenFile`] for a
-    /// file that cannot be read, or does not have an auth token in it; [`Error::CaFile`] for one
-    /// that cannot be read, or does not have a certificate in it.
+    /// [`Error::Environment`] for a malformed address, for an empty list, for a value that is not
+    /// UTF-8, and for TLS without the feature `tls`; [`Error::AuthTokenFile`] for a file that
+    /// cannot be read, or does not have an auth token in it; [`Error::CaFile`] for one that cannot
+    /// be read, or does not have a certificate in it.
     ///
     /// ```
     /// use latchd::client::Client;
@@ -220,8 +219,8 @@ impl Client {
         Connection::open(server, &self.settings)
     }
 
-    /// Connects to `server` and sends what may be sent twice. If a server of a cluster is of no
-    /// use, each other one is asked once.
+    /// Connects to `server` and sends a request that may be sent twice. On failure, tries each
+    /// other server of the cluster once.
     pub(crate) fn ask<T>(
         &self,
         server: &Address,
@@ -260,21 +259,21 @@ impl Client {
     }
 }
 
-/// A lock, or a semaphore, that can be asked for. A lock is a semaphore of one, so both are asked
-/// alike. Each time it is asked, it connects anew.
+/// A lock, or a semaphore, that can be asked for. A lock is a semaphore of one, so both are
+/// acquired alike. Each acquire connects anew.
 ///
 /// A grant that comes when a quarter of its lease may be over is renewed first. The call then
 /// blocks for at most the reply timeout more.
 ///
 /// # Errors
 ///
-/// All its questions fail alike: [`Error::Unreachable`], [`Error::NoReply`] or [`Error::Closed`] if
-/// the server cannot be asked; [`Error::AuthFailed`], [`Error::MaxLocks`], [`Error::MaxWaiters`],
-/// [`Error::LimitMismatch`] or [`Error::Draining`] if it refuses; [`Error::LeaseExpired`] if the
-/// lease was over when the client looked at the grant; [`Error::Refused`] if the server can give no
-/// fence at the moment; [`Error::Cancelled`] if [a handle](Lock::cancelled_by) ended it;
-/// [`Error::InvalidKey`] and [`Error::InvalidArgument`] for what cannot be sent, before anything
-/// connects.
+/// All methods that ask the server fail alike: [`Error::Unreachable`], [`Error::NoReply`] or
+/// [`Error::Closed`] if the server cannot be asked; [`Error::AuthFailed`], [`Error::MaxLocks`],
+/// [`Error::MaxWaiters`], [`Error::LimitMismatch`] or [`Error::Draining`] if it refuses;
+/// [`Error::LeaseExpired`] if the lease was over when the client looked at the grant;
+/// [`Error::Refused`] if the server can give no fence at the moment; [`Error::Cancelled`] if [a
+/// handle](Lock::cancelled_by) ended it; [`Error::InvalidKey`] and [`Error::InvalidArgument`] for
+/// what cannot be sent, before anything connects.
 #[derive(Clone, Copy, Debug)]
 #[must_use = "it connects only when it is asked for a guard or a place"]
 pub struct Lock<'a> {
@@ -302,30 +301,31 @@ impl<'a> Lock<'a> {
     }
 
     /// Asks for a shared lock: others may hold the key at the same time if theirs are shared, too.
-    /// The order of arrival counts: a lock that is not shared waits for no shared lock behind it.
-    /// A held lock cannot become another one. Without a lease of its own, it is one of 33 seconds.
-    /// Fails with [`Error::Unsupported`] if the server is too old.
+    /// The order of arrival counts: a lock that is not shared waits for no shared lock behind it. A
+    /// held lock cannot become a shared one, nor a shared one exclusive. Without a lease of its
+    /// own, it is one of 33 seconds. Fails with [`Error::Unsupported`] if the server is too old.
     pub fn shared(mut self) -> Lock<'a> {
         self.slot.is_shared = true;
         self
     }
 
-    /// Asks for so many slots of a semaphore at once, with one grant, as [`Lock::shared`] does.
+    /// Asks for `count` slots of a semaphore at once, with one grant. The lease and the server are
+    /// as for [`Lock::shared`].
     pub fn slots(mut self, count: u32) -> Lock<'a> {
         self.slot.slots = Some(count);
         self
     }
 
-    /// Has the claim fail with [`Error::MaxWaiters`] rather than wait if so many wait for the key
-    /// already. The lease and the server are as for [`Lock::shared`].
+    /// Makes the claim fail with [`Error::MaxWaiters`] rather than wait if `count` claims already
+    /// wait for the key. The lease and the server are as for [`Lock::shared`].
     pub fn max_waiters(mut self, count: u32) -> Lock<'a> {
         self.slot.max_waiters = Some(count);
         self
     }
 
-    /// Tells the server who asks, with the claim: it shows this text to operators beside what is
-    /// held and waited for. At most 128 bytes are sent, and none to a server that does not know
-    /// tags. A text with a line end in it is refused when the lock is asked for.
+    /// Tells the server who asks: it shows this text to operators beside the claim and the grant.
+    /// At most 128 bytes are sent, and none to a server that does not know tags. A text with a line
+    /// end in it is refused when the lock is asked for.
     ///
     /// ```
     /// use latchd::client::{Address, Client};
@@ -346,7 +346,7 @@ impl<'a> Lock<'a> {
         Lock { tag, ..self }
     }
 
-    /// Has the claim fail with [`Error::Unsupported`] where [`Guard::keep_for`] would.
+    /// Makes the claim fail with [`Error::Unsupported`] where [`Guard::keep_for`] would.
     pub fn keepable(mut self) -> Lock<'a> {
         self.needs.adopt = true;
         self
@@ -414,8 +414,8 @@ impl<'a> Lock<'a> {
         self.slot.wanted(self.key).map(drop)
     }
 
-    /// Connects to the server of the key, for the client's connect timeout, but before `deadline`:
-    /// so many other servers get their share of the time until then.
+    /// Connects to the server of the key, within the client's connect timeout and before
+    /// `deadline`. `others` more servers get their share of that time.
     fn connect_by(&self, deadline: Option<Instant>, others: u32) -> Result<Connection, Error> {
         self.check()?;
         let cancelled_by = self.cancelled_by.into_iter().flatten();
@@ -433,9 +433,9 @@ impl<'a> Lock<'a> {
         Ok(connection)
     }
 
-    /// Connects, introduces the client and makes a claim. If a server of a cluster is of no use,
-    /// each other one is asked once. A server that does not know introductions may close the
-    /// connection over one: it is asked again, once, without.
+    /// Connects, introduces the client and makes a claim. On failure, tries each other server of
+    /// the cluster once. A server that does not know introductions may close the connection because
+    /// of one: it is asked once more, without.
     fn introduced<T>(
         &self,
         deadline: Option<Instant>,
@@ -457,7 +457,7 @@ impl<'a> Lock<'a> {
             });
             let is_over = deadline.is_some_and(|deadline| Instant::now() >= deadline);
             match claimed {
-                // The server was of use, and a place in its queue is lost with it.
+                // The server has answered, and a place in its queue is lost with it.
                 claimed if is_welcome => return claimed,
                 Err(Error::Closed { .. } | Error::NoReply { .. }) if others > 0 && !is_over => {
                     others -= 1;
@@ -557,7 +557,7 @@ impl QueuePlace {
     /// [was granted](QueuePlace::is_granted) before), the server's refusal, or what can go wrong
     /// with a reply.
     pub fn wait(mut self, mut wait: Wait) -> Result<Option<Guard>, Error> {
-        // What is granted is not lost to a cancellation, and the reply is due at once.
+        // A cancellation must not lose a grant, whose reply is due at once.
         if self.is_granted() {
             self.connection.cancelled_by.clear();
             wait = Wait::No;

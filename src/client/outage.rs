@@ -13,8 +13,8 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// The longest time for one attempt to connect.
 const LONGEST_ATTEMPT: Duration = Duration::from_secs(1);
 
-/// How long a server that is alone may refuse connections: a program starts again within that time,
-/// or has ended and has released what was held.
+/// How long a single server may refuse connections. A server that restarts is back within that
+/// time; one that does not has ended, and its grants with it.
 const REFUSED_FOR: Duration = Duration::from_secs(2);
 
 /// The time from the end of a connection to the renewal over another one.
@@ -49,7 +49,7 @@ impl Outage {
         outage
     }
 
-    /// How long an attempt may take that has to leave time for what is due at `until`.
+    /// How long a connection attempt may take, so that it ends before `until`.
     pub(super) fn time_for_attempt(until: Moment) -> Duration {
         until.saturating_since(Moment::now()).min(LONGEST_ATTEMPT)
     }

@@ -30,8 +30,8 @@ pub struct Settings {
     /// The secret that the server asks for, if any: one line of at most 65536 bytes (none). White
     /// space around it does not count.
     pub auth_token: Option<String>,
-    /// A file with that secret (none). It is read for each connection, so that a client goes on
-    /// after the secret was changed. While it cannot be read, `auth_token` stands in for it.
+    /// A file with that secret (none). It is read for each connection, so that a client keeps
+    /// working when the secret changes. While it cannot be read, `auth_token` stands in for it.
     pub auth_token_file: Option<PathBuf>,
     /// How to speak TLS with servers that are reached over TCP (none; always none without the
     /// feature `tls`).
@@ -65,9 +65,9 @@ impl Settings {
         }
     }
 
-    /// Connects within `within`, with a TLS handshake if that is wanted. Also returns the instant
-    /// at which the server that was reached has had its share of the time, beside so many `others`,
-    /// and its address.
+    /// Connects within `within`, with a TLS handshake if that is wanted. Also returns when the
+    /// server's share of the time is over (`others` more servers get as much), and the address that
+    /// was reached.
     pub(super) fn connect(
         &self,
         server: &Address,

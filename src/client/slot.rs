@@ -27,12 +27,12 @@ pub struct Slot {
     pub is_shared: bool,
     /// How many slots of a semaphore it takes at once, 1 to the limit; `None` for one.
     pub slots: Option<u32>,
-    /// It is refused rather than to wait if so many wait already; `None` for no such limit.
+    /// The claim is refused rather than queued if this many claims wait already; `None` for no such
+    /// limit.
     pub max_waiters: Option<u32>,
 }
 
-/// The lease of a claim that must name one, where the caller does not: the usual default of
-/// servers.
+/// The lease of a claim that must name one if the caller does not: the default of latchd.
 const USUAL_LEASE: Duration = Duration::from_secs(33);
 
 impl Slot {
@@ -89,7 +89,7 @@ impl Slot {
         })
     }
 
-    /// Whether only a newer server knows what it asks for.
+    /// Whether it asks for something that older servers do not know.
     pub(super) fn is_refined(&self) -> bool {
         self.is_shared || self.slots.is_some() || self.max_waiters.is_some()
     }

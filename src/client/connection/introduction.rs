@@ -20,8 +20,8 @@ const OURS: Abilities = Abilities {
 };
 
 impl Connection {
-    /// Has the next request follow a `hello` and, unless it is empty, the tag. A server that does
-    /// not know them may close the connection.
+    /// Puts `hello` and, unless it is empty, the tag in front of the next request. A server that
+    /// does not know them may close the connection.
     pub(in crate::client) fn introduce(&mut self, tag: &str) {
         self.tag = Some(tag.to_owned());
         self.write_introduction();
@@ -59,15 +59,15 @@ impl Connection {
     ) -> Result<Reply, Error> {
         let sent = self.send(request, self.time_to_send(due));
         let opened = sent.and_then(|()| self.receive_opening(self.opening_due(due)));
-        self.unless_closed(opened)?;
+        self.close_on_error(opened)?;
         if !self.abilities.includes(self.needs) {
-            // With the connection, the server forgets the claim.
+            // The server drops the claim with the connection.
             self.close();
             return Err(Error::Unsupported(self.asked()));
         }
         answered(self);
         let reply = self.receive(request, due);
-        self.unless_closed(reply)
+        self.close_on_error(reply)
     }
 
     fn receive_opening(&mut self, due: Option<Instant>) -> Result<(), Error> {
@@ -77,7 +77,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Takes the replies to what came before the first request, and tells whether there are all.
+    /// Takes the replies to what came before the first request; true once it has all of them.
     pub(super) fn take_opening(&mut self) -> Result<bool, Error> {
         while let Some(opening) = self.awaited.front().copied() {
             let Some(reply) = self.take_next_reply(0)? else {
@@ -90,7 +90,7 @@ impl Connection {
                     self.is_welcome = true;
                 }
                 (Opening::Tag, Reply::Ok) => self.is_welcome = true,
-                // The server does not know the request, or has no words.
+                // An older server, which does not know the request or lists no abilities.
                 (Opening::Hello, Reply::Ok) | (Opening::Hello | Opening::Tag, Reply::Error) => {}
                 _ => return Err(self.refusal(&reply)),
             }
@@ -99,9 +99,9 @@ impl Connection {
         Ok(true)
     }
 
-    /// When the replies to the introduction are due: a server that is of use sends them at once,
-    /// also if the claim, which is due at `due`, waits for ever. Other servers get their share of
-    /// the time.
+    /// When the replies to the introduction are due. A working server sends them at once, even if
+    /// the claim, whose reply is due at `due`, waits without limit. The other servers get their
+    /// share of the time.
     fn opening_due(&self, due: Option<Instant>) -> Option<Instant> {
         let Some(due) = due else {
             return self.reply_due();

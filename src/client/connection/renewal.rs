@@ -87,11 +87,11 @@ impl Connection {
         within: Duration,
     ) -> Result<(), Error> {
         let sent = self.send(&renewal.request(key, slot, token)?, within);
-        self.unless_closed(sent)
+        self.close_on_error(sent)
     }
 
-    /// What the reply to a renewal says that was [sent](Connection::send_renewal); `None` if not
-    /// all of it has come.
+    /// The lease in the reply to a renewal that was [sent](Connection::send_renewal); `None` if the
+    /// reply is incomplete.
     pub(in crate::client) fn renewal_reply(&mut self) -> Result<Option<Duration>, Error> {
         let reply = self.reply_so_far()?;
         reply.map(|reply| self.renewed(&reply)).transpose()

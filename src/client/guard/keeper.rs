@@ -24,7 +24,7 @@ pub(super) struct Keeper {
     held: Granted,
     /// When the request was sent that is not answered yet.
     sent_at: Option<Moment>,
-    /// There is no connection, or the lock is being adopted over a new one.
+    /// Set while there is no connection, and while the lock is being adopted over a new one.
     outage: Option<Outage>,
     /// The last one that has ended.
     last_outage: Option<Outage>,
@@ -33,7 +33,7 @@ pub(super) struct Keeper {
     /// The lock was adopted, and the renewal that confirms it is due at once. Until then, the end
     /// of the connection would leave the lock to no connection.
     is_provisional: bool,
-    /// The connection before, while its server leaves a renewal unanswered and others are asked.
+    /// The previous connection, while its server leaves a renewal unanswered and others are asked.
     silent: Option<Silent>,
     /// Called with the outcome of the renewal that was sent.
     answering: Vec<RenewalCallback>,
@@ -60,8 +60,8 @@ impl Keeper {
 
     /// Returns when the lock is released or lost.
     pub(super) fn keep(mut self) {
-        // A callback that panics ends the keeper, and the connection with it. What it panics with
-        // is never dropped, since that may panic, too.
+        // A callback that panics ends the keeper, and the connection with it. The panic's payload
+        // is leaked, because dropping it may panic, too.
         let ended = panic::catch_unwind(AssertUnwindSafe(|| self.work()));
         let ended = ended.map_err(mem::forget).unwrap_or(Err(Loss::Closed));
         let Err(loss) = ended else {
@@ -72,10 +72,10 @@ impl Keeper {
         let callback = hold.on_lost.take();
         let unanswered = mem::take(&mut hold.asking);
         drop(hold);
-        // Not before: with the connection, the server releases the lock.
+        // Closed only after the loss is visible: the server releases the lock with the connection.
         self.held.connection.close();
         self.silent = None;
-        // Not before: the guard's thread may ask for the same key at once.
+        // Only after the close: the guard's thread may ask for the same key at once.
         self.shared.end(Err(Error::Lost(self.asked(), loss)));
         drop((unanswered, self.answering));
         if let Some(callback) = callback {
@@ -122,8 +122,8 @@ impl Keeper {
         }
     }
 
-    /// Sleeps until there is something to do, and tells whether the server has spoken, and whether
-    /// the silent one has.
+    /// Sleeps until there is something to do. Tells whether the connection is readable, and whether
+    /// that of the silent server is.
     fn sleep(&self) -> [bool; 2] {
         let silent = self.silent.as_ref().map(|silent| &silent.connection);
         let connections = [Some(&self.held.connection), silent];
@@ -142,17 +142,17 @@ impl Keeper {
         // An interrupted or failed poll is an early wake-up, which does no harm.
         self.shared.set_socket(sockets[0]);
         let _ = poll(&mut watched, None);
-        // Not while it may be closed: another thread may open a file under its number.
+        // From here on it may be closed, and another file may get its number.
         self.shared.set_socket(None);
         let mut polled = watched.iter().map(|polled| !polled.revents().is_empty());
         let mut next = || polled.next().unwrap_or_default();
         let has_spoken = sockets.map(|socket| socket.is_some() && next());
-        // Before the look at what it announces: what comes later sets the bell again.
+        // Cleared before the orders are read: a later one sets it again.
         self.shared.bell.take();
         has_spoken
     }
 
-    /// The deadline, or the call that comes before it.
+    /// The deadline, or the call of `on_silence` if that comes before it.
     fn next_end(&self) -> Moment {
         let silent_at = self.silent_at().unwrap_or(Moment::NEVER);
         self.deadline().min(silent_at)
@@ -187,7 +187,7 @@ impl Keeper {
         Some(timing::silent_at(began, self.held.asked_at, lease, lead))
     }
 
-    /// How long before the deadline that callback is due.
+    /// How long before the deadline the callback for a silent server is due.
     fn lead(&self) -> Option<Duration> {
         let hold = self.shared.hold();
         let lead = hold.on_silence.as_ref().map(|silence| silence.lead);
@@ -213,7 +213,7 @@ impl Keeper {
 
     fn read_reply(&mut self) -> Result<(), Loss> {
         let Some(sent_at) = self.sent_at else {
-            // No reply is due: it is the end of the stream, or an error on the way to it.
+            // No reply is due, so this is the end of the stream, or an error.
             if !self.held.connection.is_silent() {
                 self.cut();
             }

@@ -28,20 +28,20 @@ pub(super) fn end_of(deadline: Moment, lease: Duration) -> Moment {
     deadline + margin_of(lease)
 }
 
-/// The time by which a lease is given up before the server can.
+/// How long before its end on the server a lease is given up.
 fn margin_of(lease: Duration) -> Duration {
     MAX_MARGIN.min(lease / 4)
 }
 
-/// Whether a lease leaves the server enough time for its answers if the callback for its silence is
-/// due so long before the deadline.
+/// Whether a lease leaves the server enough time to answer if the callback for silence is due
+/// `lead` before the deadline.
 pub(super) fn fits(lead: Duration, lease: Duration) -> bool {
     lead <= lease / 2
 }
 
-/// How long after one renewal the next is due: with some jitter, taken from the token, so that a
-/// thousand clients that started together do not renew together. Half of the time until the
-/// callback for silence is for the answer.
+/// How long after one renewal the next is due. Jitter from the token keeps a thousand clients that
+/// started together from renewing together. If there is a callback for silence, the answer has half
+/// of the time until that is due.
 pub(super) fn renewal_interval(token: Token, lease: Duration, lead: Duration) -> Duration {
     let mut base = if lease <= SHORT_LEASE {
         lease / 3
@@ -55,8 +55,8 @@ pub(super) fn renewal_interval(token: Token, lease: Duration, lead: Duration) ->
     base - base / 1000 * jitter
 }
 
-/// When a server that has been silent since `began` is told of, for a lease that was asked for at
-/// `asked_at`.
+/// When to call `on_silence` for a server that has not answered since `began`, for a lease that was
+/// asked for at `asked_at`.
 pub(super) fn silent_at(
     began: Moment,
     asked_at: Moment,
@@ -64,7 +64,7 @@ pub(super) fn silent_at(
     lead: Duration,
 ) -> Moment {
     let told_at = deadline_of(asked_at, lease) - lead;
-    // After this process was stopped, the server has had no time to answer yet.
+    // Later if this process was stopped: the server has had no time to answer yet.
     told_at.max(began + ANSWER_TIME.min(half_until_silence(lease, lead)))
 }
 
@@ -94,7 +94,7 @@ mod tests {
             let sent_at = asked_at + renewal_interval(token, lease, lead);
             let told_at = silent_at(sent_at, asked_at, lease, lead);
             assert!(told_at + lead <= deadline, "{lease:?} {lead:?}");
-            // A connection that ends as late as that is told of before the lease ends.
+            // Even for a connection that ends that late, the callback comes before the lease ends.
             let told_at = silent_at(deadline - lead, asked_at, lease, lead);
             let ends_at = told_at.min(deadline) + lead;
             assert!(ends_at <= asked_at + lease, "{lease:?} {lead:?}");

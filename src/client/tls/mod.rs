@@ -1,4 +1,4 @@
-//! What the client library and `latch` are told about TLS with a server.
+//! TLS with a server, for the client library and `latch`.
 //!
 //! A build without TLS has `absent.rs` in place of this module: the same shape, and no values.
 
@@ -59,14 +59,14 @@ fn version_of(file: &Path) -> Option<Version> {
 
 impl Trusted {
     fn read(file: &Path) -> Result<Read, Error> {
-        // Before the file is read: a change in between is read again.
+        // Taken before the file is read, so that a change in between is noticed.
         let version = version_of(file);
         let trusting = trusting(file).map_err(|error| Error::CaFile(file.to_owned(), error))?;
         let trust = trusting.with_no_client_auth().into();
         Ok(Read { trust, version })
     }
 
-    /// What the file has now, or had when it could last be read.
+    /// What the file has now, or had when it was last readable.
     fn trust(&self) -> Trust {
         let mut read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
         if version_of(&self.file) != read.version {
@@ -79,8 +79,8 @@ impl Trusted {
 }
 
 impl Tls {
-    /// Trusts the CAs in a PEM file, and the self-signed certificates in it that are those of no
-    /// CA. Reads the file, and again for a later connection if it has changed since.
+    /// Trusts the CAs in a PEM file, and the servers whose self-signed certificates are in it.
+    /// Reads the file, and reads it again for a later connection if it has changed.
     ///
     /// # Errors
     ///

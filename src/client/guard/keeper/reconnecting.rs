@@ -27,7 +27,7 @@ pub(super) struct Silent {
 }
 
 impl Keeper {
-    /// Goes on after an error: only a refusal says that the lock is lost.
+    /// Reconnects after an error, unless it is a refusal: then the lock is lost.
     pub(super) fn handle_error(&mut self, error: &Error) -> Result<(), Loss> {
         match error {
             Error::Refused(_) if self.outage.is_some() => Err(Loss::Closed),
@@ -39,7 +39,7 @@ impl Keeper {
         }
     }
 
-    /// Gives up the connection, and has the lock adopted over another one.
+    /// Closes the connection; the lock is to be adopted over another one.
     pub(super) fn cut(&mut self) {
         self.held.connection.try_another();
         if let Some(silent) = &self.silent {
@@ -62,7 +62,7 @@ impl Keeper {
             .map_or(Moment::NEVER, |sent_at| sent_at + PATIENCE)
     }
 
-    /// Turns to another connection.
+    /// Sets a silent server aside; gives up one that does not answer an adoption.
     pub(super) fn try_other_server(&mut self) {
         match self.outage {
             Some(_) => self.cut(),
@@ -70,7 +70,7 @@ impl Keeper {
         }
     }
 
-    /// Sets the connection aside, and has the lock adopted over another one.
+    /// Sets the connection aside; the lock is to be adopted over another one.
     fn set_aside(&mut self) {
         let Some(sent_at) = self.sent_at.take() else {
             return;
@@ -113,7 +113,7 @@ impl Keeper {
         match connection.reconnect(Outage::time_for_attempt(until)) {
             Ok(()) => {
                 outage.connected();
-                // To connect may have taken a while.
+                // Connecting may have taken a while.
                 self.send(Moment::now())
             }
             Err(error) => {
@@ -137,7 +137,7 @@ impl Keeper {
             return Err(Error::Unsupported(self.asked()));
         }
         match self.end_by(order) {
-            // The release tells whether the lock was held all the same.
+            // The release tells whether the lock was still held.
             Err(Error::MaxLocks(_) | Error::Refused(_)) => {
                 self.end_by(Order::Release)?;
                 Err(Error::NotKept(self.asked()))
@@ -192,7 +192,7 @@ impl Keeper {
             return self.held.keep_for(left.max(least), PATIENCE);
         }
         match self.held.release(PATIENCE) {
-            // The release before has reached the server, and its answer was lost.
+            // An earlier release has reached the server, and its answer was lost.
             Err(Error::Refused(_)) if *was_sent => Ok(()),
             released => {
                 *was_sent = true;
