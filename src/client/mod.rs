@@ -302,8 +302,8 @@ impl<'a> Lock<'a> {
 
     /// Asks for a shared lock: others may hold the key at the same time if theirs are shared, too.
     /// The order of arrival counts: a lock that is not shared waits for no shared lock behind it. A
-    /// held lock cannot become a shared one, nor a shared one exclusive. Without a lease of its
-    /// own, it is one of 33 seconds. Fails with [`Error::Unsupported`] if the server is too old.
+    /// held lock cannot become a shared one, nor a shared one exclusive. Unless it names a lease,
+    /// it asks for one of 33 seconds. Fails with [`Error::Unsupported`] if the server is too old.
     pub fn shared(mut self) -> Lock<'a> {
         self.slot.is_shared = true;
         self

@@ -1,7 +1,7 @@
 //! `latch break`: ends grants of other clients, as an operator of the server.
 //!
-//! The named server says who holds the key. The grants are ended one by one by their fences, so
-//! another server that is asked in its place by mistake ends none.
+//! The named server says who holds the key. The grants are ended one by one, by their fences, so
+//! another server that is asked by mistake ends none.
 
 use std::path::Path;
 

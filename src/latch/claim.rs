@@ -22,9 +22,9 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 /// A connection that lasted so long after the first answer ends an outage of its server.
 const STEADY: Duration = Duration::from_secs(1);
 
-/// Waits for the grants. It is a failure if another client holds a key all that time. A signal ends
-/// the wait, and so does the end of the standard input, when `abandoned` is set. Then the end of
-/// this process ends the connections, and so gives up its place in the queue.
+/// Waits for the grants, and fails if one does not come in time. A signal ends the wait, and so
+/// does the end of standard input, which sets `abandoned`. This process ends then, and its places
+/// in the queues with its connections.
 pub(super) fn wait(
     asking: Asking,
     abandoned: Option<&Event>,
@@ -54,9 +54,9 @@ pub(super) struct Asking {
     pub(super) talk: Verbosity,
     /// The exit status if a lock is not granted in time.
     pub(super) busy_status: u8,
-    /// A lock that is not granted in time is as good as one that is: nothing is said.
+    /// If a lock is not granted in time, exit with 0 and print nothing.
     pub(super) is_busy_ok: bool,
-    /// Which target is asked for, and over which connection, as the server shows it.
+    /// Which target is asked for, and the name of that connection at the server.
     pub(super) current: Mutex<(usize, Option<String>)>,
 }
 
@@ -65,7 +65,7 @@ struct Refused<'a> {
     target: &'a Target,
     why: Why,
     asked_at: Instant,
-    /// When the server answered to the introduction before it, if it did.
+    /// When the server answered the introduction, if it did.
     answered_at: Option<Instant>,
 }
 
@@ -76,7 +76,7 @@ enum Why {
 }
 
 impl Asking {
-    /// Asks for the keys; again after a failure that may pass, if the user wants that.
+    /// Asks for the keys, and with `--retry` again after a failure that may pass.
     fn ask(&self) -> Result<Guards, Failure> {
         let mut outage = ServerOutage::new();
         let began = Instant::now();
@@ -99,10 +99,11 @@ impl Asking {
                 Why::Busy(failure) => return Err(failure),
                 Why::Failed(error) => error,
             };
-            // A server that was silent all that time was away, too.
+            // A server that has not answered counts as away.
             let was_silent = matches!(error, Error::NoReply { .. });
-            // A server that closes connections over tags did that at once. If the connection before
-            // lasted as long as this one, they ended for want of a server.
+            // A connection that has lasted ends the outage. The time before its answer may contain
+            // an earlier one, which an old server closes at once because of a tag: if the earlier
+            // one lasted as long, the server has ended both.
             let steady = |at: Instant| at.elapsed() >= STEADY + at.duration_since(asked_at);
             if answered_at.is_some_and(steady) && !was_silent {
                 outage = ServerOutage::new();
@@ -170,7 +171,7 @@ impl Asking {
                 .first()
                 .map(|queue| queue::while_waiting(queue, name.as_deref())),
             Err(failure) if failure.status == UNAVAILABLE => failure.message,
-            // It is short of connections.
+            // The server is short of connections.
             Err(_) => None,
         };
         match details {
@@ -180,7 +181,7 @@ impl Asking {
     }
 }
 
-/// A time in which the server cannot be asked.
+/// A period in which the server cannot be asked.
 struct ServerOutage {
     began: Instant,
     next_pause: Duration,
@@ -194,9 +195,9 @@ impl ServerOutage {
         }
     }
 
-    /// How long to wait before the next try; `None` if there is to be none. Each pause is twice as
-    /// long as the one before, up to a limit, and up to half of it is left out at random, so that
-    /// waiters do not come together when their server is back.
+    /// How long to wait before the next try; `None` if there is no other. Pauses double up to a
+    /// limit, and are cut by up to half at random, so that waiters do not all come at once when
+    /// their server is back.
     fn pause(&mut self, longest: Duration, ends_at: Option<Instant>) -> Option<Duration> {
         let gives_up_at = self.began.checked_add(longest);
         let until = [gives_up_at, ends_at].into_iter().flatten().min();

@@ -38,7 +38,7 @@ pub(super) fn release(options: &options::Release) -> CommandResult {
         connection.release(&target.key, target.slot, token)
     });
     match released {
-        // The server before may have released it, and not said so.
+        // An earlier request may have released it, and its answer was lost.
         Err(Error::Refused(_)) if asked_count > 1 => {
             let why = "it is not held any more, and no server says since when";
             Err(target.fails(UNAVAILABLE, why))

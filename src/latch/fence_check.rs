@@ -34,9 +34,9 @@ pub(super) fn run(options: &options::FenceCheck) -> CommandResult {
     }
 }
 
-/// Says whether `fence` is at least as high as the highest that `file` has seen, and remembers it
-/// durably then. If it is lower, another holder has had the lock since. Blocks while another caller
-/// does the same, for at most five seconds. After an error nothing is known.
+/// Whether `fence` is at least as high as the highest that `file` has seen; if so, records it
+/// durably. If it is lower, another holder has had the lock since. Blocks for at most five seconds
+/// while another caller does the same. After an error, the fence may have been recorded or not.
 fn remember_if_current(file: &Path, fence: u64) -> io::Result<bool> {
     // A device would forget the fence, and a pipe would block: both are refused.
     let file = &trusted::follow(file)?;

@@ -49,7 +49,7 @@ fn keep(target: &Target, granted: Granted, time: Duration, text: &str) -> Comman
         error => target.failure(&error),
     })?;
     output::print(text).map_err(|error| {
-        // No other process has the token to release the lock with.
+        // No other process knows the token, so the lock is released here.
         let _ = connection.release(&target.key, slot, token);
         unprintable(&error)
     })?;

@@ -37,7 +37,7 @@ const PROGRAM: &str = "latch";
 /// The variable with the token of the grant under which a command runs.
 const TOKEN_VARIABLE: &str = "LATCH_TOKEN";
 
-/// What stands for `-` behind the key or the file, as argh takes no such word. No key is like it.
+/// Takes the place of the argument `-`, which argh does not accept. No key has a line feed in it.
 const STANDARD_INPUT: &str = "\n-";
 
 /// More bytes than a line with a token has.
@@ -84,7 +84,7 @@ pub fn main() -> ExitCode {
             dispatch(&flags.command, &command)
         }
         Parsed::Print(text) if is_run && text.starts_with("Usage") => {
-            // argh does not know of what follows the two dashes.
+            // argh's usage lacks what follows the two dashes.
             print(&text.replacen('\n', " -- COMMAND [ARGS]\n", 1))
         }
         Parsed::Print(text) => print(&text),
@@ -106,8 +106,8 @@ fn with_options_for_words(mut ours: Vec<OsString>) -> Vec<OsString> {
     ours
 }
 
-/// Warns of variables that are mistyped: with another server than that of the other hosts, each
-/// would have a lock of its own.
+/// Warns of unknown variables. With a mistyped one, this host would ask another server than the
+/// other hosts do, and get another lock.
 fn warn_of_unknown_variables() {
     let names = env::vars_os().filter_map(|(name, _)| name.into_string().ok());
     let is_known = |name: &str| VARIABLES.contains(&name) || run::VARIABLES.contains(&name);
@@ -119,8 +119,8 @@ fn warn_of_unknown_variables() {
     }
 }
 
-/// The reason why the command line is wrong; or, if the command of `run` is not behind `--`, that
-/// it belongs there; or that an option is in front of the sub-command, or that there is none such.
+/// Says why the command line is wrong, with a hint if the command of `run` does not follow `--`, if
+/// an option precedes the sub-command, or if the sub-command is mistyped.
 fn with_hint(reason: String, ours: &[OsString], command: &[OsString]) -> String {
     let first = ours.first().and_then(|word| word.to_str());
     let first = first.unwrap_or_default();
@@ -147,7 +147,7 @@ fn explain(failure: Failure) -> u8 {
     failure.status
 }
 
-/// Prints a line on stderr. If that fails, the exit status still tells of the failure.
+/// Prints a line on stderr. If that fails, the exit status still reports the failure.
 fn complain(message: impl Display) {
     output::complain(PROGRAM, message);
 }
@@ -159,7 +159,7 @@ fn print(text: &str) -> CommandResult {
         .map_err(|error| unprintable(&error))
 }
 
-/// A wrong command line, with where to read what would be right.
+/// The failure for a wrong command line, which points to the help.
 fn usage(message: impl Display) -> Failure {
     let first = env::args_os().nth(1).unwrap_or_default();
     let help = match command_names().find(|name| first == *name) {
@@ -207,8 +207,8 @@ fn report(failures: Vec<Failure>) -> u8 {
     }
 }
 
-/// The token that the command line gives, else standard input if it says `-`, else the environment:
-/// `ps` shows the command line to all users of the host.
+/// The token from the command line, from standard input if it is `-` there, or else from the
+/// environment. `ps` shows command lines to all users of the host.
 fn token(given: Option<&str>) -> Result<Token, Failure> {
     let text = match given {
         None => env::var(TOKEN_VARIABLE).unwrap_or_default(),

@@ -104,7 +104,7 @@ macro_rules! command {
         }
 
         impl $name {
-            /// A client of the servers, for a command that waits for so long, if it waits.
+            /// A client of the servers. `wait` is the timeout of a command that waits.
             pub(super) fn client(&self, wait: Option<Duration>) -> Result<Client, Failure> {
                 let options = Overrides {
                     auth_token_file: self.auth_token_file.as_deref(),
@@ -526,7 +526,7 @@ fn positive_time(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// How long a server may be away: without a value, for ever.
+/// How long a server may be away; no limit without a value.
 fn retry(text: &str) -> Result<Duration, String> {
     match text {
         "true" => Ok(Duration::MAX),

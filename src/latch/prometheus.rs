@@ -76,7 +76,7 @@ fn is_word(name: &str) -> bool {
     !name.is_empty() && name.bytes().all(is_part)
 }
 
-/// The histogram; `None` if it lacks a part, or falls.
+/// The histogram; `None` if a part is missing, or if its counts fall.
 fn histogram(waits: &Value) -> Option<Histogram> {
     let buckets = waits["buckets"].as_array()?;
     let at = |bucket: &Value| Some((bucket["le_s"].as_f64()?, bucket["count"].as_f64()?));

@@ -7,7 +7,7 @@ use crate::cli::output::rough_time;
 use crate::client::Queue;
 use crate::text::Plain;
 
-/// What a client that waits under this name is told.
+/// What a waiting client is told, whose name at the server is `name`.
 pub(super) fn while_waiting(queue: &Queue, name: Option<&str>) -> String {
     let is_ours = |peer: &str| name.is_some_and(|name| is_same_client(peer, name));
     let mut peers = queue
@@ -16,7 +16,7 @@ pub(super) fn while_waiting(queue: &Queue, name: Option<&str>) -> String {
         .map(|waiter| waiter.party.peer.as_deref());
     let mut text = match peers.position(|peer| peer.is_some_and(is_ours)) {
         Some(ahead) => format!("{ahead} ahead"),
-        // The way to the server changes addresses, or the queue is longer than the answer.
+        // NAT has changed the address, or the queue is longer than the list in the answer.
         None => format!("{} waiting", queue.waiter_count),
     };
     if let Some(holders) = holders(queue) {
@@ -25,11 +25,11 @@ pub(super) fn while_waiting(queue: &Queue, name: Option<&str>) -> String {
     text
 }
 
-/// What a client is told that has waited for this long in vain, and has left the queue; `None` if
-/// the key is free now.
+/// What a client is told after a wait in vain, when it has left the queue; `None` if the key is
+/// free now.
 pub(super) fn after_wait(queue: &Queue, waited: Duration) -> Option<String> {
     let waiters = queue.waiters.iter();
-    // They have waited for longer.
+    // Those that have waited for longer were ahead.
     let ahead = waiters.filter(|waiter| waiter.party.age >= waited).count();
     let ahead = match ahead {
         0 => None,

@@ -34,7 +34,7 @@ pub(super) const VARIABLES: [&str; 5] = [
 /// How long the release may take while there is a connection.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How long the release may take while there is none: a little longer than the guard tries.
+/// How long the release may take without a connection: a little longer than the guard tries.
 const AWAY_TIMEOUT: Duration = Duration::from_secs(12);
 
 /// Waits for the locks, runs the command while holding them, releases them, and exits as the
@@ -70,7 +70,7 @@ fn already_held(targets: &[Target], options: &options::Run, command: &[OsString]
         return None;
     }
     let target = targets.iter().find(|target| {
-        // Without an answer, the claim says what is wrong.
+        // If the server does not answer, the claim will report it.
         let holder = outer_token(&target.key)
             .map(|token| target.ask(|connection| connection.holder(&target.key, token.fence())));
         matches!(holder, Some(Ok(Some(_))))
@@ -88,7 +88,7 @@ fn already_held(targets: &[Target], options: &options::Run, command: &[OsString]
     })
 }
 
-/// The token of the lock of a key under which this process runs, as the environment has it.
+/// The token, from the environment, of the lock of `key` under which this process runs.
 fn outer_token(key: &str) -> Option<Token> {
     let [outer_key, token, _, _, tokens] = VARIABLES.map(|name| env::var(name).unwrap_or_default());
     let mut others = tokens.lines().filter_map(|line| line.rsplit_once('='));
@@ -113,7 +113,7 @@ fn run_under(
         set_when_silent(guard, options, &lost);
     }
     let look = || confirm(&guards, &confirmed);
-    // This process may have been stopped since the grant, or its message had to wait for room.
+    // This process may have been stopped since the grant, or blocked by the warning on stderr.
     if !guards.is_held() {
         look();
         if let Err(killed) = signals.wait_for(&[&lost, &confirmed]) {
@@ -225,7 +225,8 @@ enum Release {
 }
 
 /// Releases the locks when their work is done, the last first, or has the servers keep them until
-/// then. Shows `lost` the failure of each that was lost before, and fails with the first one.
+/// `kept_until`. Calls `lost` with the failure of each that was lost before, and fails with the
+/// first failure that it returns.
 pub(super) fn finish_releases(
     guards: Guards,
     kept_until: Option<Moment>,

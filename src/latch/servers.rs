@@ -37,7 +37,7 @@ pub(super) fn client(
     Ok(Client::with_settings(servers, settings))
 }
 
-/// The failure for a wrong environment, or for what the command line has in its place.
+/// The failure for invalid settings in the environment or on the command line.
 pub(super) fn unusable(error: Error) -> Failure {
     match error {
         Error::AuthTokenFile(..) | Error::CaFile(..) => Failure::new(FILE_ERROR, error),
@@ -133,7 +133,7 @@ impl Target {
         self.client.ask(self.server(), request)
     }
 
-    /// Asks for the key. It is a failure if another client holds it all that time.
+    /// Claims the key, and fails if it is not granted in time.
     pub(super) fn claim(&self, timeout: Option<Duration>) -> Result<Granted, Failure> {
         let wait = wait_of(timeout);
         match self.lock().claim(wait, |_| ()) {
@@ -143,8 +143,8 @@ impl Target {
         }
     }
 
-    /// Says that a claim over this connection was not granted, and what the server tells about its
-    /// holder and those ahead, for a reader who has nothing but this line.
+    /// The message for a claim over this connection that was not granted, with its holder and those
+    /// ahead: a reader may have nothing but this line.
     pub(super) fn busy(&self, mut connection: Connection, wait: Wait) -> String {
         let waited = match wait {
             Wait::UpTo(time) => time,

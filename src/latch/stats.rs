@@ -19,7 +19,7 @@ use super::{failure, options, prometheus, report, shown, unprintable, usage};
 /// How often `stats --watch` asks the servers.
 const WATCH_INTERVAL: Duration = Duration::from_secs(2);
 
-/// The size of a window that does not tell it, in lines and columns.
+/// The size assumed for a window that does not report it, in lines and columns.
 const USUAL_SIZE: (usize, usize) = (24, 80);
 
 /// What each server answered.
@@ -88,7 +88,7 @@ impl GrantRate {
     }
 }
 
-/// Asks a server for its holders, or for what it tells instead if it does not know them.
+/// Asks a server for its holders, or for plain `stats` if it does not know that request.
 fn ask(
     client: &Client,
     server: &Address,

@@ -21,7 +21,7 @@ pub(super) fn run(options: &options::Status) -> CommandResult {
     Ok(if is_held(queue) { HELD } else { 0 })
 }
 
-/// Whether no claim would be granted at once. A lock that is waited for is held.
+/// Whether a claim would have to wait. A lock with waiters counts as held.
 fn is_held(queue: Option<&Queue>) -> bool {
     queue.is_some_and(|queue| {
         let taken: u64 = match queue.kind {
@@ -84,7 +84,7 @@ fn json(key: &str, queue: Option<&Queue>) -> String {
     };
     let holders = queue.holders.iter().map(|holder| {
         let party = &holder.party;
-        // A string, since a fence may be larger than a number of JSON is exact.
+        // A string, because many JSON readers round a number as large as a fence.
         format!(
             "{{\"peer\":{},\"tag\":{},\"age_s\":{},\"lease_s\":{},\"fence\":\"{}\"}}",
             quoted(party.peer.as_deref()),

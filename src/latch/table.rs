@@ -10,8 +10,7 @@ use crate::text::Escaped;
 #[derive(Debug)]
 pub(super) struct Statistics {
     queues: Vec<KeyRow>,
-    /// The number of connections, in the form of `stats` that every server knows. The form with
-    /// holders does not have it.
+    /// The number of connections, which only plain `stats` has.
     connections: Option<u64>,
 }
 
@@ -46,18 +45,19 @@ pub(super) struct Table {
     foot: Vec<String>,
 }
 
-/// The columns of numbers, which are aligned at their right end.
+/// The columns of numbers, which are aligned to the right.
 const NUMBERS: [&str; 4] = ["AGE", "LEASE LEFT", "WAITERS", "FENCE"];
 
 /// The columns that are shortened to make a table fit, and the least that is left of each.
 const SHORTENED: [&str; 2] = ["KEY", "TAG"];
 const SHORTEST: usize = 8;
 
-/// The width to which an address is cut before anything else: that of the longest of IPv4.
+/// The columns of addresses, and the width to which they are cut before anything else: that of the
+/// longest IPv4 address and port.
 const ADDRESSES: [&str; 2] = ["HOLDER", "CLIENT"];
 const ADDRESS_WIDTH: usize = 21;
 
-/// The columns that a narrow window goes without, first those that it misses least.
+/// The columns that a narrow window goes without, the least important first.
 const DROPPED: [&str; 6] = ["LEASE LEFT", "FENCE", "KIND", "HOLDER", "CLIENT", "AGE"];
 
 const GAP: &str = "  ";
@@ -195,8 +195,8 @@ impl Table {
         self.lines_within(usize::MAX, usize::MAX)
     }
 
-    /// At most `count` lines, if there are more: the rows are cut, with the number of those that
-    /// are not there. Columns are shortened, and dropped, as `width` wants it.
+    /// At most `count` lines: rows that do not fit are only counted. Columns are shortened, or
+    /// dropped, to fit into `width`.
     fn lines_within(mut self, count: usize, width: usize) -> Vec<String> {
         let mut cut = None;
         if self.len() > count {
@@ -216,8 +216,8 @@ impl Table {
     }
 }
 
-/// The most characters of a column. An escaped key or tag has fewer, but who knows what a server
-/// says; and none can be filled up to more than 65 535.
+/// The most characters of a column. A valid key or tag has fewer, but a server may send anything,
+/// and `format!` panics at widths above 65535.
 const WIDEST: usize = 4096;
 
 /// The header and the rows as lines, as far as possible within this width.
@@ -346,14 +346,14 @@ pub(super) fn party(party: &Party) -> [String; 3] {
     [peer, tag, rough_time(party.age)]
 }
 
-/// A place of which nothing is known but who it is.
+/// A row of which nothing is known but the client.
 fn stranger(peer: String) -> PlaceRow {
     let mut place = [0; 5].map(|_| or_dash(None));
     place[0] = peer;
     place
 }
 
-/// A lock in the form that every server knows.
+/// A lock in plain `stats`, which every server knows.
 fn lock(entry: &Value) -> Option<KeyRow> {
     let mut holder = stranger(format!("connection {}", entry["owner_conn_id"].as_u64()?));
     holder[3] = rough_time(statistics::seconds(&entry["lease_expires_in_s"])?);
@@ -370,7 +370,7 @@ fn lock(entry: &Value) -> Option<KeyRow> {
     })
 }
 
-/// A semaphore in that form.
+/// A semaphore in plain `stats`.
 fn semaphore(entry: &Value) -> Option<KeyRow> {
     Some(KeyRow {
         key: entry["key"].as_str()?.to_owned(),
