@@ -246,7 +246,7 @@ impl Error {
             Error::Draining(_) => "the server is shutting down",
             Error::Refused(_) => "the server refused the request",
             Error::Unsupported(_) => "the server is too old for this, or of another make",
-            Error::NotKept(_) => "the server keeps no more grants, or none for so long",
+            Error::NotKept(_) => "the server keeps no more grants, or not for that long",
             Error::Lost(_, loss) => return loss.to_string(),
             Error::NotAllowed(_) => "the server lets only an operator do this",
             Error::Cancelled => "the wait was cancelled",

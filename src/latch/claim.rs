@@ -142,7 +142,7 @@ impl Asking {
             Ok(Some(connection)) => Why::Busy(self.busy(|| target.busy(connection, wait))),
             Err(Error::MaxWaiters(_)) if target.slot.max_waiters.is_some() => {
                 let place = target.place();
-                Why::Busy(self.busy(|| format!("{place}: as many wait as --max-waiters says")))
+                Why::Busy(self.busy(|| format!("{place}: --max-waiters claims wait already")))
             }
             Err(error) => Why::Failed(error),
         };

@@ -40,7 +40,7 @@ pub(super) fn release(options: &options::Release) -> CommandResult {
     match released {
         // An earlier request may have released it, and its answer was lost.
         Err(Error::Refused(_)) if asked_count > 1 => {
-            let why = "it is not held any more, and no server says since when";
+            let why = "it is no longer held; an earlier attempt may have released it";
             Err(target.fails(UNAVAILABLE, why))
         }
         Err(error) => Err(not_held(&target, &error)),

@@ -12,7 +12,7 @@ use super::servers::Target;
 use super::{options, unprintable, PROGRAM, UNAVAILABLE};
 
 const NOT_KEPT: &str =
-    "the server keeps no lock for so long; see --max-keep-time and --max-kept in latchd(8)";
+    "the server keeps no lock for that long; see --max-keep-time and --max-kept in latchd(8)";
 
 /// Takes the lock for its lease, and prints the token.
 pub(super) fn acquire(options: &options::Acquire) -> CommandResult {

@@ -74,9 +74,9 @@ macro_rules! command {
         $(#[$meta])*
         pub(super) struct $name {
             $($fields)*
-            /// server as HOST, HOST:PORT or path of a Unix socket, those of a cluster with | in
-            /// between; several, with commas in between, divide the keys, none takes over for
-            /// another (127.0.0.1:6388)
+            /// server as HOST, HOST:PORT or path of a Unix socket; the servers of a cluster with |
+            /// between them; several, separated by commas, shard the keys, without failover
+            /// (127.0.0.1:6388)
             #[argh(option, arg_name = "address")]
             server: Vec<Servers>,
             /// a file with the auth token of the server
@@ -93,8 +93,8 @@ macro_rules! command {
             /// speak TLS with servers that are reached over TCP
             #[argh(option, arg_name = "bool", from_str_fn(yes_or_no))]
             tls: Option<bool>,
-            /// trust the CAs in this file, or a self-signed certificate of no CA; speaks TLS
-            /// (those that this host trusts)
+            /// trust the CAs, and servers' self-signed certificates, in this file; speaks TLS (the
+            /// CAs that this host trusts)
             #[argh(option, arg_name = "path", from_str_fn(path))]
             tls_ca: Option<PathBuf>,
             /// the name that the server's certificate is for; speaks TLS (the host of the server)
@@ -130,7 +130,7 @@ macro_rules! keeping_command {
                 /// the key to hold
                 #[argh(positional)]
                 key: String,
-                /// how long to wait for the lock; 0 tries once (for ever)
+                /// how long to wait for the lock; 0 tries once (no limit)
                 #[argh(option, arg_name = "time", from_str_fn(wait_time))]
                 timeout / 'w': Option<Duration>,
                 /// do not wait, as with --timeout 0
@@ -142,13 +142,13 @@ macro_rules! keeping_command {
                 /// take one of this many slots of a semaphore
                 #[argh(option, arg_name = "count", from_str_fn(limit))]
                 limit: Option<u32>,
-                /// share the lock with others that say so, too
+                /// share the lock with other clients that use --shared
                 #[argh(option, arg_name = "bool", default = "false", from_str_fn(yes_or_no))]
                 shared: bool,
                 /// take this many slots of the semaphore of --limit at once (1)
                 #[argh(option, arg_name = "count", from_str_fn(slot_count))]
                 slots: Option<u32>,
-                /// do not wait if this many wait already, as if the timeout were over
+                /// do not wait if this many claims wait already, as if the timeout were over
                 #[argh(option, arg_name = "count", from_str_fn(waiters))]
                 max_waiters: Option<u32>,
                 /// exit status if the lock is not granted in time (75)
@@ -162,7 +162,7 @@ macro_rules! keeping_command {
                 /// do not say who holds the lock while it waits
                 #[argh(option, arg_name = "bool", from_str_fn(yes_or_no))]
                 quiet / 'q': Option<bool>,
-                /// say who holds the lock while it waits, also where stderr is no terminal
+                /// say who holds the lock while it waits, even if stderr is not a terminal
                 #[argh(option, arg_name = "bool", from_str_fn(yes_or_no))]
                 verbose / 'v': Option<bool>,
             }
@@ -198,7 +198,7 @@ keeping_command! {
         /// hold the lock of another key, too; may be given several times
         #[argh(option, arg_name = "key")]
         and: Vec<String>,
-        /// what the server shows operators of this holder (COMMAND@HOST pid N)
+        /// what the server shows operators about this holder (COMMAND@HOST pid N)
         #[argh(option, arg_name = "text")]
         tag: Option<String>,
         /// how long the command may take to end once the lock is lost (10)
@@ -209,15 +209,15 @@ keeping_command! {
             from_str_fn(time)
         )]
         kill_after: Duration,
-        /// what the command gets when the lock is lost: hup, int, quit, term, usr1 or usr2, or
-        /// nothing with ignore (term)
+        /// the signal for the command when the lock is lost: hup, int, quit, term, usr1 or usr2;
+        /// ignore sends none (term)
         #[argh(option, arg_name = "signal", default = "OnLost::Send(Signal::TERM)", from_str_fn(on_lost))]
         on_lost: OnLost,
         /// if this runs under the lock already, run the command without a second one
         #[argh(option, arg_name = "bool", default = "false", from_str_fn(yes_or_no))]
         nested: bool,
-        /// keep the lock for at least this long after the grant, also if the command ends sooner:
-        /// it runs once in that time
+        /// keep the lock for at least this long after the grant, even if the command ends sooner,
+        /// so that it runs at most once in that time
         #[argh(option, arg_name = "time", from_str_fn(lease))]
         at_least: Option<Duration>,
         /// exit with 0 if the lock is not granted in time
@@ -230,7 +230,7 @@ keeping_command! {
     /// Hold a lock until standard input is closed, and print its token and fence
     #[argh(subcommand, name = "hold")]
     Hold {
-        /// what the server shows operators of this holder (latch@HOST pid N)
+        /// what the server shows operators about this holder (latch@HOST pid N)
         #[argh(option, arg_name = "text")]
         tag: Option<String>,
     }
@@ -243,7 +243,7 @@ command! {
         /// the key to wait for
         #[argh(positional)]
         key: String,
-        /// how long to wait; 0 tries once (for ever)
+        /// how long to wait; 0 tries once (no limit)
         #[argh(option, arg_name = "time", from_str_fn(wait_time))]
         timeout / 'w': Option<Duration>,
         /// do not wait, as with --timeout 0
@@ -256,13 +256,13 @@ command! {
 }
 
 command! {
-    /// Take a lock that no process holds, until its lease ends or release, and print its token
+    /// Take a lock that outlives this process, until release or its lease ends; print its token
     #[argh(subcommand, name = "acquire")]
     Acquire {
         /// the key to hold
         #[argh(positional)]
         key: String,
-        /// how long to wait for the lock; 0 tries once (for ever)
+        /// how long to wait for the lock; 0 tries once (no limit)
         #[argh(option, arg_name = "time", from_str_fn(wait_time))]
         timeout / 'w': Option<Duration>,
         /// do not wait, as with --timeout 0
@@ -274,14 +274,14 @@ command! {
         /// take one of this many slots of a semaphore
         #[argh(option, arg_name = "count", from_str_fn(limit))]
         limit: Option<u32>,
-        /// what the server shows operators of this holder (latch@HOST pid N)
+        /// what the server shows operators about this holder (latch@HOST pid N)
         #[argh(option, arg_name = "text")]
         tag: Option<String>,
     }
 }
 
 command! {
-    /// Take a lock for a person, without a process that holds it, and print how to give it back
+    /// Reserve a lock for a person, without a process that holds it; print how to release it
     #[argh(subcommand, name = "reserve")]
     Reserve {
         /// the key to hold
@@ -293,7 +293,7 @@ command! {
         /// who reserves it and what for, as the server shows it (latch@HOST pid N)
         #[argh(option, arg_name = "text")]
         tag: Option<String>,
-        /// how long to wait for the lock; 0 tries once (for ever)
+        /// how long to wait for the lock; 0 tries once (no limit)
         #[argh(option, arg_name = "time", from_str_fn(wait_time))]
         timeout / 'w': Option<Duration>,
         /// do not wait, as with --timeout 0

@@ -255,7 +255,7 @@ fn finish_release(guard: Guard, kept_until: Option<Moment>) -> Result<(), Failur
     match release(guard, kept_until) {
         Release::Done => {}
         Release::Unheard(left) => complain(format_args!(
-            "{place}: no server takes the release: the key is free in {} s, at the end of its lease",
+            "{place}: no server answers the release: the key is free in {} s, when its lease ends",
             left.as_secs() + 1
         )),
         Release::NotKept(why) => complain(format_args!(

@@ -88,8 +88,8 @@ fn prefix(command: Option<SemaCommand>) -> &'static str {
     }
 }
 
-/// Whether a command has the statuses of latch(1): those of the older program of this name would be
-/// lost among those of the command that it runs.
+/// Whether a command has the statuses of latch(1), which stand out among those of the command that
+/// it runs. The statuses of the older program of this name would not.
 fn is_like_latch(command: Option<SemaCommand>) -> bool {
     matches!(command, Some(SemaCommand::Run | SemaCommand::Hold))
 }
@@ -176,7 +176,7 @@ fn acquired(slot: &Semaphore, request: &SemaRequest) -> CommandResult {
     let object = acquired_object(slot, options);
     let printed = say(&format!("Lock acquired: {path}"), &object, request);
     if printed.is_err() {
-        // The caller does not know that it must release it.
+        // The caller has not learnt that it must release the lock.
         slot.give_back(info(options).pid);
     } else if !options.quiet && options.pid.or_else(known_caller).is_none() {
         complain(&format!(
@@ -355,8 +355,8 @@ fn say(line: &str, object: &Object, request: &SemaRequest) -> CommandResult {
     Ok(DONE)
 }
 
-/// Prints why a lock is not granted or not released, and who holds it. Fails if the path can never
-/// be a lock, else returns the status for that.
+/// Prints why a lock is not granted or not released, and who holds it, and returns the status.
+/// Fails if the path can never be a lock.
 fn refuse(slot: &Semaphore, busy: &Busy, request: &SemaRequest) -> CommandResult {
     use SemaCommand::{Hold, Release, Run, Try, Wait};
     let (command, options) = (request.command, &request.options);
@@ -407,8 +407,8 @@ fn slots(request: &SemaRequest, options: &SemaphoreOptions) -> Result<Vec<Semaph
     locks.map_err(|error| Failure::about(path, &error))
 }
 
-/// Why the path cannot be a lock, which any user of a shared directory can bring about: a slot is
-/// passed over while there are others. Fails if the error is another.
+/// The failure for one slot whose path cannot be a lock; others may still be usable, and any user
+/// of a shared directory can block one. Any other error is returned as the error.
 fn unusable(path: &Path, error: &SemaphoreError) -> Result<Failure, Failure> {
     let failure = Failure::about(path, error);
     match error {
@@ -426,8 +426,8 @@ fn info(options: &SemaOptions) -> LockInfo {
     }
 }
 
-/// The process that a single command takes the lock for: the script that calls it. If that is
-/// unknown, this process, which holds nothing once it has ended.
+/// The process that `try` and `acquire` take the lock for: the script that calls them. If that is
+/// unknown, this process, whose lock is stale once it has ended.
 fn caller() -> u32 {
     known_caller().unwrap_or_else(std::process::id)
 }
@@ -442,8 +442,8 @@ fn asking(slot: &Semaphore) -> u32 {
     }
 }
 
-/// The script that calls this program, as of the first call. If the script ends, another process
-/// becomes our parent.
+/// The script that calls this program, found once: if the script ends, another process becomes our
+/// parent.
 fn known_caller() -> Option<u32> {
     static CALLER: OnceLock<Option<u32>> = OnceLock::new();
     *CALLER.get_or_init(|| {

@@ -119,7 +119,7 @@ const OPTIONS: [OptionRow; 21] = [
     row(
         "-w, --timeout time",
         ALL,
-        "how long to wait; 0 tries once (for ever)",
+        "how long to wait; 0 tries once (no limit)",
     ),
     row(
         "-n, --nonblock",
@@ -129,7 +129,7 @@ const OPTIONS: [OptionRow; 21] = [
     row(
         "--stale time",
         ALL,
-        "the age at which a lock may be stale; 0 for never (3600)",
+        "the age from which a lock can be stale; 0: never (3600)",
     ),
     row(
         "--stale-rule rule",
@@ -146,7 +146,7 @@ const OPTIONS: [OptionRow; 21] = [
     row(
         "-v, --verbose",
         WAITING,
-        "say who holds the lock while it waits, also where stderr is no terminal",
+        "say who holds the lock while it waits, even if stderr is not a terminal",
     ),
     row(
         "--slots count",
@@ -161,12 +161,12 @@ const OPTIONS: [OptionRow; 21] = [
     row(
         "--token word",
         &[Try, Acquire, Run, Hold, Release],
-        "a word to keep in the lock file; release wants the same",
+        "a word to keep in the lock file; release must give the same",
     ),
     row(
         "--force",
         &[Release, Clean],
-        "release another holder's lock; clean without locks on files",
+        "release another holder's lock; clean even without locks on files",
     ),
     row(
         "--mode mode",
@@ -177,7 +177,7 @@ const OPTIONS: [OptionRow; 21] = [
     row(
         "--settle when",
         TAKING,
-        "never, takeover or always: wait 20 ms for careless others (takeover)",
+        "never, takeover or always: wait 20 ms for programs that do not lock the file (takeover)",
     ),
     row(
         "-E, --busy-status status",
@@ -299,8 +299,8 @@ pub(super) fn parse(mut arguments: impl Iterator<Item = OsString>) -> Parsed<Sem
         Some(b"version") => return Parsed::Print(VERSION.to_owned()),
         _ => {}
     }
-    // These two count anywhere, even as the value of an option. But a script that asks for the help
-    // of a command learns that there is none such.
+    // These two count anywhere, even as the value of an option. But a script can ask for the help
+    // of a command to learn whether the command exists.
     for argument in &ours {
         match argument.as_bytes() {
             b"-h" | b"--help" => {
@@ -356,7 +356,7 @@ fn understand(ours: Vec<OsString>, words: Vec<OsString>) -> Result<SemaRequest, 
     }
     if let Some(row) = given.iter().find(|row| !row.commands.contains(&command)) {
         let name = name.to_string_lossy();
-        return Err(format!("{} is no option of {name}", row.name()));
+        return Err(format!("{} is not an option of {name}", row.name()));
     }
     if command == Run && words.is_empty() {
         return Err("missing command to run, after --".to_owned());
@@ -369,7 +369,7 @@ fn understand(ours: Vec<OsString>, words: Vec<OsString>) -> Result<SemaRequest, 
     })
 }
 
-/// The command that a command line names, right or wrong as the rest may be.
+/// The command that a command line names, even if the rest of the line is wrong.
 pub(super) fn command_in(arguments: &[OsString]) -> Option<SemaCommand> {
     let mut arguments = arguments.iter();
     while let Some(argument) = arguments.next() {
@@ -390,7 +390,7 @@ fn unknown_command(name: &OsStr) -> String {
     format!("unknown command: {}{hint}", shown(name))
 }
 
-/// Whether the first word of a command line is no option and no command.
+/// Whether the first word of a command line is neither an option nor a command.
 fn is_wrong_command(word: &OsStr) -> bool {
     word.as_bytes().first() != Some(&b'-') && command_named(word).is_none()
 }
@@ -425,7 +425,7 @@ fn set(
         None => Err("expected UTF-8".to_owned()),
     };
     taken.map_err(|expected| match name {
-        // Their messages are those of the older program.
+        // These two messages are those of the older program.
         "--timeout" => "invalid timeout value".to_owned(),
         "--stale" => "invalid stale timeout value".to_owned(),
         _ => invalid_value(&value.to_string_lossy(), name, &expected),

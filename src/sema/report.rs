@@ -99,7 +99,7 @@ pub(super) fn held(busy: &Busy) -> Object {
         .with_any("note", note(busy))
 }
 
-/// A note on a file that does not name a process and a time.
+/// The note for a file that does not name a process and a time.
 fn unreadable(details: &LockDetails) -> Option<&'static str> {
     (!details.is_readable()).then_some("contents unreadable")
 }
@@ -209,7 +209,7 @@ pub(super) fn print(text: &str) -> Result<(), Failure> {
     output::print_if_read(text).map_err(Failure::unprintable)
 }
 
-/// Prints on stderr. If that fails, the exit status still tells of the failure.
+/// Prints on stderr. If that fails, the exit status still reports the failure.
 pub(super) fn complain(text: &str) {
     let _ = io::stderr().write_all(text.as_bytes());
 }

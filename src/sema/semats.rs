@@ -37,7 +37,7 @@ Commands:
 
 Options:
   -t, --tag text             what the lock is held for
-  --timeout milliseconds     how long to wait (for ever)
+  --timeout milliseconds     how long to wait (no limit)
   -f, --force                release another holder's lock
   -j, --json                 print JSON
   -v, --verbose              print each step on stderr
@@ -196,7 +196,7 @@ fn acquire(semaphore: &Semaphore, request: &SematsRequest) -> SematsResult {
     }
 }
 
-/// Prints what the file says now.
+/// Prints what the lock file says now.
 fn granted(semaphore: &Semaphore, request: &SematsRequest) -> u8 {
     let written = semaphore.lock_info().unwrap_or_else(|| info(request));
     let object = Object::new()

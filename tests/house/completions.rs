@@ -109,7 +109,7 @@ fn the_help_is_understood_to_the_last_option() {
     assert_eq!(option("--help").value, Value::None);
     assert!(option("--server")
         .about
-        .ends_with("none takes over for another (127.0.0.1:6388)"));
+        .ends_with("without failover (127.0.0.1:6388)"));
 }
 
 // ---------------------------------------------------------------------------------------------

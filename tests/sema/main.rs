@@ -963,19 +963,19 @@ fn bad_usage_gives_one_line_and_touches_nothing() {
             &["try", "g", "--settle", "now"],
             "invalid value 'now' for --settle: expected never, takeover or always",
         ),
-        (&["try", "g", "--force"], "--force is no option of try"),
+        (&["try", "g", "--force"], "--force is not an option of try"),
         (
             &["clean", "g", "--slots", "2"],
-            "--slots is no option of clean",
+            "--slots is not an option of clean",
         ),
         (
             &["wait", "g", "--nonblock"],
-            "--nonblock is no option of wait",
+            "--nonblock is not an option of wait",
         ),
         (&["acquire", "g", "-w", "x"], "invalid timeout value"),
         (
             &["wait", "g", "-E", "2"],
-            "--busy-status is no option of wait",
+            "--busy-status is not an option of wait",
         ),
         (&["try", "g", "h"], "unexpected argument: h"),
         (&["try", "g", "--", "h"], "unexpected argument: h"),
@@ -1006,7 +1006,7 @@ fn bad_usage_gives_one_line_and_touches_nothing() {
         ),
         (
             &["hold", "g", "--kill-after", "1"],
-            "--kill-after is no option of hold",
+            "--kill-after is not an option of hold",
         ),
     ] {
         let output = place.sema(arguments);
