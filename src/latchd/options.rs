@@ -658,22 +658,34 @@ mod tests {
     }
 
     #[test]
-    fn a_token_in_a_flag_beats_every_variable() {
-        let flag = ["--auth-token", " secret\n"];
-        let found = auth(&flag, &[("LATCHD_AUTH_TOKEN_FILE", "/nowhere")]).expect("one a level");
-        assert!(matches!(found, Some(AuthTokenSource::Argument(token)) if token == "secret"));
-        assert!(auth(&[&flag[..], &["--auth-token-file", "f"]].concat(), &[]).is_err());
-        let found = auth(
-            &[],
-            &[
-                ("DFLOCKD_AUTH_TOKEN", "old"),
-                ("LATCHD_AUTH_TOKEN_FILE", "f"),
-            ],
-        );
-        assert!(matches!(
-            found.expect("one a level"),
-            Some(AuthTokenSource::File(_))
-        ));
+    fn the_token_has_the_order_of_sources_of_other_options() {
+        let (ours, old) = (("LATCHD_AUTH_TOKEN", "ours"), ("DFLOCKD_AUTH_TOKEN", "old"));
+        let file = ("LATCHD_AUTH_TOKEN_FILE", "f");
+        let old_file = ("DFLOCKD_AUTH_TOKEN_FILE", "f");
+        let empty = ("LATCHD_AUTH_TOKEN", "");
+        let flag = ["--auth-token", " flag\n"];
+        let file_flag = ["--auth-token-file", "f"];
+        for (arguments, variables, expected) in [
+            (&flag[..], [ours, old], "argument flag"),
+            (&flag, [file, old], "argument flag"),
+            (&file_flag, [ours, old], "file f"),
+            (&[], [ours, old], "variable ours"),
+            (&[], [ours, old_file], "variable ours"),
+            (&[], [file, old], "file f"),
+            (&[], [empty, old], "variable old"),
+            (&[], [empty, file], "file f"),
+        ] {
+            let found = auth(arguments, &variables).expect("one a level");
+            let found = match found.expect("there is one") {
+                AuthTokenSource::Argument(token) => format!("argument {token}"),
+                AuthTokenSource::Variable(token) => format!("variable {token}"),
+                AuthTokenSource::File(path) => format!("file {}", path.display()),
+            };
+            assert_eq!(found, expected, "{arguments:?} {variables:?}");
+        }
+        assert!(auth(&[flag, file_flag].concat(), &[]).is_err());
+        assert!(auth(&[], &[ours, file]).is_err());
+        assert!(auth(&[], &[old, old_file]).is_err());
     }
 
     #[test]

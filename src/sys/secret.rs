@@ -70,3 +70,39 @@ pub fn is_same(one: &[u8], other: &[u8]) -> bool {
     }
     difference == 0
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    #[test]
+    fn a_secret_file_has_one_line_that_fits_into_a_request() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("secret");
+        let longest = [b'x'; MAX_SECRET_LEN];
+        for (content, expected) in [
+            (&b" \thunter 2\r\n\n"[..], Ok(8)),
+            (&longest, Ok(MAX_SECRET_LEN)),
+            (b"", Err("the token is empty")),
+            (b" \n\t\r\n", Err("the token is empty")),
+            (b"a\nb", Err("the token has a line end in it")),
+            (b"a\rb", Err("the token has a line end in it")),
+            (b"a\xff", Err("stream did not contain valid UTF-8")),
+            (
+                &[&longest[..], b"x"].concat(),
+                Err("the token is longer than 65536 bytes"),
+            ),
+        ] {
+            fs::write(&path, content).expect("the directory is ours");
+            let found = read(&path).map(|secret| secret.len());
+            let found = found.map_err(|error| error.to_string());
+            assert_eq!(found, expected.map_err(str::to_owned));
+        }
+        let file = File::options().write(true).open(&path);
+        let is_set = file.and_then(|file| file.set_len(MAX_FILE_LEN + 1));
+        is_set.expect("a hole takes no room");
+        let error = read(&path).expect_err("it is too long");
+        assert_eq!(error.to_string(), "it is too long for a token");
+    }
+}
