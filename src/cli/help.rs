@@ -1,12 +1,15 @@
 //! What latch, latchd and lfpd print for `--help` and `--version`: argh's text in the form that
 //! sema has, too.
 
-/// The options that a build may lack, by how they begin, with their feature.
-const BY_FEATURE: [(&str, &str, bool); 4] = [
-    ("--http", "http", cfg!(feature = "http")),
-    ("--tls", "tls", cfg!(feature = "tls")),
-    ("--etcd", "cluster", cfg!(feature = "cluster")),
-    ("--advertise", "cluster", cfg!(feature = "cluster")),
+/// How the options begin that a build may lack, with their feature.
+const BY_FEATURE: [(&[&str], &str, bool); 3] = [
+    (&["--http"], "http", cfg!(feature = "http")),
+    (&["--tls"], "tls", cfg!(feature = "tls")),
+    (
+        &["--etcd", "--advertise"],
+        "cluster",
+        cfg!(feature = "cluster"),
+    ),
 ];
 
 /// The last line of argh's options, and what replaces it.
@@ -138,7 +141,8 @@ fn row(
     };
     let long = names.last().copied().unwrap_or_default();
     let mut features = BY_FEATURE.iter();
-    let lacking = features.find(|(prefix, _, is_built)| !is_built && long.starts_with(prefix));
+    let is_of = |prefixes: &[&str]| prefixes.iter().any(|prefix| long.starts_with(prefix));
+    let lacking = features.find(|(prefixes, _, is_built)| !is_built && is_of(prefixes));
     (lines, lacking.map(|(_, feature, _)| *feature))
 }
 

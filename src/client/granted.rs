@@ -35,10 +35,7 @@ impl Granted {
     pub(crate) fn keep(mut self) -> Result<Guard, Error> {
         self.connection.cancelled_by.clear();
         // Before the check of the lease, because this takes time.
-        #[cfg(feature = "statistics")]
         let number = self.slot_number()?;
-        #[cfg(not(feature = "statistics"))]
-        let number = None;
         Guard::new(self.renewed_if_late()?, number)
     }
 

@@ -102,7 +102,7 @@ pub struct Guard {
     shared: Arc<Shared>,
     keeper: Option<JoinHandle<()>>,
     grant: Grant,
-    slot_number: Option<u32>,
+    pub(super) slot_number: Option<u32>,
     /// The key, and its server.
     asked: Asked,
     /// The process that acquired the lock.
@@ -239,31 +239,6 @@ impl Guard {
     /// The fence of the grant, see [`Guard::token`].
     pub fn fence(&self) -> u64 {
         self.grant.token.fence()
-    }
-
-    /// The number of the slot of a semaphore, if it was [asked for](super::Lock::numbered): the
-    /// lowest one, from 0 to the limit less 1, that no other holder had. It stays the same as long
-    /// as the lock is held. `None` for several slots at once, and from an older server.
-    ///
-    /// ```
-    /// use latchd::client::{Address, Client};
-    ///
-    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/documentation.rs"));
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let server: Address = "127.0.0.1:6388".parse()?;
-    /// # let (_running, server) = Server::in_place_of(server);
-    /// let client = Client::new([server]);
-    /// let gpus = client.semaphore("gpus", 8).numbered();
-    /// let (first, second) = (gpus.acquire()?, gpus.acquire()?);
-    /// assert_eq!([first.slot_number(), second.slot_number()], [Some(0), Some(1)]);
-    /// first.release()?;
-    /// assert_eq!(gpus.acquire()?.slot_number(), Some(0));
-    /// # Ok(())
-    /// # }
-    /// ```
-    #[cfg(feature = "statistics")]
-    pub fn slot_number(&self) -> Option<u32> {
-        self.slot_number
     }
 
     /// Whether this process is a child of the one that acquired the lock. The keeper's thread does

@@ -81,7 +81,7 @@ mod lock_set;
 mod outage;
 mod settings;
 mod slot;
-#[cfg(feature = "statistics")]
+#[cfg_attr(not(feature = "statistics"), path = "statistics/absent.rs")]
 pub(crate) mod statistics;
 #[cfg_attr(not(feature = "tls"), path = "tls/absent.rs")]
 mod tls;
@@ -89,7 +89,6 @@ mod tls;
 use std::time::{Duration, Instant};
 
 use crate::protocol::abilities::Abilities;
-#[cfg(feature = "programs")]
 pub(crate) use crate::protocol::limits;
 pub use crate::protocol::reply::Grant;
 pub use crate::protocol::request::Kind;
@@ -349,14 +348,6 @@ impl<'a> Lock<'a> {
     /// Makes the claim fail with [`Error::Unsupported`] where [`Guard::keep_for`] would.
     pub fn keepable(mut self) -> Lock<'a> {
         self.needs.adopt = true;
-        self
-    }
-
-    /// Asks for the number of the slot of a semaphore, see [`Guard::slot_number`], behind the
-    /// grant. The call blocks for at most the reply timeout more.
-    #[cfg(feature = "statistics")]
-    pub fn numbered(mut self) -> Lock<'a> {
-        self.is_numbered = true;
         self
     }
 

@@ -7,7 +7,8 @@ use serde_json::Value;
 use super::connection::Connection;
 use super::error::Error;
 use super::granted::Granted;
-use super::{Client, Kind};
+use super::guard::Guard;
+use super::{Client, Kind, Lock};
 use crate::protocol::request::Request;
 
 /// A key in use, with its holders and waiters.
@@ -125,6 +126,41 @@ impl Granted {
             holder => holder?.and_then(|holder| holder.slot),
         };
         Ok(number.filter(|number| *number < limit))
+    }
+}
+
+impl Lock<'_> {
+    /// Asks for the number of the slot of a semaphore, see [`Guard::slot_number`], behind the
+    /// grant. The call blocks for at most the reply timeout more.
+    pub fn numbered(mut self) -> Self {
+        self.is_numbered = true;
+        self
+    }
+}
+
+impl Guard {
+    /// The number of the slot of a semaphore, if it was [asked for](Lock::numbered): the
+    /// lowest one, from 0 to the limit less 1, that no other holder had. It stays the same as long
+    /// as the lock is held. `None` for several slots at once, and from an older server.
+    ///
+    /// ```
+    /// use latchd::client::{Address, Client};
+    ///
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/documentation.rs"));
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let server: Address = "127.0.0.1:6388".parse()?;
+    /// # let (_running, server) = Server::in_place_of(server);
+    /// let client = Client::new([server]);
+    /// let gpus = client.semaphore("gpus", 8).numbered();
+    /// let (first, second) = (gpus.acquire()?, gpus.acquire()?);
+    /// assert_eq!([first.slot_number(), second.slot_number()], [Some(0), Some(1)]);
+    /// first.release()?;
+    /// assert_eq!(gpus.acquire()?.slot_number(), Some(0));
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn slot_number(&self) -> Option<u32> {
+        self.slot_number
     }
 }
 

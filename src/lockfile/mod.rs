@@ -66,7 +66,7 @@ pub(crate) use wait::{acquire_any, acquire_any_detached, wait_any, WaitLimit, Wa
 use files::LockFiles;
 use host::{find_host_id, stamped, LastSeen, LocalHost};
 use path::LockPath;
-#[cfg(all(feature = "programs", any(test, fuzzing)))]
+#[cfg(any(test, fuzzing))]
 pub(crate) use record::is_of_lock_file;
 pub(crate) use record::Record;
 use staleness::{judge, Content, Flock, Judgement};

@@ -1,5 +1,7 @@
 //! Splits a byte stream into frames of lines, in bounded memory however the bytes arrive.
 
+mod telnet;
+
 use std::io::{self, Read};
 
 use memchr::memchr2;
@@ -7,7 +9,7 @@ use memchr::memchr2;
 use crate::sys::memory::{self, Purpose};
 
 use super::stream::Stream;
-use super::telnet::{Telnet, INTERRUPT};
+use telnet::{Telnet, INTERRUPT};
 
 /// The usual maximum of the read buffer, in bytes; more input waits in the kernel.
 const BUFFER_LEN: usize = 4096;

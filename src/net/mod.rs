@@ -14,8 +14,6 @@ pub mod lines;
 pub mod listener;
 pub mod names;
 pub mod stream;
-#[cfg(feature = "programs")]
-mod telnet;
 #[cfg_attr(not(feature = "tls"), path = "tls/absent.rs")]
 pub mod tls;
 #[cfg(feature = "programs")]

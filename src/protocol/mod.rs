@@ -2,16 +2,12 @@
 //! client.
 
 pub mod abilities;
-#[cfg(feature = "programs")]
 pub mod counters;
 pub mod limits;
-#[cfg(feature = "programs")]
 pub mod metrics;
-#[cfg(feature = "programs")]
 pub mod queues;
 pub mod reply;
 pub mod request;
-#[cfg(feature = "programs")]
 pub mod stats;
 
 #[cfg(test)]

@@ -7,7 +7,6 @@ pub mod exec;
 pub mod memory;
 pub mod moment;
 pub mod notify;
-#[cfg(feature = "programs")]
 pub mod operator_socket;
 pub mod process;
 pub mod random;

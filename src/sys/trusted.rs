@@ -21,9 +21,7 @@ use super::process;
 const MAX_LINKS: usize = 40;
 
 /// Mode bits. Read access for a group is usually intended.
-#[cfg(feature = "programs")]
 const READABLE_BY_OTHERS: u32 = 0o004;
-#[cfg(feature = "programs")]
 const WRITABLE_BY_OTHERS: u32 = 0o022;
 
 /// Follows symbolic links in the last component of a path, but none that another user may have
@@ -67,7 +65,6 @@ pub fn open(path: &Path, flags: OFlags, mode: u32) -> io::Result<File> {
 
 /// How users other than root and this one have access to a file that they must not change, nor read
 /// if it is a secret; `None` if they have none.
-#[cfg(feature = "programs")]
 pub fn exposure(path: &Path, is_secret: bool) -> io::Result<Option<&'static str>> {
     let trusted = [0, geteuid().as_raw()];
     let path = follow(path)?;

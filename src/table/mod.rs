@@ -37,7 +37,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::token::{Fence, FenceSource, Token};
-#[cfg_attr(not(feature = "cluster"), allow(unused_imports))]
 pub use changes::{Change, HolderRecord};
 use connection::ConnectionEntry;
 pub use counters::{Counters, CountersSnapshot};
