@@ -35,8 +35,8 @@ const MAX_STATS_LEN: usize = 64 * 1024 * 1024;
 /// The longest time for that reply, in reply timeouts.
 const STATS_TIMEOUTS: u32 = 10;
 
-/// The longest reply for one key, or to `stats` with the counters, in bytes. JSON takes many times
-/// its length once it is parsed.
+/// The longest reply about one key, or about the counters, in bytes. JSON takes many times its
+/// length once it is parsed.
 const MAX_QUEUE_LEN: usize = 1024 * 1024;
 
 /// The longest time for one read, after which the deadline is looked at again.
