@@ -170,6 +170,38 @@ fn a_browser_shows_keys_as_text_and_filters_them() {
 }
 
 #[test]
+fn a_browser_says_how_a_key_is_held() {
+    let chromium = needs!("chromium");
+    let (daemon, door) = daemon_with_door(&[]);
+    let mut client = tagged(&daemon, "anna");
+    let grant = client.acquire("kept", 0);
+    let keep = format!("{} 3600", grant.token);
+    assert_eq!(client.request("keep", "kept", &keep), "ok 3600");
+    for (command, key, argument) in [
+        ("sl", "pool", "0 3 600 slots=2"),
+        ("l", "report", "0 600 shared"),
+    ] {
+        let reply = client.request(command, key, argument);
+        assert!(reply.starts_with("ok "), "{reply}");
+    }
+    let mut browser = Browser::open(&chromium, &format!("http://{door}/"));
+    browser.expect("#count", "3 in use");
+    for (key, kind) in [
+        ("kept", "lock"),
+        ("pool", "semaphore, 2 of 3 held"),
+        ("report", "lock, shared by 1"),
+    ] {
+        browser.filter(key);
+        browser.expect(".key", key);
+        browser.expect(".kind", kind);
+    }
+    browser.filter("kept");
+    browser.expect(".key", "kept");
+    let peer = browser.text(".place .peer");
+    assert!(peer.starts_with("no connection · fence "), "{peer}");
+}
+
+#[test]
 fn a_browser_shows_the_first_200_of_5000_keys() {
     let chromium = needs!("chromium");
     let (daemon, door) = daemon_with_door(&["--max-locks", "5000"]);

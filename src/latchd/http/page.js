@@ -39,7 +39,7 @@ function time(seconds) {
 }
 
 function number(value) {
-  if (value >= 100 || Number.isInteger(value)) return Math.round(value).toLocaleString("en");
+  if (value >= 10 || Number.isInteger(value)) return Math.round(value).toLocaleString("en");
   return value.toFixed(1);
 }
 
@@ -55,7 +55,7 @@ function card(parent, className, name) {
 
 const figures = {};
 for (const [id, name] of [
-  ["keys", "Keys in use"], ["holders", "Slots held"], ["waiters", "Waiting"],
+  ["keys", "Keys in use"], ["holders", "Holders"], ["waiters", "Waiting"],
   ["oldest", "Longest wait"], ["connections", "Connections"], ["expiries", "Expired leases"],
 ]) {
   const { made, value } = card(byId("figures"), "", name);
@@ -173,7 +173,7 @@ function leaseLength(holder) {
 }
 
 function who(place, parent) {
-  const peer = place.peer || `connection ${place.conn_id}`;
+  const peer = place.peer || (place.conn_id ? `connection ${place.conn_id}` : "no connection");
   const name = element("div", "who", parent);
   say(name, place.tag || peer);
   name.title = `${place.tag || ""} ${peer}`.trim();
@@ -205,14 +205,20 @@ function showRest(count, listed, name, parent) {
   if (count > listed) say(element("div", "rest", parent), `and ${number(count - listed)} more ${name}`);
 }
 
+function kind(key) {
+  if (key.kind !== "lock") return `semaphore, ${key.taken} of ${key.limit} held`;
+  // Who shares a lock has a part of its slots.
+  const isShared = key.holder_count > 0 && key.taken < key.slots;
+  return isShared ? `lock, shared by ${key.holder_count}` : "lock";
+}
+
 function showKey(key, row) {
   row.className = key.waiter_count > 0 ? "waits" : "";
   row.replaceChildren();
   const title = element("div", "title", row);
   say(element("div", "key", title), key.key);
-  const held = key.kind === "lock" ? "lock" : `semaphore, ${key.holder_count} of ${key.limit} held`;
   const waiting = key.waiter_count > 0 ? `, ${number(key.waiter_count)} waiting` : "";
-  say(element("div", "kind", title), held + waiting);
+  say(element("div", "kind", title), kind(key) + waiting);
   const holders = element("div", "places", row);
   for (const holder of key.holders) showHolder(holder, holders);
   showRest(key.holder_count, key.holders.length, "holders", holders);
