@@ -138,7 +138,7 @@ function note(counters, now) {
     say(figures[id].more, more);
   };
   show("keys", number(inUse), `${number(gauges.idle_keys)} idle`);
-  show("holders", number(gauges.holders), `${number(counts.grants)} granted so far`);
+  show("holders", number(gauges.holders), `${number(counts.grants)} granted`);
   show("waiters", number(gauges.waiters), `${number(counts.wait_timeouts)} gave up`);
   show("oldest", kind ? time(gauges.oldest_wait_s[kind]) : "–",
     kind ? counters.oldest_wait[kind] : "nobody waits");
