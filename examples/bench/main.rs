@@ -6,6 +6,15 @@
 //!     --server-binary new=target/release/latchd --cores two
 //! ```
 //!
+//! What the HTTP door costs while it is asked once a second (long rounds, so that each is):
+//!
+//! ```text
+//! while sleep 1; do curl -s localhost:6399/metrics localhost:6399/v1/stats; done >/dev/null &
+//! target/release/examples/bench own-keys --connections 16 --seconds 3 \
+//!     --server-binary shut=target/release/latchd \
+//!     --server-binary 'open=target/release/latchd --http 127.0.0.1:6399'
+//! ```
+//!
 //! Rates depend on the machine, the day and the neighbours. So each rate is beside that of a bare
 //! server: one thread per connection, which reads the bytes of a request and answers with those of
 //! a reply. All servers take turns in short rounds. What is left in the *ratio* to the bare server
@@ -83,8 +92,8 @@ struct Options {
     /// own-keys, one-key, pairs, semaphore, pipeline, connect: claims granted a second. idle,
     /// growth: own keys beside idle connections, or beside other keys. held, waiters, expiry,
     /// disconnect: how long others wait at such an event. footprint: size and memory. lockfile,
-    /// lfpd, startup: sema, lfpd and latch run. table: the table of the README. tls: own keys over
-    /// TLS beside stunnel. cluster: latchd on etcd. These two need builds with those features
+    /// lfpd, startup: sema, lfpd and latch run. table: the picture of the README. tls: own keys
+    /// over TLS beside stunnel. cluster: latchd on etcd. These two need builds with those features
     #[argh(positional)]
     scenario: String,
     /// cores for server and generator: one (both on it) or two (one each) (one)
@@ -102,17 +111,17 @@ struct Options {
     /// idle connections, other keys, held locks, waiters, leases or hang-ups, as a list
     #[argh(option)]
     count: Option<List>,
-    /// a build of latchd to compare, as name=path; may be given several times
+    /// a build of latchd to compare, as name=path, or with options behind the path, as
+    /// 'name=path --option'; may be given several times
     #[argh(option)]
     server_binary: Vec<Named>,
-    /// a server with the protocol of latchd that already runs, such as dflockd,
-    /// as name=address
+    /// a server with the protocol of latchd that already runs, as name=address
     #[argh(option)]
     server: Vec<Named>,
-    /// also measure redis, memcached and beanstalkd, if they are installed
+    /// also measure redis, memcached, beanstalkd and dflockd, if they are on the PATH
     #[argh(switch)]
     peers: bool,
-    /// a file for the table as a picture
+    /// a file for the picture
     #[argh(option)]
     svg: Option<PathBuf>,
     /// where lockfile and lfpd put their files; /dev/shm is memory (/dev/shm)
@@ -242,13 +251,18 @@ fn measure(options: Options) -> io::Result<()> {
 fn plan(options: Options) -> io::Result<Plan> {
     let mut ours = Vec::new();
     for Named { name, value } in options.server_binary {
-        let binary = PathBuf::from(value);
-        ours.push(Spec::Latchd { name, binary });
+        let mut words = value.split_whitespace();
+        ours.push(Spec::Latchd {
+            name,
+            binary: words.next().unwrap_or_default().into(),
+            arguments: words.map(str::to_owned).collect(),
+        });
     }
     if ours.is_empty() {
         ours.push(Spec::Latchd {
             name: "latchd".to_owned(),
             binary: built("latchd")?,
+            arguments: Vec::new(),
         });
     }
     for Named { name, value } in options.server {

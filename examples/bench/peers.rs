@@ -169,31 +169,40 @@ fn resp(out: &mut Vec<u8>, words: &[&str]) -> io::Result<()> {
 #[derive(Clone, Debug)]
 pub enum Spec {
     Bare,
-    Latchd { name: String, binary: PathBuf },
-    Running { name: String, addr: SocketAddr },
+    Latchd {
+        name: String,
+        binary: PathBuf,
+        arguments: Vec<String>,
+    },
+    Running {
+        name: String,
+        addr: SocketAddr,
+    },
     RedisSet,
     RedisList,
     Memcached,
     Beanstalkd,
+    Dflockd,
 }
 
 impl Spec {
     /// The peers whose programs are installed.
     pub fn installed_peers() -> Vec<Spec> {
-        use Spec::{Beanstalkd, Memcached, RedisList, RedisSet};
-        let mut peers = vec![RedisSet, RedisList, Memcached, Beanstalkd];
+        use Spec::{Beanstalkd, Dflockd, Memcached, RedisList, RedisSet};
+        let mut peers = vec![RedisSet, RedisList, Memcached, Beanstalkd, Dflockd];
         peers.retain(|spec| spec.program().is_some());
         peers
     }
 
     pub fn name(&self) -> &str {
         match self {
-            Spec::Bare => "bare echo",
+            Spec::Bare => "bare server",
             Spec::Latchd { name, .. } | Spec::Running { name, .. } => name,
             Spec::RedisSet => "redis SET",
             Spec::RedisList => "redis BLPOP",
             Spec::Memcached => "memcached",
             Spec::Beanstalkd => "beanstalkd",
+            Spec::Dflockd => "dflockd",
         }
     }
 
@@ -206,6 +215,7 @@ impl Spec {
             Spec::RedisSet | Spec::RedisList => find("redis-server"),
             Spec::Memcached => find("memcached"),
             Spec::Beanstalkd => find("beanstalkd"),
+            Spec::Dflockd => find("dflockd"),
         }
     }
 
@@ -213,7 +223,7 @@ impl Spec {
         match self {
             Spec::Bare => Dialect::Bare,
             Spec::Latchd { .. } => Dialect::Latch,
-            Spec::Running { .. } => Dialect::LatchWithoutFences,
+            Spec::Running { .. } | Spec::Dflockd => Dialect::LatchWithoutFences,
             Spec::RedisSet => Dialect::RedisSet,
             Spec::RedisList => Dialect::RedisList,
             Spec::Memcached => Dialect::Memcached,
@@ -229,8 +239,11 @@ impl Spec {
             Spec::Bare => {
                 announced(Command::new(std::env::current_exe()?).arg(BARE_SERVER)).map(own)
             }
-            Spec::Latchd { binary, .. } => {
-                announced(Command::new(binary).args(LATCHD_OPTIONS)).map(own)
+            Spec::Latchd {
+                binary, arguments, ..
+            } => {
+                let mut command = Command::new(binary);
+                announced(command.args(LATCHD_OPTIONS).args(arguments)).map(own)
             }
             Spec::Running { addr, .. } => Ok(self.server(*addr, None)),
             Spec::RedisSet | Spec::RedisList => self.on_free_port(|port| {
@@ -240,6 +253,8 @@ impl Spec {
                 format!("-l 127.0.0.1 -p {port} -U 0 -u nobody -m 256 -c 20000")
             }),
             Spec::Beanstalkd => self.on_free_port(|port| format!("-l 127.0.0.1 -p {port}")),
+            Spec::Dflockd => self
+                .on_free_port(|port| format!("--host 127.0.0.1 --port {port} --max-locks 2000000")),
         };
         pin(plan.cores, Side::Generator)?;
         let failed = |error| io::Error::other(format!("cannot start {}: {error}", self.name()));
@@ -260,7 +275,7 @@ impl Spec {
         let program = self.program();
         let binary = program.ok_or_else(|| io::Error::other("it is not installed"))?;
         let addr = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?;
-        let child = Command::new(binary)
+        let child = without_variables(&mut Command::new(binary))
             .args(options(addr.port()).split(' '))
             .stdin(Stdio::null())
             .stdout(Stdio::null())
@@ -281,13 +296,7 @@ impl Spec {
 
 /// Starts a server that prints its port.
 pub fn announced(command: &mut Command) -> io::Result<(Process, SocketAddr)> {
-    for (name, _) in std::env::vars_os() {
-        let name = name.to_string_lossy();
-        if name.starts_with("LATCHD_") || name.starts_with("DFLOCKD_") {
-            command.env_remove(&*name);
-        }
-    }
-    let child = command
+    let child = without_variables(command)
         .env("RUST_LOG", "error")
         // It is killed, and would leave the socket.
         .env("LATCHD_OPERATOR_SOCKET", "no")
@@ -302,6 +311,17 @@ pub fn announced(command: &mut Command) -> io::Result<(Process, SocketAddr)> {
     let port = line.trim().parse::<u16>();
     let port = port.map_err(|_| io::Error::other("it prints no port"))?;
     Ok((process, SocketAddr::from((Ipv4Addr::LOCALHOST, port))))
+}
+
+/// Keeps the options of this shell's own servers from the one that is measured.
+fn without_variables(command: &mut Command) -> &mut Command {
+    for (name, _) in std::env::vars_os() {
+        let name = name.to_string_lossy();
+        if name.starts_with("LATCHD_") || name.starts_with("DFLOCKD_") {
+            command.env_remove(&*name);
+        }
+    }
+    command
 }
 
 /// Caps that no scenario meets.

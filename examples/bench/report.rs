@@ -53,6 +53,13 @@ impl Outcome {
     pub fn ratio_to(&self, other: &Outcome) -> f64 {
         median(&self.ratios_to(other))
     }
+
+    /// How many microseconds so large shares of all grants did not take longer than.
+    pub fn latencies<const N: usize>(&self, shares: [f64; N]) -> [f64; N] {
+        let mut sorted = self.latencies.clone();
+        sorted.sort_unstable();
+        shares.map(|share| f64::from(percentile(&sorted, share)) / 1e3)
+    }
 }
 
 /// Prints what the servers came to; the first is the bare server, which the others are measured by.
@@ -74,9 +81,7 @@ pub fn print(title: &str, outcomes: &[Outcome]) {
         "gen %"
     );
     for outcome in outcomes {
-        let mut latencies = outcome.latencies.clone();
-        latencies.sort_unstable();
-        let micros = |share| f64::from(percentile(&latencies, share)) / 1e3;
+        let [half, most, longest] = outcome.latencies([0.5, 0.99, 0.999]);
         let count = outcome.count.max(1) as f64;
         println!(
             "  {:<20}{:>9.0} {:>23} {:>23} {:>9.1} {:>9.1} {:>9.1} {:>8.1} {:>8.1} {:>8} {:>6.0}",
@@ -84,9 +89,9 @@ pub fn print(title: &str, outcomes: &[Outcome]) {
             median(&outcome.rates),
             with_quartiles(&outcome.ratios_to(bare)),
             with_quartiles(&outcome.ratios_to(first)),
-            micros(0.5),
-            micros(0.99),
-            micros(0.999),
+            half,
+            most,
+            longest,
             outcome.used.cpu.as_secs_f64() * 1e6 / count,
             outcome.used.switch_count as f64 / count,
             outcome.used.resident / 1024,

@@ -1,4 +1,4 @@
-//! The table of the README, and the same as a picture.
+//! The rows of the picture in the README, and the picture.
 
 use std::fmt::Write;
 use std::fs;
@@ -25,17 +25,11 @@ const ROWS: [(Cores, Work, usize); 9] = [
 
 struct Row {
     title: String,
-    /// Pairs of acquire and release a second of the bare server.
-    bare_rate: f64,
-    /// The ratio to the bare server, or `None` if the server cannot do it.
-    ratios: Vec<Option<f64>>,
+    /// The bare server, ours, and the peers that can do it.
+    outcomes: Vec<Outcome>,
 }
 
 pub fn measure(plan: &Plan) -> io::Result<()> {
-    let names: Vec<String> = plan.specs()[1..]
-        .iter()
-        .map(|spec| spec.name().to_owned())
-        .collect();
     let mut rows = Vec::new();
     for (cores, work, count) in ROWS {
         if cores == Cores::Two && allowed_cores()?.len() < 2 {
@@ -46,31 +40,14 @@ pub fn measure(plan: &Plan) -> io::Result<()> {
             cores,
             ..plan.clone()
         };
-        let outcomes = rate(&plan, work, count)?;
-        rows.push(row(
-            &format!("{}, {cores}", work.title(count)),
-            &names,
-            &outcomes,
-        ));
+        rows.push(Row {
+            title: format!("{}, {cores}", work.title(count)),
+            outcomes: rate(&plan, work, count)?,
+        });
     }
-    let caption = caption()?;
-    print!("{}", markdown(&names, &rows, &caption));
     match &plan.svg {
-        Some(path) => fs::write(path, svg(&names, &rows, &caption)),
+        Some(path) => fs::write(path, svg(&rows, &caption()?)),
         None => Ok(()),
-    }
-}
-
-fn row(title: &str, names: &[String], outcomes: &[Outcome]) -> Row {
-    let bare = &outcomes[0];
-    let ratio = |name: &String| {
-        let outcome = outcomes.iter().find(|outcome| outcome.name == *name);
-        outcome.map(|outcome| outcome.ratio_to(bare))
-    };
-    Row {
-        title: title.to_owned(),
-        bare_rate: median(&bare.rates),
-        ratios: names.iter().map(ratio).collect(),
     }
 }
 
@@ -88,85 +65,98 @@ fn caption() -> io::Result<String> {
     ))
 }
 
-fn markdown(names: &[String], rows: &[Row], caption: &str) -> String {
-    let mut text = format!(
-        "| acquire and release | {} | bare echo, pairs/s |\n",
-        names.join(" | ")
-    );
-    text += &format!("|---|{}\n", "--:|".repeat(names.len() + 1));
-    for row in rows {
-        let cells: Vec<String> = row.ratios.iter().map(|ratio| shown(*ratio)).collect();
-        let (title, cells, rate) = (&row.title, cells.join(" | "), row.bare_rate);
-        writeln!(text, "| {title} | {cells} | {rate:.0} |").expect("memory takes it");
-    }
-    format!("{text}\n{caption}\n")
-}
-
-fn shown(ratio: Option<f64>) -> String {
-    ratio.map_or("–".to_owned(), |ratio| format!("{ratio:.2}"))
-}
-
 // The picture, in pixels.
 const WIDTH: f64 = 760.0;
-const BAR_LEFT: f64 = 130.0;
-const BAR_HEIGHT: f64 = 14.0;
-const LINE_HEIGHT: f64 = 18.0;
+const BAR_LEFT: f64 = 90.0;
+const BAR_RIGHT: f64 = 530.0;
+const RATIO_RIGHT: f64 = 580.0;
+const RATE_RIGHT: f64 = 685.0;
+const BAR_HEIGHT: f64 = 12.0;
+const LINE_HEIGHT: f64 = 16.0;
+
+/// What the picture has to say of itself.
+const NOTES: [&str; 3] = [
+    "red: a bare server, which has a thread for each connection, reads the same bytes and answers",
+    "as many without locking anything; bars: the ratio to it, the median of all rounds",
+    "p99: from the claim, or the release of its key if that was later, to the grant",
+];
 
 /// Bars of the ratios, a group for each row. Each group has its own scale, since a server that
 /// answers many requests at a time would make all other bars short; a mark is at the bare server.
-fn svg(names: &[String], rows: &[Row], caption: &str) -> String {
+fn svg(rows: &[Row], caption: &str) -> String {
     let mut drawn = String::new();
+    for (right, name) in [
+        (RATIO_RIGHT, "ratio"),
+        (RATE_RIGHT, "pairs a second"),
+        (WIDTH, "p99, \u{b5}s"),
+    ] {
+        text(&mut drawn, (right, 0.0), "n", name);
+    }
     let mut y = 0.0;
-    for row in rows {
+    for Row { title, outcomes } in rows {
+        let bare = &outcomes[0];
         y += 2.0 * LINE_HEIGHT;
-        text(&mut drawn, (0.0, y - 6.0), "b", &row.title);
+        text(&mut drawn, (0.0, y - 5.0), "b", title);
+        figures(&mut drawn, y - 5.0, "bare", bare, bare);
         let top = y;
-        let longest = row.ratios.iter().flatten().fold(1.0_f64, |a, b| a.max(*b));
-        let scale = (WIDTH - BAR_LEFT - 60.0) / longest;
-        for (at, (name, ratio)) in names.iter().zip(&row.ratios).enumerate() {
-            let Some(ratio) = ratio else {
-                continue;
-            };
-            let class = if at == 0 { "ours" } else { "peer" };
-            let (bar, base) = (ratio * scale, y + BAR_HEIGHT - 3.0);
+        let ratios: Vec<f64> = outcomes.iter().map(|it| it.ratio_to(bare)).collect();
+        let scale = (BAR_RIGHT - BAR_LEFT) / ratios.iter().fold(1.0, |a, b| b.max(a));
+        for (at, (outcome, ratio)) in outcomes.iter().zip(&ratios).enumerate().skip(1) {
+            let class = if at == 1 { "ours" } else { "peer" };
+            let (bar, base) = (ratio * scale, y + BAR_HEIGHT - 2.0);
             writeln!(
                 drawn,
                 r#"<rect class="{class}" x="{BAR_LEFT}" y="{y}" width="{bar:.1}" height="{BAR_HEIGHT}"/>"#
             )
             .expect("memory takes it");
-            text(&mut drawn, (0.0, base), class, name);
-            text(
-                &mut drawn,
-                (BAR_LEFT + bar + 6.0, base),
-                class,
-                &shown(Some(*ratio)),
-            );
+            text(&mut drawn, (0.0, base), class, &outcome.name);
+            figures(&mut drawn, base, class, outcome, bare);
             y += LINE_HEIGHT;
         }
         let mark = BAR_LEFT + scale;
         writeln!(
             drawn,
-            r#"<path class="mark" d="M{mark:.1} {:.1}V{:.1}"/>"#,
-            top - 3.0,
-            y
+            r#"<path class="mark" d="M{mark:.1} {top:.1}V{y:.1}"/>"#
         )
         .expect("memory takes it");
     }
-    y += 2.0 * LINE_HEIGHT;
-    let note = "ratio to a bare echo server of the same messages (the line); longer is better";
-    text(&mut drawn, (0.0, y - LINE_HEIGHT), "note", note);
-    text(&mut drawn, (0.0, y), "note", caption);
+    y += LINE_HEIGHT;
+    for note in NOTES.iter().copied().chain([caption]) {
+        y += LINE_HEIGHT;
+        text(&mut drawn, (0.0, y), "note", note);
+    }
     format!(
-        r#"<svg xmlns="http://www.w3.org/2000/svg" viewBox="-10 -6 {:.0} {:.0}" font-family="sans-serif" font-size="12">
+        r#"<svg xmlns="http://www.w3.org/2000/svg" viewBox="-10 -16 {:.0} {:.0}" font-family="sans-serif" font-size="12">
 <style>
-rect, text {{ fill: #888 }} .ours {{ fill: #2a7 }} .b {{ font-weight: bold }}
-.mark {{ stroke: #c33; stroke-dasharray: 3 2 }}
+rect, text {{ fill: #888 }} .ours {{ fill: #2a7 }} .bare {{ fill: #c33 }}
+.b {{ font-weight: bold }} .n {{ text-anchor: end }} .mark {{ stroke: #c33; stroke-dasharray: 3 2 }}
 </style>
 {drawn}</svg>
 "#,
         WIDTH + 20.0,
-        y + 20.0
+        y + 30.0
     )
+}
+
+/// What a server came to, in three columns.
+fn figures(drawn: &mut String, y: f64, class: &str, outcome: &Outcome, bare: &Outcome) {
+    let [most] = outcome.latencies([0.99]);
+    for (right, figure) in [
+        (RATIO_RIGHT, format!("{:.2}", outcome.ratio_to(bare))),
+        (RATE_RIGHT, grouped(median(&outcome.rates))),
+        (WIDTH, grouped(most)),
+    ] {
+        text(drawn, (right, y), &format!("{class} n"), &figure);
+    }
+}
+
+/// A number with a blank before the last three digits.
+fn grouped(number: f64) -> String {
+    let number = number.round() as u64;
+    match number {
+        0..=999 => number.to_string(),
+        _ => format!("{} {:03}", number / 1000, number % 1000),
+    }
 }
 
 fn text(drawn: &mut String, (x, y): (f64, f64), class: &str, words: &str) {
