@@ -50,7 +50,7 @@ impl SeatState {
 }
 
 impl State {
-    /// Tells of the events since the last call.
+    /// Reports the events since the last call.
     #[inline]
     pub(super) fn tell_events(&mut self) {
         if self.table.has_events() {

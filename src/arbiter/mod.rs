@@ -105,7 +105,7 @@ struct State {
     awaited: Option<AwaitedHolders>,
     /// Takes the changes to the journal, if there is one.
     recorder: Option<Box<dyn Recorder>>,
-    /// Is told what becomes of claims.
+    /// Receives what becomes of claims.
     account: Option<Account>,
 }
 

@@ -121,7 +121,7 @@ impl Arbiter {
                     return true;
                 };
                 has_broken = true;
-                // Decided in this step: what the client asks for later is not to be lost.
+                // Decided in this step: a claim that the client makes later must not be lost.
                 if conn != operator && state.table.has_nothing(conn) {
                     losers.extend(state.seats.get(&conn).and_then(|seat| seat.socket.clone()));
                 }

@@ -1,4 +1,4 @@
-//! What a journal and its sessions have to do with the arbiter.
+//! The arbiter's interface to a journal, and to the sessions that wait for it.
 
 use crossbeam_channel::Receiver;
 

@@ -44,7 +44,7 @@ impl Clock {
     }
 
     /// Lets time pass, and wakes the sleeps that are due. The caller has the mutex of the sleeps,
-    /// so that none begins meanwhile.
+    /// so that no other begins at the same time.
     #[cfg(not(shuttle))]
     pub(super) fn advance(&self, time: Duration) {
         self.wake(time);

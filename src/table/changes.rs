@@ -1,4 +1,4 @@
-//! What becomes of holders, noted for a journal; and the holders that a journal brings back.
+//! The changes of the holders, for a journal; and holders that a journal brings back.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -52,7 +52,7 @@ impl ConnectionEntry {
         }
     }
 
-    /// The list of a place, whose client knows its token or does not.
+    /// The list for places whose client knows the token, or for the others.
     pub(super) fn list_of(&mut self, is_told: bool) -> &mut ConnPlaces {
         match is_told {
             true => &mut self.held,
@@ -103,11 +103,12 @@ fn is_for(ended: &(Kind, Key, Refusal), kind: Kind, key: &str) -> bool {
 }
 
 impl LockTable {
-    /// Begins to forget a connection, whose client says `tag` of itself: its places go, and then
-    /// its slots do what `holdings` says. A grant that it has not collected goes too, because the
-    /// client does not know the token. A grant that it has adopted provisionally becomes an orphan
-    /// while it may: a late `adopt` on a connection that its client has given up must not cost the
-    /// client its lock. From now on the connection is granted nothing.
+    /// Begins to remove a connection, whose client has this `tag`: its places in queues go first,
+    /// and then its slots pass on or become orphans, as `holdings` says. A grant that it has not
+    /// collected goes too, because the client does not know the token. A grant that it has adopted
+    /// provisionally becomes an orphan while it may: a late `adopt` on a connection that its client
+    /// has given up must not cost the client its lock. From now on the connection is granted
+    /// nothing.
     ///
     /// Takes constant time. The caller must then call [`LockTable::release_some`] until it returns
     /// `true`.
@@ -175,8 +176,8 @@ impl LockTable {
         true
     }
 
-    /// Passes on a slot whose client has gone before it was told of the grant. A grant that has
-    /// ended since then is ignored.
+    /// Passes on a slot whose client left before the grant was sent. A grant that has ended since
+    /// then is ignored.
     pub fn take_back(&mut self, fence: Fence, now: Instant) {
         if let Some(holder) = self.holders.get(&fence).copied() {
             self.revoke(holder, GrantEnd::Abandoned, now);

@@ -57,7 +57,7 @@ impl LockTable {
         self.note_ended(fence);
     }
 
-    /// Has a holder's lease end at `expires_at`.
+    /// Sets the end of a holder's lease.
     pub(super) fn begin_lease(&mut self, id: PlaceId, expires_at: Instant) {
         if let PlaceState::Held {
             fence,
@@ -71,8 +71,8 @@ impl LockTable {
     }
 
     /// Ends up to `at_most` of the leases that have run out by `now`, in the order in which they
-    /// ran out, and passes the slots on; fewer if those are many. Calling it early, late or twice
-    /// is harmless.
+    /// ran out, and passes the slots on; ends fewer if many waiters must be granted. Calling it
+    /// early, late or twice is harmless.
     pub fn expire_some(&mut self, at_most: usize, now: Instant) {
         if self.has_turns_left {
             return self.grant_owed_slots(now);

@@ -505,7 +505,7 @@ impl LockTable {
         self.names.remove(&queue.key).is_some()
     }
 
-    /// Takes a key that is about to be held from the idle ones.
+    /// Removes a key that is about to be held from the idle ones.
     fn take_into_use(&mut self, key: KeyId) {
         if self.keys[key].is_idle() {
             self.idle.remove(&mut self.keys, key);

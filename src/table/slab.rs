@@ -1,7 +1,7 @@
 //! Values under small numbers, and lists of them.
 //!
-//! All values of a slab are in one block of memory, which shrinks with them: a hundred thousand
-//! waiters that leave take nothing with them that the next ones need, and leave nothing behind.
+//! All values of a slab are in one block of memory, which shrinks when most of it is unused: a
+//! hundred thousand waiters that leave keep no memory.
 //!
 //! A list is two links in each value. A `BTreeMap` in its place takes 160 bytes for its first
 //! entry, and 340 instructions to insert and remove it (callgrind). Each holder is in two lists,
@@ -17,7 +17,7 @@ use std::ops::{Index, IndexMut};
 /// A block of fewer values than this is kept.
 const MIN_CAPACITY: usize = 64;
 
-/// The number of a value. It is given again after the value is gone.
+/// The number of a value. It is reused after the value is gone.
 pub(super) struct Id<T>(NonZeroU32, PhantomData<fn() -> T>);
 
 impl<T> Id<T> {
@@ -144,7 +144,7 @@ const GONE: &str = "a number is used only while its value is there";
 impl<T, const LISTS: usize> Index<Id<T>> for Slab<T, LISTS> {
     type Output = T;
 
-    // Short beside a call, and in every step of the table.
+    // Shorter than a call, and part of every step of the table.
     #[inline(always)]
     fn index(&self, id: Id<T>) -> &T {
         self.slots[id.index()].value.as_ref().expect(GONE)

@@ -189,7 +189,7 @@ pub enum Answer {
     Renewed(Duration),
 }
 
-/// What a claim can be too much for, by the option that sets it.
+/// The caps for which a claim can be refused, by the options that set them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Cap {
     /// `--max-locks`
