@@ -204,7 +204,8 @@ impl Variables<'_> {
             let found: Vec<_> = rows.iter().filter(is_open).filter_map(find).collect();
             for (option, variable, value) in found {
                 origins.0.push((option.clone(), variable));
-                // In front: behind, it would be taken for the value of a last option without one.
+                // In front, because at the end it would be taken for the value of a last option
+                // that lacks one.
                 arguments.insert(0, (option, Some(value)));
             }
         }
@@ -307,8 +308,7 @@ fn options_of<T: FromArgs>(program: &str, command: Option<&str>) -> Vec<String> 
     names.map(str::to_owned).collect()
 }
 
-/// Asks whether a mistyped name is meant to be one of those that are known; empty if none is
-/// like it.
+/// Suggests the known name that a mistyped one may be meant to be; empty if none is similar.
 pub fn hint<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> String {
     let with_distance = known.map(|known| (osa_distance(name, known), known));
     let len = name.trim_start_matches('-').chars().count();
@@ -354,7 +354,7 @@ fn is_long_with_one_dash(argument: &str) -> bool {
 fn in_our_words(message: &str) -> String {
     let mut lines = message.lines().map(str::trim);
     let first = lines.next().unwrap_or_default();
-    // The list of commands has one of argh's own.
+    // argh adds a command of its own, `help`, to the list.
     let list: Vec<&str> = lines.filter(|line| !["", "help"].contains(line)).collect();
     let list = list.join(", ");
     let line = match first.split_once(['\'', ':']) {

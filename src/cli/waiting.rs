@@ -30,9 +30,10 @@ const ROOM_WAIT: Duration = Duration::from_millis(500);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verbosity {
     Never,
-    /// On a terminal that this program has, on one line that the end of the wait removes.
+    /// If stderr is a terminal and this program is in its foreground, on one line that the end of
+    /// the wait removes.
     OnTerminal,
-    /// Also where stderr is something else, in lines that stay.
+    /// Even if stderr is not a terminal, in lines that stay.
     Always,
 }
 
@@ -176,8 +177,8 @@ fn speak(
     }
 }
 
-/// Whether stderr is a terminal that this program has: in the background, a line would be in the
-/// middle of what the user types.
+/// Whether stderr is a terminal with this program in its foreground. From the background, a line
+/// would disturb what the user types.
 fn has_terminal() -> bool {
     let stderr = io::stderr();
     stderr.is_terminal() && tcgetpgrp(&stderr).map_or(true, |group| group == getpgrp())

@@ -137,7 +137,7 @@ impl Locks {
         holders.run(|lock| self.remove(lock))
     }
 
-    /// Waits until no step on a lock file is half done, and lets none begin any more.
+    /// Waits until the step in progress on a lock file is done, and prevents all further steps.
     pub fn finish(&self) {
         self.files.finish();
     }

@@ -153,7 +153,7 @@ fn connections_of(inherited: Vec<Inherited>) -> Result<Connected, String> {
 fn peer_of_stdin() -> Option<Peer> {
     match sockopt::socket_type(stdio::stdin()) {
         Ok(_) => peer_of(&stdio::stdin()),
-        // What comes from a pipe or a terminal counts as the starter's own.
+        // A pipe or a terminal counts as a peer of the user who started this server.
         Err(_) => Some(Peer(Some(getuid().as_raw()))),
     }
 }
@@ -177,7 +177,7 @@ fn locks(options: &Options, holders: Option<Holders>) -> Locks {
 fn session_rules(options: &Options) -> ConversationRules {
     let name = uname();
     let name = name.nodename().to_bytes();
-    // Without bytes that are no part of a word.
+    // The greeting contains the name as one word of ASCII.
     let printable = name.iter().filter(|byte| byte.is_ascii_graphic());
     let name: String = printable.map(|byte| char::from(*byte)).collect();
     ConversationRules {

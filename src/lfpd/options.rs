@@ -40,13 +40,13 @@ arguments::options! {
         /// where lock files are made (/var/lock)
         #[argh(option, arg_name = "path", default = "LOCK_DIR.into()", from_str_fn(values::path))]
         lock_dir: PathBuf,
-        /// where else lock files are respected, with colons between (the usual places)
+        /// where else lock files are respected, colon-separated (the usual places)
         #[argh(option, arg_name = "paths", default = "SEARCH_DIRS.into()")]
         search_dirs: String,
         /// what to do if a client names another user's process: enforce, log or off (enforce)
         #[argh(option, arg_name = "rule", default = "PeerRule::Enforce", from_str_fn(peer_rule))]
         peer_uid: PeerRule,
-        /// refuse locks for processes that are not there
+        /// refuse locks for processes that do not exist
         #[argh(option, arg_name = "bool", default = "false", from_str_fn(values::yes_or_no))]
         require_live_pid: bool,
         /// how long a command may take to arrive (300)
@@ -138,7 +138,7 @@ impl Options {
         dirs.map(PathBuf::from).collect()
     }
 
-    /// How the log is kept, in the face of the variable RUST_LOG.
+    /// How the log is kept, with RUST_LOG taken into account.
     pub(super) fn log(&self, rust_log: Option<OsString>) -> Result<LogRules, String> {
         Ok(LogRules {
             directives: log::directives(self.debug, rust_log)?,

@@ -14,7 +14,7 @@ use crate::sys::process;
 /// connections come and go.
 const MAX_LOOKS: usize = 3;
 
-/// What a peer gets that asks for another user's process.
+/// What follows if a peer asks for another user's process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PeerRule {
     /// A refusal.

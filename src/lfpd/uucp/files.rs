@@ -154,7 +154,8 @@ impl SerialLockFiles {
         was_there.ok_or_else(|| io::ErrorKind::WouldBlock.into())
     }
 
-    /// Waits until no step is half done, and lets none begin any more. For the end of the process.
+    /// Waits until the step in progress is done, and prevents all further steps. For the end of the
+    /// process.
     pub fn finish(&self) {
         if let Some(turn) = self.turn.try_lock_for(2 * PATIENCE) {
             std::mem::forget(turn);

@@ -1,4 +1,4 @@
-//! Which lock files hold nothing.
+//! Which lock files are stale.
 
 use std::cell::OnceCell;
 use std::ffi::OsStr;
