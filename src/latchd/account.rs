@@ -1,4 +1,4 @@
-//! The lines of the log about grants: about all of them, or what an operator must hear of.
+//! The log lines about grants: all of them, or only those that an operator must see.
 
 use std::fmt;
 
@@ -13,7 +13,7 @@ use crate::token::Fence;
 /// How many of the last holders are named.
 const NAMED_COUNT: usize = 10;
 
-/// Has the log tell what becomes of claims from now on.
+/// Logs what becomes of claims from now on.
 pub(super) fn open(arbiter: &Arbiter, logs_grants: bool) {
     let expiries = Throttle::default();
     let tell = move |told: &Told<'_>| {
@@ -62,7 +62,7 @@ pub(super) fn log_cut_off(arbiter: &Arbiter, reason: &str) {
     }
 }
 
-/// The claim of a key that is shown with one holder, and who that is.
+/// The claim of the first holder of a key, and the peer that has it.
 fn holder(status: &KeyStatus) -> Option<(Claim<'_>, Escaped<'_>)> {
     let (holder, (peer, tag)) = (status.queue.holders.first()?, status.clients().next()?);
     let claim = Claim {

@@ -36,7 +36,7 @@ const HEAP_PER_CONNECTION: u64 = 32 * 1024;
 /// Connections get 1/`CONNECTION_SHARE` of the memory of the machine or the cgroup.
 const CONNECTION_SHARE: u64 = 4;
 
-/// Slots and waiters get one part in so many each, and are no more than this by default.
+/// By default, slots and waiters each get 1/`TABLE_SHARE` of the memory, and are at most this many.
 const TABLE_SHARE: u64 = 32;
 const MOST_IN_TABLE: usize = 65_536;
 
@@ -48,7 +48,7 @@ const PER_CONNECTION: u64 = 64 * 1024;
 /// has arrived, is decrypted, is to be sent and is encrypted; and the state of the protocol.
 const PER_TLS: u64 = 96 * 1024;
 
-/// The most memory in bytes that each of these takes in the table.
+/// The most memory in bytes that a key, a slot and a waiter take in the table.
 const PER_KEY: u64 = 1024;
 const PER_SLOT: u64 = 256;
 const PER_WAITER: u64 = 256;
@@ -180,7 +180,7 @@ fn as_count(count: u64) -> usize {
 pub(super) fn reexec_with_malloc_settings() {
     const THRESHOLD: &str = "MALLOC_MMAP_THRESHOLD_";
     const TUNABLES: &str = "GLIBC_TUNABLES";
-    // The C library removes its own variables from a program with privileges of its file.
+    // The C library removes its variables from the environment of a setuid program.
     const DONE: &str = "LATCHD_MALLOC";
     // The kernel has named the process after the file of the program. Behind a link, that is not
     // the name by which it was started.

@@ -48,15 +48,15 @@ pub(super) enum Ending {
     Quit,
     /// The peer closed its side while it waited.
     HungUpWaiting,
-    /// The peer closed its side behind an `adopt`. It may be there all the same, behind a proxy
-    /// that passes on the end of one direction alone, and would take `error` for a loss.
+    /// The peer closed its side behind an `adopt`. It may still be there, behind a proxy that
+    /// passes on the end of one direction only, and would take `error` for a loss.
     HungUpAdopting,
     ReadTimeout,
     LineTooLong,
     /// The peer speaks another protocol, of this name.
     OtherProtocol(&'static str),
     AuthFailed,
-    /// The system refuses the watch over the client, which so must not wait.
+    /// The system refuses to watch the client for a hang-up, so it must not wait.
     Unwatched,
     /// Another server takes this one for the active one, and it is not, or not any more.
     NotMeant,

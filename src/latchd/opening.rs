@@ -116,7 +116,8 @@ impl Opener<'_, '_> {
         }
     }
 
-    /// Takes the `auth` of the client. Other servers ask for the role without one.
+    /// Takes the `auth` of the client. Other servers of the cluster may ask for the role without
+    /// it.
     fn authenticate(&mut self) -> Result<(), Ending> {
         while let (Some(node), [CLUSTER, ..]) = (&self.rules.node, self.input.frame()) {
             self.outbox.add_line(&node.role_line())?;

@@ -135,7 +135,7 @@ arguments::options! {
         #[argh(option, arg_name = "time", default = "seconds(1)", from_str_fn(some_time))]
         #[allow(dead_code)]
         lease_sweep_interval: Duration = ["LEASE_SWEEP_INTERVAL_S"],
-        /// how often idle keys are looked at (5)
+        /// how often to look for idle keys (5)
         #[argh(option, arg_name = "time", default = "seconds(5)", from_str_fn(some_time))]
         gc_interval: Duration = ["GC_INTERVAL_S", "GC_LOOP_SLEEP"],
         /// for how long a key may be idle before it is dropped (60)
@@ -165,7 +165,7 @@ arguments::options! {
         /// the most grants that clients may have kept at once; 0: none (a quarter of --max-locks)
         #[argh(option, arg_name = "count", from_str_fn(any_count))]
         max_kept: Option<usize> = ["MAX_KEPT"],
-        /// for how long at once a client may have a grant kept (30 days)
+        /// the longest time for which a client may have a grant kept (30 days)
         #[argh(option, arg_name = "time", default = "seconds(30 * 86_400)", from_str_fn(some_time))]
         max_keep_time: Duration = ["MAX_KEEP_TIME_S"],
         /// for how long a grant may be held, renewals included; 0: no limit (0)
@@ -228,22 +228,22 @@ arguments::options! {
         /// serve the listening socket on descriptor 0 (inetd wait, s6)
         #[argh(option, arg_name = "bool", default = "false", from_str_fn(values::yes_or_no))]
         inetd: bool,
-        /// exit after so long without a connection or a held slot; 0: never (0)
+        /// exit after this long without a connection or a held slot; 0: never (0)
         #[argh(option, arg_name = "time", default = "None", from_str_fn(unless_0))]
         idle_exit: Unless<Duration> = ["IDLE_EXIT_S"],
-        /// share locks with the other servers on this etcd: HOST:PORT of its members, with commas
+        /// share locks with the other servers on this etcd: HOST:PORT of each member, with commas
         #[argh(option, arg_name = "list")]
         etcd: Option<String> = ["ETCD"],
         /// where the other servers reach this one (--host and --port)
         #[argh(option, arg_name = "host:port")]
         advertise: Option<String> = ["ADVERTISE"],
-        /// what the names of keys in etcd begin with, one for each group of servers (latchd)
+        /// prefix of the keys in etcd, another one for each group of servers (latchd)
         #[argh(option, arg_name = "name", default = "PREFIX.into()", from_str_fn(etcd_prefix))]
         etcd_prefix: String = ["ETCD_PREFIX"],
         /// how long the active server may be silent before another takes over (10)
         #[argh(option, arg_name = "time", default = "seconds(10)", from_str_fn(etcd_ttl))]
         etcd_ttl: Duration = ["ETCD_TTL_S"],
-        /// the user to be in etcd
+        /// etcd user name
         #[argh(option, arg_name = "name")]
         etcd_user: Option<String> = ["ETCD_USER"],
         /// a file with the password of that user
@@ -287,7 +287,7 @@ pub(super) fn read(
     arguments::parse_rows(&program, Dashes::OneOrTwo, arguments, &variables)
 }
 
-/// Those of `names` that begin as the variables of the options do, and are none of them.
+/// Those of `names` that have the prefix of our variables, but belong to no option.
 pub(super) fn unknown_variables(names: impl Iterator<Item = String>) -> Vec<String> {
     /// Variables that the server sets for itself when it starts once more.
     const ITS_OWN: [&str; 2] = ["MALLOC", "STARTED_OVER"];
@@ -359,7 +359,8 @@ impl Options {
         Ok(())
     }
 
-    /// Refuses a hand-over that no client would find its way to. In a cluster the journal does it.
+    /// Refuses a hand-over after which no client would find the next server. In a cluster, the
+    /// journal hands over.
     fn check_handover(&self, origins: &Origins) -> Result<(), String> {
         let (Some(origin), Some(path)) = (origins.get("--handover-file"), &self.handover_file)
         else {
@@ -453,7 +454,7 @@ impl Options {
         self.tls_cert.is_some()
     }
 
-    /// How the log is kept, in the face of the variable RUST_LOG.
+    /// How the log is kept, with RUST_LOG taken into account.
     pub(super) fn log(&self, rust_log: Option<OsString>) -> Result<LogRules, String> {
         Ok(LogRules {
             directives: log::directives(self.debug, rust_log)?,
@@ -552,7 +553,7 @@ fn port(text: &str) -> Result<Unless<u16>, String> {
     port.ok_or_else(|| "expected 0-65535 or off".into())
 }
 
-/// A group's number. A name is looked up in the host's own list, since a static build cannot use
+/// A group's number. A name is looked up in the host's own list, because a static build cannot use
 /// the C library for that.
 fn group(text: &str) -> Result<u32, String> {
     let found = text.parse().ok().or_else(|| {

@@ -34,7 +34,7 @@ pub struct SessionRules {
     pub replies: RwLock<()>,
     /// The log, which counts the lines that it drops.
     pub log: Log,
-    /// This server as one of several; `None` if it is alone.
+    /// This server's part in the cluster; `None` for a single server.
     pub node: Option<Arc<ClusterNode>>,
 }
 

@@ -99,7 +99,7 @@ impl HandoverFile {
         Ok(())
     }
 
-    /// Writes the file, so that it would survive a power cut. On an error there is none: this
+    /// Writes the file, so that it would survive a power cut. On an error, no file is left: this
     /// server goes on, and the file would soon be out of date.
     pub fn write(&self, handover: &Handover) -> io::Result<()> {
         let staged = beside(&self.path, ".new");
@@ -124,7 +124,7 @@ impl HandoverFile {
 
 /// Opens and locks a file; `None` if another process has locked it.
 fn lock_file(path: &Path) -> io::Result<Option<File>> {
-    // Another user's file would be opened in vain: that user may have locked it.
+    // First, because another user who owns the file may have locked it, and opening would wait.
     match fs::symlink_metadata(path) {
         Ok(metadata) => refuse_owner(metadata.uid())?,
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}

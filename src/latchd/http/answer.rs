@@ -11,7 +11,7 @@ const ANSWER_TIME: Duration = Duration::from_secs(10);
 /// A long answer is sent in pieces of about this many bytes.
 const PIECE_LEN: usize = 16 * 1024;
 
-/// For a client that finds no free place.
+/// The answer when all connections are in use.
 pub(super) const FULL: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\
     Retry-After: 1\r\nConnection: close\r\n\r\n";
 

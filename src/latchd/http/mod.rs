@@ -1,9 +1,9 @@
-//! A door for eyes only: health, metrics, statistics and a page that shows them, over HTTP.
-//! latchd(8), HTTP, describes it. Nothing can be changed over it.
+//! The HTTP door: health, metrics, statistics and a page that shows them, all read-only. latchd(8),
+//! HTTP, describes it.
 //!
-//! It has places of its own, so that no crowd at this door keeps a client from its locks. Each
-//! connection gets one answer, within a time. A build without the feature has `absent.rs` in place
-//! of this module.
+//! It has a limit of connections of its own, so that no crowd at this door keeps a client from its
+//! locks. Each connection gets one answer, within a time limit. A build without the feature has
+//! `absent.rs` in place of this module.
 
 mod answer;
 #[cfg(any(test, fuzzing))]
@@ -40,7 +40,7 @@ const MAX_PER_ADDRESS: usize = 8;
 /// How long a request may take to arrive.
 const REQUEST_TIME: Duration = Duration::from_secs(5);
 
-/// How long a client waits that has given a wrong secret.
+/// The delay of the answer to a wrong secret.
 const AUTH_COOLDOWN: Duration = Duration::from_millis(100);
 
 /// How long a lingering close reads what the client still sends.

@@ -44,7 +44,7 @@ const RESOURCES: [(&str, Resource); 10] = [
 ];
 
 impl Resource {
-    /// Whether this is for whoever watches over servers, who needs no secret.
+    /// Whether a health check may ask for this without the secret.
     pub(super) fn is_open(self) -> bool {
         matches!(self, Resource::Health | Resource::Ready)
     }
@@ -71,8 +71,8 @@ pub(super) enum HttpRefusal {
     TooLong,
 }
 
-/// Reads the head of a request, of fewer than `max_len` bytes, with a function that tells how many
-/// bytes it has put into the room it is given; `None` if it gets no more.
+/// Reads the head of a request, of fewer than `max_len` bytes. `read` fills a buffer and returns
+/// how many bytes it has put there. `None` at the end of the input.
 pub(super) fn read(
     max_len: usize,
     mut read: impl FnMut(&mut [u8]) -> usize,
