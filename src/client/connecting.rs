@@ -14,10 +14,9 @@ use rustix::fs::OFlags;
 use rustix::io::Errno;
 use rustix::net::sockopt::{self, Timeout};
 use rustix::net::{connect, socket_with, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
-use rustix::process::geteuid;
 
 use crate::sys::directory::parent_of;
-use crate::sys::trusted::{self, is_same_user};
+use crate::sys::trusted::{self, is_own_or_root, is_same_user};
 
 /// The shortest time for one attempt to connect. The system takes zero for no limit, or refuses it.
 const SHORTEST_ATTEMPT: Duration = Duration::from_millis(1);
@@ -78,7 +77,7 @@ pub(super) fn connect_unix(path: &Path, deadline: Instant) -> io::Result<UnixStr
     let stream = connect_to(&socket, &path, deadline)?;
     let server = sockopt::socket_peercred(&stream)?.uid.as_raw();
     let owner = || fs::metadata(parent_of(&path)).is_ok_and(|it| is_same_user(it.uid(), server));
-    if server == 0 || server == geteuid().as_raw() || owner() {
+    if is_own_or_root(server) || owner() {
         return Ok(stream);
     }
     Err(io::Error::new(

@@ -12,6 +12,7 @@ use crate::sys::directory::{
     lock_range, lock_within, unlock_range, Directory, Entry, FileId, PrivateNames, RangeLock,
     StagedFile,
 };
+use crate::sys::trusted::is_own;
 
 use super::file_system::FileSystem;
 use super::record::MAX_LEN;
@@ -202,7 +203,7 @@ impl Files for LockFiles<'_> {
 
     fn may_rewrite(&self, file: &File) -> io::Result<bool> {
         let found = file.metadata()?;
-        let is_ours = found.uid() == rustix::process::geteuid().as_raw() && found.nlink() == 1;
+        let is_ours = found.nlink() == 1 && is_own(found.uid());
         // Other users may have opened the file, and would read a record that is not for them.
         let is_open_to_more = found.mode() & !self.options.mode & 0o077 != 0;
         Ok(is_ours && !is_open_to_more && !self.options.missing.rewriting)

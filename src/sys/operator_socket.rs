@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 
 use rustix::process::geteuid;
 
+use super::trusted::is_own;
+
 /// The directory that an init script creates for a server that does not run as root.
 const OF_SERVICE: &str = "/run/latchd";
 
@@ -53,7 +55,7 @@ pub fn paths_to_try(port: u16) -> Vec<PathBuf> {
 /// The file at this path (a link is not followed), if it belongs to this process's user.
 fn ours(path: &Path) -> Option<Metadata> {
     let found = fs::symlink_metadata(path).ok();
-    found.filter(|it| it.uid() == geteuid().as_raw())
+    found.filter(|it| is_own(it.uid()))
 }
 
 fn of_user() -> Option<PathBuf> {

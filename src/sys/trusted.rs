@@ -35,7 +35,7 @@ pub fn follow(path: &Path) -> io::Result<PathBuf> {
         };
         let directory = parent_of(&path);
         let is_owner = |directory: Metadata| is_same_user(directory.uid(), link.owner);
-        if link.owner != geteuid().as_raw() && !fs::metadata(directory).is_ok_and(is_owner) {
+        if !is_own(link.owner) && !fs::metadata(directory).is_ok_and(is_owner) {
             return Err(io::Error::other("it is a symbolic link of another user"));
         }
         path = directory.join(link.target);
@@ -47,6 +47,16 @@ pub fn follow(path: &Path) -> io::Result<PathBuf> {
 /// the same one.
 pub fn is_same_user(one: u32, other: u32) -> bool {
     one == other && process::known_user(one).is_some()
+}
+
+/// Whether it is certainly the user of this process.
+pub fn is_own(user: u32) -> bool {
+    is_same_user(user, geteuid().as_raw())
+}
+
+/// Whether it is root, or certainly the user of this process.
+pub fn is_own_or_root(user: u32) -> bool {
+    user == 0 || is_own(user)
 }
 
 /// Opens the file that [`follow`] finds; the umask applies to the `mode` of a new one. Does not
@@ -66,12 +76,11 @@ pub fn open(path: &Path, flags: OFlags, mode: u32) -> io::Result<File> {
 /// How users other than root and this one have access to a file that they must not change, nor read
 /// if it is a secret; `None` if they have none.
 pub fn exposure(path: &Path, is_secret: bool) -> io::Result<Option<&'static str>> {
-    let trusted = [0, geteuid().as_raw()];
     let path = follow(path)?;
     let (file, directory) = (fs::metadata(&path)?, fs::metadata(parent_of(&path))?);
-    Ok(if !trusted.contains(&file.uid()) {
+    Ok(if !is_own_or_root(file.uid()) {
         Some("it belongs to another user")
-    } else if !trusted.contains(&directory.uid()) {
+    } else if !is_own_or_root(directory.uid()) {
         Some("its directory belongs to another user")
     } else if file.mode() & WRITABLE_BY_OTHERS != 0 {
         Some("other users may write it")

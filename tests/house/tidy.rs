@@ -166,6 +166,21 @@ fn no_formatted_arguments_are_kept_in_a_variable() {
     expect_none(&found, "files that Rust 1.85 may not compile");
 }
 
+/// A user namespace shows strangers as the user of the process: `trusted::is_own` knows.
+#[test]
+fn no_user_is_compared_with_that_of_the_process() {
+    let compared = concat!("== rustix::process::get", "euid()");
+    let mut found = Vec::new();
+    for file in sources(&root().join("src")) {
+        let text = read(&file);
+        let text = without_tests(&text);
+        if text.contains(compared) || text.contains(&compared.replace("rustix::process::", "")) {
+            found.push(shown(&file));
+        }
+    }
+    expect_none(&found, "files that may take a stranger for us");
+}
+
 #[test]
 fn files_can_be_read_in_one_sitting() {
     let mut found = Vec::new();

@@ -91,6 +91,26 @@ fn a_link_of_another_user_is_not_followed() {
     refusal("--admin-token-file", &trap.path("own"));
 }
 
+/// A namespace without users shows all of them, us and the other one, as the same.
+#[test]
+fn a_link_of_a_user_unknown_to_the_namespace_is_not_followed() {
+    needs!(root);
+    let Some(unshare) = without_users() else {
+        return;
+    };
+    let trap = Trap::new();
+    let mut command = Command::new(unshare[0]);
+    command.arg(unshare[1]).arg(program("latch"));
+    command
+        .arg("fence-check")
+        .arg(trap.link())
+        .arg("0".repeat(32));
+    let checked = command.output().expect("it runs");
+    let said = String::from_utf8_lossy(&checked.stderr);
+    assert!(said.contains("a symbolic link of another user"), "{said}");
+    assert!(!trap.target().exists());
+}
+
 #[test]
 fn a_link_of_our_own_or_of_the_directorys_owner_is_followed() {
     needs!(root);
@@ -136,16 +156,19 @@ fn latch_refuses_the_socket_of_an_impostor() {
         said.contains(&format!("its server runs as user {OTHER}, who does not")),
         "{said}"
     );
-    // A namespace shows the owner of the directory and the impostor as one user.
-    if without_users().is_some() {
+    if let Some(unshare) = without_users() {
         let latch = directory.path().join("latch");
         copy_program(program("latch"), &latch);
-        let mut command = Command::new("setpriv");
-        command.args([&format!("--reuid={}", OTHER + 1), "--clear-groups"]);
-        command.args(["unshare", "--user", "--map-root-user"]);
-        command.arg(latch).arg("ping").arg("--server").arg(&socket);
-        let refused = command.output().expect("it runs");
-        assert_eq!(refused.status.code(), Some(69), "{refused:?}");
+        // A namespace shows the owner of the directory and the impostor as one user; one without a
+        // user of ours, us as well.
+        for map in [&["--map-root-user"][..], &[]] {
+            let mut command = Command::new("setpriv");
+            command.args([&format!("--reuid={}", OTHER + 1), "--clear-groups"]);
+            command.args(unshare).args(map).arg(&latch);
+            command.arg("ping").arg("--server").arg(&socket);
+            let refused = command.output().expect("it runs");
+            assert_eq!(refused.status.code(), Some(69), "{map:?}: {refused:?}");
+        }
     }
     // In the other user's own directory, that user decides.
     chown(directory.path(), Some(OTHER), None).expect("we are root");

@@ -3,8 +3,6 @@
 
 use std::net::Shutdown;
 
-use rustix::process::geteuid;
-
 use super::rules::Promised;
 use super::{Ending, SessionRules};
 use crate::arbiter::{Certainty, ClientSocket, WaitEvent};
@@ -13,6 +11,7 @@ use crate::net::hangup::{HangupWatch, InputReports};
 use crate::net::stream::Stream;
 use crate::protocol::reply::{Grant, Reply};
 use crate::sys::memory::{self, Purpose};
+use crate::sys::trusted::is_own_or_root;
 use crate::table::ConnId;
 use crate::token::Fence;
 
@@ -153,8 +152,7 @@ impl ClientEnd for Outbox<'_> {
 
     fn is_operator(&self, admin_token: Option<&str>) -> bool {
         let uid = self.stream.peer_uid();
-        uid.is_some_and(|uid| uid == 0 || uid == geteuid().as_raw())
-            || self.rules.is_admin_token(admin_token)
+        uid.is_some_and(is_own_or_root) || self.rules.is_admin_token(admin_token)
     }
 
     fn note(&mut self, event: WaitEvent) {

@@ -10,10 +10,10 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use log::info;
-use rustix::process::geteuid;
 
 use crate::arbiter::Arbiter;
 use crate::sys::directory::{open_exclusive, parent_of, sync_name, Directory, Entry};
+use crate::sys::trusted::is_own_or_root;
 use crate::text::{reason, unusable_file, Escaped};
 pub use file::Handover;
 use file::{decode, encode, Unreadable};
@@ -139,7 +139,7 @@ fn lock_file(path: &Path) -> io::Result<Option<File>> {
 
 /// Refuses a file of another user, who can change, remove or lock it.
 fn refuse_owner(owner: u32) -> io::Result<()> {
-    match owner == 0 || owner == geteuid().as_raw() {
+    match is_own_or_root(owner) {
         true => Ok(()),
         false => Err(io::Error::other("it belongs to another user")),
     }

@@ -11,6 +11,7 @@ use rustix::fs::{fchown, Gid, Stat};
 use rustix::process::geteuid;
 
 use crate::sys::process;
+use crate::sys::trusted::is_own_or_root;
 
 /// The sticky bit, which has no other effect on a file: not every process with the number holds the
 /// lock.
@@ -62,8 +63,7 @@ impl LockedFor {
 
     /// What the mark of a lock file says.
     pub(super) fn marked(stat: &Stat) -> LockedFor {
-        let is_trusted = stat.st_uid == 0 || stat.st_uid == geteuid().as_raw();
-        if !is_trusted || stat.st_mode & STICKY == 0 {
+        if !is_own_or_root(stat.st_uid) || stat.st_mode & STICKY == 0 {
             return LockedFor::AnyProcess;
         }
         match stat.st_gid {
