@@ -20,7 +20,7 @@ use crate::text::in_brackets;
 const DEFAULT_PORT: u16 = 6388;
 
 /// The longest timeout: a later instant might overflow.
-const LONGEST_ATTEMPT: Duration = Duration::from_secs(limits::MAX_SECONDS);
+pub(super) const LONGEST_ATTEMPT: Duration = Duration::from_secs(limits::MAX_SECONDS);
 
 /// Where a server listens: `HOST`, `HOST:PORT`, or the path of a Unix socket, which has a `/` in
 /// it. The port is 6388 if none is given. `tcp://` and `unix:` may be in front. An IPv6 address
@@ -74,7 +74,7 @@ impl Address {
     /// Connects within `timeout`, looking up a name included. Also returns the instant at which
     /// that is over, and the address of the one server that was reached.
     pub(super) fn connect(&self, timeout: Duration) -> io::Result<(Stream, Instant, &Address)> {
-        let deadline = Instant::now() + timeout.min(LONGEST_ATTEMPT);
+        let deadline = Instant::now() + timeout;
         match self {
             Address::Unix(path) => {
                 let stream = connect_unix(path, deadline)?;

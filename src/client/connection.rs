@@ -139,8 +139,7 @@ impl Connection {
         within: Duration,
         others: u32,
     ) -> Result<Connection, Error> {
-        let auth_token = settings.auth_token()?;
-        let (stream, deadline, reached) = settings.connect(server, within, others)?;
+        let (stream, deadline, reached, auth_token) = settings.connect(server, within, others)?;
         let mut connection = Connection {
             others,
             reached,
@@ -512,8 +511,12 @@ impl Connection {
             Reply::Refused(Refusal::LeaseExpired) => Error::LeaseExpired(asked),
             Reply::Refused(Refusal::Draining) => Error::Draining(asked),
             Reply::AuthFailed => {
-                let auth = match self.settings.auth_token() {
-                    Ok(None) => Auth::NoToken,
+                let auth = match &self.settings {
+                    Settings {
+                        auth_token: None,
+                        auth_token_file: None,
+                        ..
+                    } => Auth::NoToken,
                     _ => Auth::Token,
                 };
                 let server = self.server.clone();

@@ -9,6 +9,7 @@ use super::address::{Address, InvalidAddress};
 use super::error::Error;
 use super::settings::Settings;
 use super::tls::Tls;
+use crate::sys::secret;
 use crate::text::{invalid_value, yes_or_no};
 
 const SERVERS: &str = "LATCH_SERVER";
@@ -66,7 +67,12 @@ pub(crate) fn settings(options: &Overrides<'_>) -> Result<Settings, Error> {
         tls: tls(options)?,
         ..Settings::default()
     };
-    settings.auth_token = settings.auth_token()?;
+    if let Some(file) = &settings.auth_token_file {
+        // A pipe has the token only once, and may wait for the user who types it.
+        let read = secret::read(file);
+        settings.auth_token =
+            Some(read.map_err(|error| Error::AuthTokenFile(file.clone(), error))?);
+    }
     Ok(settings)
 }
 

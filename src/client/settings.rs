@@ -3,10 +3,11 @@
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use super::address::Address;
+use super::address::{Address, LONGEST_ATTEMPT};
 use super::error::Error;
 use super::tls::Tls;
 use crate::net::stream::Stream;
+use crate::sys::lookups::Lookups;
 use crate::sys::secret;
 
 /// How a connection is made.
@@ -31,7 +32,8 @@ pub struct Settings {
     /// space around it does not count.
     pub auth_token: Option<String>,
     /// A file with that secret (none). It is read for each connection, so that a client keeps
-    /// working when the secret changes. While it cannot be read, `auth_token` stands in for it.
+    /// working when the secret changes. While it cannot be read, or not in half of the time for
+    /// connecting, `auth_token` stands in for it.
     pub auth_token_file: Option<PathBuf>,
     /// How to speak TLS with servers that are reached over TCP (none; always none without the
     /// feature `tls`).
@@ -51,10 +53,13 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// The secret for a new connection, if the server asks for one.
-    pub(super) fn auth_token(&self) -> Result<Option<String>, Error> {
+    /// The secret for a new connection, if the server asks for one. At the deadline, its file is
+    /// one that cannot be read: a file server may be silent, or the other end of a pipe.
+    fn auth_token(&self, deadline: Instant) -> Result<Option<String>, Error> {
+        static ALL: Lookups<PathBuf, String> = Lookups::new(|file| secret::read(file));
         let read = |file: &PathBuf| {
-            secret::read(file).map_err(|error| Error::AuthTokenFile(file.clone(), error))
+            let read = ALL.look_up(file, deadline);
+            read.map_err(|error| Error::AuthTokenFile(file.clone(), error))
         };
         let given = self.auth_token.as_deref().map(secret::check);
         let given = given.transpose().map_err(Error::InvalidArgument)?;
@@ -66,14 +71,17 @@ impl Settings {
     }
 
     /// Connects within `within`, with a TLS handshake if that is wanted. Also returns when the
-    /// server's share of the time is over (`others` more servers get as much), and the address that
-    /// was reached.
+    /// server's share of the time is over (`others` more servers get as much), the address that was
+    /// reached, and the secret to present.
     pub(super) fn connect(
         &self,
         server: &Address,
         within: Duration,
         others: u32,
-    ) -> Result<(Stream, Instant, Address), Error> {
+    ) -> Result<(Stream, Instant, Address, Option<String>), Error> {
+        let (began, within) = (Instant::now(), within.min(LONGEST_ATTEMPT));
+        let auth_token = self.auth_token(began + within / 2)?;
+        let within = within.saturating_sub(began.elapsed());
         let (stream, deadline, reached) = server
             .connect(within)
             .map_err(|error| Error::unreachable(server, error))?;
@@ -86,6 +94,6 @@ impl Settings {
             }
             None => stream,
         };
-        Ok((stream, deadline, reached.clone()))
+        Ok((stream, deadline, reached.clone(), auth_token))
     }
 }

@@ -4,6 +4,7 @@
 pub mod directory;
 pub mod event;
 pub mod exec;
+pub mod lookups;
 pub mod memory;
 pub mod moment;
 pub mod notify;

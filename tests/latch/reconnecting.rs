@@ -1,7 +1,10 @@
 //! Guards whose connection ends, against scripted servers and against a real one.
 
+use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
 use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -357,6 +360,46 @@ fn the_auth_token_and_the_tag_go_with_the_renewal() {
             }
         });
     }
+}
+
+/// As on a file server that is silent: in a pipe, which has a writer from the grant on.
+#[test]
+fn a_token_file_that_blocks_holds_up_no_new_connection() {
+    let (listener, addr) = listener();
+    let mut reader = Command::new("sleep");
+    let mut reader = reader
+        .arg("60")
+        .stdin(Stdio::piped())
+        .spawn()
+        .expect("sleep");
+    drop(reader.stdin.take());
+    let pipe = PathBuf::from(format!("/proc/{}/fd/0", reader.id()));
+    let server = thread::spawn({
+        let pipe = pipe.clone();
+        move || {
+            let mut first = Peer::accept(&listener);
+            first.serve("auth _ secret", "ok");
+            first.grant(9);
+            let writer = File::options().write(true).open(pipe).expect("a pipe");
+            drop(first);
+            let mut second = Peer::accept(&listener);
+            second.serve("auth _ secret", "ok");
+            second.give_to_adopter_and_take_back(9);
+            drop(writer);
+        }
+    });
+    let mut settings = Settings::default();
+    settings.auth_token = Some("secret".into());
+    settings.auth_token_file = Some(pipe);
+    let client = Client::with_settings([Address::Tcp(addr.to_string())], settings);
+    let guard = client.lock("k").acquire().expect("granted");
+    eventually(PATIENCE, "the end is noticed", || !guard.is_held());
+    eventually(PATIENCE, "it is held again", || guard.is_held());
+    let released = guard.release();
+    reader.kill().expect("it runs");
+    reader.wait().expect("it is our child");
+    server.join().expect("no panic");
+    released.expect("held");
 }
 
 #[test]

@@ -10,10 +10,11 @@ impl Connection {
     /// auth token and the introduction go with the next request.
     pub(in crate::client) fn reconnect(&mut self, within: Duration) -> Result<(), Error> {
         let within = within.min(self.settings.connect_timeout);
-        let (stream, _, reached) = self.settings.connect(&self.server, within, 0)?;
+        let (stream, _, reached, auth_token) = self.settings.connect(&self.server, within, 0)?;
         self.close();
         (self.stream, self.reached) = (Some(stream), reached);
-        self.write_opening()
+        self.write_opening(auth_token.as_deref());
+        Ok(())
     }
 
     /// A connection that has yet to be made.

@@ -28,13 +28,12 @@ impl Connection {
     }
 
     /// Puts the auth token and the introduction in front of the first request over a new stream.
-    pub(super) fn write_opening(&mut self) -> Result<(), Error> {
-        if let Some(token) = self.settings.auth_token()? {
-            Request::Auth(&token).write(&mut self.opening);
+    pub(super) fn write_opening(&mut self, auth_token: Option<&str>) {
+        if let Some(token) = auth_token {
+            Request::Auth(token).write(&mut self.opening);
             self.awaited.push_back(Opening::Auth);
         }
         self.write_introduction();
-        Ok(())
     }
 
     fn write_introduction(&mut self) {
