@@ -4,6 +4,7 @@
 //! another server that is asked by mistake ends none.
 
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use crate::cli::failure::{CommandResult, Failure};
 use crate::client::{Address, Connection, Error, Holder};
@@ -21,20 +22,30 @@ pub(super) fn run(options: &options::Break) -> CommandResult {
     let admin_token = file.map(secret::read).transpose();
     let admin_token = admin_token.map_err(|error| unusable(file, &reason(&error)))?;
     let mut server = target.connect()?;
-    let holders = holders_at(&mut server, &target)?;
-    let is_meant = |holder: &Holder| options.fence.is_none_or(|fence| fence == holder.fence);
-    let holders: Vec<Holder> = holders.into_iter().filter(is_meant).collect();
-    let ended = match admin_token.is_some() {
-        true => break_at(&mut server, &target.key, &holders, admin_token.as_deref()),
-        false => break_as_operator(server, &target, &holders),
+    let mut holders =
+        holders_at(&mut server, &target.key).map_err(|error| cannot_list(&target, &error))?;
+    holders.retain(|holder| options.fence.is_none_or(|fence| fence == holder.fence));
+    let mut breaking = Breaking {
+        target: &target,
+        admin_token: admin_token.as_deref(),
+        began: Instant::now(),
+        limit: options.connect_timeout,
+        broken: String::new(),
+    };
+    let ended = match breaking.at(&mut server, &holders) {
+        Err(error @ Error::NotAllowed(_)) if admin_token.is_none() => {
+            breaking.as_operator(&holders).unwrap_or(Err(error))
+        }
+        ended => ended,
     };
     let not_held = match options.fence {
         None => "it is not held",
         Some(_) => "it is not held with this fence",
     };
+    print(&breaking.broken)?;
     match (ended, file) {
-        (Ok(ended), _) if ended.is_empty() => Err(target.fails(LOST, not_held)),
-        (Ok(ended), _) => print(&ended.concat()),
+        (Ok(()), _) if breaking.broken.is_empty() => Err(target.fails(LOST, not_held)),
+        (Ok(()), _) => Ok(0),
         (Err(Error::NotAllowed(_)), None) => Err(target.fails(
             NO_PERMISSION,
             "only root and the user of the server may do this, on its host, and clients with its \
@@ -51,67 +62,77 @@ pub(super) fn run(options: &options::Break) -> CommandResult {
 
 /// Asks for the holders first: a server that does not know that request does not know `break`, and
 /// would answer as if there were no such grant.
-fn holders_at(server: &mut Connection, target: &Target) -> Result<Vec<Holder>, Failure> {
-    match server.queues(Some(&target.key)) {
-        Ok(queues) => Ok(queues.into_iter().flat_map(|queue| queue.holders).collect()),
-        Err(Error::Unsupported(_)) => {
+fn holders_at(server: &mut Connection, key: &str) -> Result<Vec<Holder>, Error> {
+    let queues = server.queues(Some(key))?;
+    Ok(queues.into_iter().flat_map(|queue| queue.holders).collect())
+}
+
+fn cannot_list(target: &Target, error: &Error) -> Failure {
+    match error {
+        Error::Unsupported(_) => {
             let why = "the server does not know how to break a grant";
-            Err(target.fails(PROTOCOL, why))
+            target.fails(PROTOCOL, why)
         }
-        Err(error) => Err(target.failure(&error)),
+        error => target.failure(error),
     }
 }
 
-/// Ends the grants of these holders, and returns a line about each that was ended. Others have
-/// ended by themselves.
-fn break_at(
-    server: &mut Connection,
-    key: &str,
-    holders: &[Holder],
-    admin_token: Option<&str>,
-) -> Result<Vec<String>, Error> {
-    let mut ended = Vec::new();
-    for holder in holders {
-        match server.break_grants(key, Some(holder.fence), admin_token) {
-            Ok(()) => ended.push(broken(holder)),
-            Err(Error::Refused(_)) => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(ended)
+/// Grants being ended.
+struct Breaking<'a> {
+    target: &'a Target,
+    admin_token: Option<&'a str>,
+    began: Instant,
+    /// How long it may take to end all of them: a server can list any number.
+    limit: Duration,
+    /// A line about each grant that was ended.
+    broken: String,
 }
 
-/// A line about a grant that was ended.
-fn broken(holder: &Holder) -> String {
+impl Breaking<'_> {
+    /// Ends the grants of these holders. Others have ended by themselves.
+    fn at(&mut self, server: &mut Connection, holders: &[Holder]) -> Result<(), Error> {
+        for holder in holders {
+            if self.began.elapsed() >= self.limit {
+                let server = self.target.server().clone();
+                return Err(Error::NoReply { server });
+            }
+            match server.break_grants(&self.target.key, Some(holder.fence), self.admin_token) {
+                Ok(()) => self.broken += &line_about(holder),
+                Err(Error::Refused(_)) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends them over the operator's socket beside the port of the server; `None` if no server
+    /// behind such a socket has any of them.
+    ///
+    /// Any user may be the server at the port. That one only chooses among the grants of the server
+    /// at the socket, which says itself whose they are.
+    fn as_operator(&mut self, chosen: &[Holder]) -> Option<Result<(), Error>> {
+        let is_chosen = |holder: &Holder| chosen.iter().any(|it| it.fence == holder.fence);
+        for path in operator_socket::paths_to_try(self.target.port()?) {
+            let Ok(mut operator) = self.target.connect_to(&Address::Unix(path)) else {
+                continue;
+            };
+            let mut holders = holders_at(&mut operator, &self.target.key).unwrap_or_default();
+            holders.retain(is_chosen);
+            let ended = self.at(&mut operator, &holders);
+            if !self.broken.is_empty() {
+                return Some(ended);
+            }
+        }
+        None
+    }
+}
+
+fn line_about(holder: &Holder) -> String {
     let [peer, tag, age] = party(&holder.party);
     format!(
         "broken: {tag}, {peer}, held for {age}, fence {}\n",
         holder.fence
     )
-}
-
-/// Ends grants without a token: over the connection to the server if that is a Unix socket, else
-/// over the operator's socket beside its port.
-fn break_as_operator(
-    mut server: Connection,
-    target: &Target,
-    holders: &[Holder],
-) -> Result<Vec<String>, Error> {
-    let refused = match break_at(&mut server, &target.key, holders, None) {
-        Err(error @ Error::NotAllowed(_)) => error,
-        ended => return ended,
-    };
-    let port = target.port().map(operator_socket::paths_to_try);
-    for path in port.unwrap_or_default() {
-        let Ok(mut operator) = target.connect_to(&Address::Unix(path)) else {
-            continue;
-        };
-        match break_at(&mut operator, &target.key, holders, None) {
-            Ok(ended) if !ended.is_empty() => return Ok(ended),
-            _ => {}
-        }
-    }
-    Err(refused)
 }
 
 fn unusable(file: Option<&Path>, why: &str) -> Failure {

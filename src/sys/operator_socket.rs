@@ -18,8 +18,8 @@ const OF_ROOT: &str = "/run";
 /// The runtime directories of logged-in users, by number.
 const OF_USERS: &str = "/run/user";
 
-/// The socket created by the packaged systemd unit, on any port.
-const OF_UNIT: &str = "/run/latchd.sock";
+/// The socket created by the packaged systemd unit, and the port of the same server.
+const OF_UNIT: (&str, u16) = ("/run/latchd.sock", 6388);
 
 /// The path at which this process, serving `port`, binds its socket: in $XDG_RUNTIME_DIR, in
 /// /run/latchd if that belongs to its user, or in /run.
@@ -48,7 +48,9 @@ pub fn paths_to_try(port: u16) -> Vec<PathBuf> {
             paths.push(path);
         }
     }
-    paths.push(OF_UNIT.into());
+    if port == OF_UNIT.1 {
+        paths.push(OF_UNIT.0.into());
+    }
     paths
 }
 

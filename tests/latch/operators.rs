@@ -8,11 +8,12 @@ use std::path::PathBuf;
 use std::process::Stdio;
 use std::sync::mpsc;
 use std::thread;
+use std::time::Duration;
 
 use crate::support::latch::{latch, output, ready, run, started, status, text, wait, Latch};
 use crate::support::needs::needs;
 use crate::support::silent::{free_addr, refusing_addr};
-use crate::support::{Daemon, Signal, PATIENCE};
+use crate::support::{fence, Daemon, Signal, PATIENCE};
 use latchd::client::{Address, Client, Error, Wait};
 
 /// How a server that is older than tags takes one.
@@ -484,6 +485,70 @@ fn another_server_with_the_same_port_breaks_nothing() {
     let output = command.env("XDG_RUNTIME_DIR", directory.path()).output();
     assert_eq!(output.expect("it runs").status.code(), Some(77));
     assert_eq!(holder.request("n", "k", &grant.token), "ok 33");
+}
+
+/// A server that lists holders of `k` with these fences under an invented tag, and has the same
+/// slow answer to each `break`.
+fn impostor(listener: TcpListener, fences: impl Iterator<Item = u64>, to_break: &'static str) {
+    let holder = |fence| {
+        format!(
+            r#"{{"conn_id":7,"peer":"192.0.2.1:1","tag":"invented","age_s":1.5,"fence":"{fence}","lease_expires_in_s":9.5}}"#
+        )
+    };
+    let holders: Vec<String> = fences.map(holder).collect();
+    let listed = format!(
+        r#"ok {{"keys":[{{"key":"k","kind":"lock","limit":1,"holder_count":1,"waiter_count":0,"holders":[{}],"waiters":[]}}]}}"#,
+        holders.join(",")
+    );
+    thread::spawn(move || {
+        let (mut client, _) = listener.accept().expect("a client");
+        let mut lines = BufReader::new(client.try_clone().expect("descriptors")).lines();
+        while let Some(Ok(command)) = lines.next() {
+            let _arguments = (lines.next(), lines.next());
+            let reply = match &*command {
+                "stats" => &*listed,
+                _ => {
+                    thread::sleep(Duration::from_millis(100));
+                    to_break
+                }
+            };
+            if writeln!(client, "{reply}").is_err() {
+                break;
+            }
+        }
+    });
+}
+
+/// Any user may listen on the port at another address, and can know the fences.
+#[test]
+fn the_socket_of_the_operator_says_itself_whose_grant_it_ends() {
+    let (daemon, directory) = as_in_the_readme();
+    let mut holder = daemon.connect();
+    holder.request("tag", "_", "the holder");
+    let grant = holder.acquire_for("k", 0, 60);
+    let beside = (std::net::Ipv4Addr::new(127, 0, 0, 2), daemon.port());
+    let listener = TcpListener::bind(beside).expect("nobody else is there");
+    let server = listener.local_addr().expect("its address").to_string();
+    impostor(listener, [fence(&grant.token)].into_iter(), "error_auth");
+    let mut command = latch(&daemon, &["break", "k", "--server", &server]);
+    let broken = output(command.env("XDG_RUNTIME_DIR", directory.path()));
+    let said = text(&broken.stdout);
+    let expected = "broken: the holder, 127.0.0.1:";
+    assert!(said.starts_with(expected), "{said}{}", text(&broken.stderr));
+    assert!(!said.contains("invented"), "{said}");
+}
+
+#[test]
+fn a_break_of_many_grants_has_one_time_limit() {
+    let daemon = Daemon::start(&[]);
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let server = listener.local_addr().expect("its address").to_string();
+    impostor(listener, 1..5_000, "ok");
+    let arguments = ["break", "k", "--connect-timeout", "1", "--server", &server];
+    let ended = run(&daemon, &arguments);
+    assert_eq!(ended.status.code(), Some(69), "{}", text(&ended.stderr));
+    let said = text(&ended.stdout);
+    assert!(said.starts_with("broken: invented, 192.0.2.1:1"), "{said}");
 }
 
 #[test]
