@@ -5,7 +5,7 @@ use crate::arbiter::Arbiter;
 use crate::cluster::ClusterNode;
 use crate::log::Log;
 use crate::protocol::counters::{Figures, Oldest};
-use crate::protocol::{metrics, queues, stats};
+use crate::protocol::{queues, stats};
 use crate::table::{KeySnapshot, Listing};
 
 /// What a page of statistics takes at the most, in bytes.
@@ -73,25 +73,22 @@ impl StatisticsSource<'_> {
 
     /// Writes what the server has counted: short beside the others.
     pub(super) fn write_counters(&self, out: &mut Vec<u8>) {
+        let (figures, oldest) = self.counters();
+        figures.write_json(&oldest, out);
+    }
+
+    /// What the server has counted, and its oldest waits and holds.
+    pub(super) fn counters(&self) -> (Figures, Oldest) {
         let oldest = self.oldest();
-        self.figures(&oldest).write_json(&oldest, out);
-    }
-
-    /// What the server has counted, in the text format of Prometheus.
-    #[cfg_attr(not(feature = "http"), allow(dead_code))]
-    pub(super) fn metrics(&self) -> String {
-        metrics::exposition(&[(None, Some(self.figures(&self.oldest())))])
-    }
-
-    fn figures(&self, oldest: &Oldest) -> Figures {
         let (connection_count, snapshot) = self.arbiter.counters();
-        Figures::new(
+        let figures = Figures::new(
             connection_count,
             self.arbiter.bound_holder_count(),
             self.log.dropped_count(),
             &snapshot,
-            oldest,
-        )
+            &oldest,
+        );
+        (figures, oldest)
     }
 
     /// The oldest places of all keys, looked at in steps.

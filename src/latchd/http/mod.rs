@@ -27,6 +27,7 @@ use crate::net::listener::{accept_from_all, Listener};
 use crate::net::stream::Stream;
 use crate::net::tls::Certificate;
 use crate::net::workers::Workers;
+use crate::protocol::metrics::exposition;
 use crate::server::{self, no_thread};
 use crate::sys::memory::{self, Purpose};
 use crate::sys::secret;
@@ -235,7 +236,11 @@ impl Guide {
             );
         }
         match resource {
-            Resource::Metrics => answer.whole(METRICS, statistics.metrics().as_bytes()),
+            Resource::Metrics => {
+                let (figures, _) = statistics.counters();
+                let text = exposition(&[(None, Some(figures))]);
+                answer.whole(METRICS, text.as_bytes())
+            }
             Resource::Counters => {
                 let mut out = Vec::new();
                 statistics.write_counters(&mut out);
