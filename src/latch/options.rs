@@ -483,7 +483,6 @@ pub(super) struct FenceCheck {
     pub(super) token: Option<String>,
 }
 
-/// How long a command waits.
 pub(super) fn timeout(timeout: Option<Duration>, nonblock: bool) -> Option<Duration> {
     match nonblock {
         true => Some(Duration::ZERO),

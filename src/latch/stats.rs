@@ -22,7 +22,6 @@ const WATCH_INTERVAL: Duration = Duration::from_secs(2);
 /// The size assumed for a window that does not report it, in lines and columns.
 const USUAL_SIZE: (usize, usize) = (24, 80);
 
-/// What each server answered.
 type Answers<'a> = Vec<(&'a Address, Result<Table, Error>)>;
 
 pub(super) fn show(options: &options::Stats) -> CommandResult {

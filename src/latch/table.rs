@@ -6,7 +6,6 @@ use crate::cli::output::rough_time;
 use crate::client::{self, statistics, Kind, Party};
 use crate::text::Escaped;
 
-/// The statistics of one server.
 #[derive(Debug)]
 pub(super) struct Statistics {
     queues: Vec<KeyRow>,

@@ -44,7 +44,6 @@ pub(super) enum Ending {
     PeerClosed,
     /// The connection is broken, or the peer does not read.
     Broken(io::Error),
-    /// The peer sent `quit`.
     Quit,
     /// The peer closed its side while it waited.
     HungUpWaiting,

@@ -14,7 +14,6 @@ pub(super) const PAGE_LEN: usize = 64 * 1024;
 /// Pages of statistics before other threads get the processor: half a millisecond.
 const PAGES_AT_ONCE: usize = 8;
 
-/// Where the statistics come from.
 pub(super) struct StatisticsSource<'a> {
     pub(super) arbiter: &'a Arbiter,
     pub(super) node: Option<&'a ClusterNode>,

@@ -185,7 +185,6 @@ impl LineStart {
     }
 }
 
-/// The thread that writes lines.
 struct LogWriter {
     sink: Sink,
     /// The sink has taken only a part of the last line.

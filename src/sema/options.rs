@@ -21,7 +21,6 @@ const MAX_TOKEN_LEN: usize = 256;
 /// The most slots that one path may have.
 const MAX_SLOT_COUNT: u32 = 1024;
 
-/// The highest process number.
 const MAX_PID: u32 = i32::MAX as u32;
 
 /// How long a grant waits for other implementations, if it waits.
@@ -72,7 +71,6 @@ const WAITING: &[SemaCommand] = &[Acquire, Run, Hold];
 /// For a command line that has the command of `run` among the words of sema.
 const BEFORE_THE_COMMAND: &str = "put -- before the command";
 
-/// An option.
 struct OptionRow {
     /// Its names and its value, as the help shows them.
     head: &'static str,

@@ -43,7 +43,6 @@ pub struct Counters {
 /// How many waits were how long.
 #[derive(Clone, Debug, Default)]
 pub struct WaitHistogram {
-    /// The sum of all waits.
     pub sum: Duration,
     /// How many waits each bucket has; in the last one are those beyond the bounds.
     buckets: [u64; WAIT_BOUNDS.len() + 1],
@@ -91,7 +90,6 @@ impl WaitHistogram {
         self.sum = self.sum.saturating_add(wait);
     }
 
-    /// How many waits there were.
     pub fn count(&self) -> u64 {
         self.buckets.iter().sum()
     }

@@ -45,10 +45,11 @@ pub(super) struct Place {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PlaceState {
     /// In the queue, in order of arrival over all keys.
-    Waiting { arrival: u64 },
+    Waiting {
+        arrival: u64,
+    },
     Held {
         fence: Fence,
-        /// When its lease is over.
         expires_at: Instant,
     },
     /// Neither any more. Kept until the client asks for the result.

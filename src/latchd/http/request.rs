@@ -13,7 +13,6 @@ pub(super) const MAX_HEAD_LEN: usize = 8 * 1024;
 /// The most headers of a request.
 const MAX_HEADERS: usize = 64;
 
-/// What can be asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Resource {
     Health,

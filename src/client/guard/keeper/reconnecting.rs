@@ -22,7 +22,6 @@ const RELEASE_TIME: Duration = Duration::from_secs(10);
 /// another connection: a server that is only slow would release the lock when it ends.
 pub(super) struct Silent {
     pub(super) connection: Connection,
-    /// When the renewal was sent.
     sent_at: Moment,
 }
 
