@@ -68,11 +68,11 @@ impl Arbiter {
     }
 
     /// A key with the one holder that has this fence, and without its waiters; `None` if there is
-    /// no such grant. If it is the holder that asks, `asker`, its slot has a number from now on.
+    /// no such grant. If it is the holder that asks, `asker`, its slots have numbers from now on.
     /// Costs system calls, outside the mutex.
     pub fn holder(&self, key: &str, fence: Fence, asker: ConnId) -> Option<KeyStatus> {
         let (mut visit, now) = self.visit(Scope::Key(key));
-        visit.table.number_slot(asker, key, fence);
+        visit.table.number_slots(asker, key, fence);
         let queue = visit.table.holder(key, fence, now);
         statuses(visit, queue.into_iter().collect()).pop()
     }

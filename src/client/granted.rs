@@ -26,7 +26,7 @@ pub(crate) struct Granted {
     pub(crate) grant: Grant,
     /// When the lease was asked for: it began then or later.
     pub(super) asked_at: Moment,
-    /// Whether the guard is to know the number of its slot.
+    /// Whether the guard is to know the numbers of its slots.
     pub(super) is_numbered: bool,
 }
 
@@ -35,8 +35,8 @@ impl Granted {
     pub(crate) fn keep(mut self) -> Result<Guard, Error> {
         self.connection.cancelled_by.clear();
         // Before the check of the lease, because this takes time.
-        let number = self.slot_number()?;
-        Guard::new(self.renewed_if_late()?, number)
+        let numbers = self.slot_numbers()?;
+        Guard::new(self.renewed_if_late()?, numbers)
     }
 
     /// Fails with [`Error::LeaseExpired`] if the lease is over.

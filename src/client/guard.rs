@@ -102,7 +102,7 @@ pub struct Guard {
     shared: Arc<Shared>,
     keeper: Option<JoinHandle<()>>,
     grant: Grant,
-    pub(super) slot_number: Option<u32>,
+    pub(super) slot_numbers: Vec<u32>,
     /// The key, and its server.
     asked: Asked,
     /// The process that acquired the lock.
@@ -203,7 +203,7 @@ type RenewalCallback = Box<dyn FnOnce(bool) + Send>;
 impl Guard {
     /// Starts the keeper of a grant. Fails with [`Error::System`] if this host has no thread or
     /// descriptor left, and closes the connection.
-    pub(super) fn new(held: Granted, slot_number: Option<u32>) -> Result<Guard, Error> {
+    pub(super) fn new(held: Granted, slot_numbers: Vec<u32>) -> Result<Guard, Error> {
         let grant = held.grant;
         let shared = Arc::new(Shared::new(deadline_of(held.asked_at, grant.lease))?);
         let asked = Asked {
@@ -220,7 +220,7 @@ impl Guard {
             shared,
             keeper: Some(keeper),
             grant,
-            slot_number,
+            slot_numbers,
             asked,
             owner: process::id(),
         })
@@ -493,7 +493,7 @@ mod tests {
                 token,
                 lease: LEASE,
             },
-            slot_number: None,
+            slot_numbers: Vec::new(),
             asked: Asked {
                 key: Some("k".into()),
                 server: "alone".parse().expect("an address"),

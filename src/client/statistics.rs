@@ -45,8 +45,8 @@ pub struct Holder {
     pub fence: u64,
     /// What is left of its lease.
     pub lease_left: Duration,
-    /// The number of its slot, if the server has given it one.
-    pub slot: Option<u32>,
+    /// The numbers of its slots, if the server has given it some.
+    pub slot_numbers: Vec<u32>,
 }
 
 /// A claim that waits.
@@ -88,7 +88,7 @@ impl Connection {
     }
 
     /// Returns the grant of a key with this fence; `None` if it is not held. Over the connection
-    /// that has the grant of a semaphore's slot, this also gives the slot a number. Blocks for at
+    /// that has the grant of a semaphore's slots, this also gives the slots numbers. Blocks for at
     /// most the reply timeout.
     ///
     /// # Errors
@@ -113,24 +113,23 @@ impl Connection {
 }
 
 impl Granted {
-    /// Asks for the number of the slot, if the guard is to know it, and the server knows numbers.
-    pub(super) fn slot_number(&mut self) -> Result<Option<u32>, Error> {
-        let Some(limit) = self.slot.limit else {
-            return Ok(None);
+    /// Asks for the numbers of the slots, if the guard is to know them, and the server gives some.
+    pub(super) fn slot_numbers(&mut self) -> Result<Vec<u32>, Error> {
+        let Some(limit) = self.slot.limit.filter(|_| self.is_numbered) else {
+            return Ok(Vec::new());
         };
-        if !self.is_numbered || self.slot.slots.unwrap_or(1) != 1 {
-            return Ok(None);
-        }
-        let number = match self.connection.holder(&self.key, self.grant.token.fence()) {
-            Err(Error::Unsupported(_)) => None,
-            holder => holder?.and_then(|holder| holder.slot),
+        let numbers = match self.connection.holder(&self.key, self.grant.token.fence()) {
+            Err(Error::Unsupported(_)) => Vec::new(),
+            holder => holder?.map_or_else(Vec::new, |holder| holder.slot_numbers),
         };
-        Ok(number.filter(|number| *number < limit))
+        let is_sound = numbers.len() == self.slot.slots.unwrap_or(1) as usize
+            && numbers.iter().all(|number| *number < limit);
+        Ok(if is_sound { numbers } else { Vec::new() })
     }
 }
 
 impl Lock<'_> {
-    /// Asks for the number of the slot of a semaphore, see [`Guard::slot_number`], behind the
+    /// Asks for the numbers of the slots of a semaphore, see [`Guard::slot_numbers`], behind the
     /// grant. The call blocks for at most the reply timeout more.
     pub fn numbered(mut self) -> Self {
         self.is_numbered = true;
@@ -139,9 +138,10 @@ impl Lock<'_> {
 }
 
 impl Guard {
-    /// The number of the slot of a semaphore, if it was [asked for](Lock::numbered): the
-    /// lowest one, from 0 to the limit less 1, that no other holder had. It stays the same as long
-    /// as the lock is held. `None` for several slots at once, and from an older server.
+    /// The numbers of the slots of a semaphore, if they were [asked for](Lock::numbered):
+    /// the lowest ones, from 0 to the limit less 1, that no other holder had. They stay the same as
+    /// long as the lock is held. Empty for a lock, for more than 128 slots, from an older server,
+    /// and for several slots if as many have numbers already as the server's `--max-slots`.
     ///
     /// ```
     /// use latchd::client::{Address, Client};
@@ -153,14 +153,14 @@ impl Guard {
     /// let client = Client::new([server]);
     /// let gpus = client.semaphore("gpus", 8).numbered();
     /// let (first, second) = (gpus.acquire()?, gpus.acquire()?);
-    /// assert_eq!([first.slot_number(), second.slot_number()], [Some(0), Some(1)]);
+    /// assert_eq!([first.slot_numbers(), second.slot_numbers()], [[0], [1]]);
     /// first.release()?;
-    /// assert_eq!(gpus.acquire()?.slot_number(), Some(0));
+    /// assert_eq!(gpus.slots(3).acquire()?.slot_numbers(), [0, 2, 3]);
     /// # Ok(())
     /// # }
     /// ```
-    pub fn slot_number(&self) -> Option<u32> {
-        self.slot_number
+    pub fn slot_numbers(&self) -> &[u32] {
+        &self.slot_numbers
     }
 }
 
@@ -237,8 +237,16 @@ fn holder(entry: &Value) -> Option<Holder> {
         party: party(entry)?,
         fence: entry["fence"].as_str()?.parse().ok()?,
         lease_left: seconds(&entry["lease_expires_in_s"])?,
-        slot: entry["slot"].as_u64().and_then(|slot| slot.try_into().ok()),
+        slot_numbers: slot_numbers(entry),
     })
+}
+
+/// Of one slot, it is a number; of several, a list.
+fn slot_numbers(entry: &Value) -> Vec<u32> {
+    let several = entry["slot_numbers"].as_array();
+    let all = several.into_iter().flatten().chain(entry.get("slot"));
+    all.filter_map(|number| number.as_u64()?.try_into().ok())
+        .collect()
 }
 
 fn party(entry: &Value) -> Option<Party> {
@@ -288,13 +296,16 @@ mod tests {
                 party: party(0, None, Some("a\u{1b}"), 1500, 1),
                 fence: u64::MAX,
                 lease_left: Duration::from_millis(3_600_250),
-                slot: Some(4),
+                slot_numbers: vec![4],
             }],
             waiters: vec![Waiter {
                 party: party(8, Some("10.0.0.5:4711"), None, 0, 3),
             }],
         };
         assert_eq!(parse(json), Some(vec![expected]));
+        let several = json.replace(r#""slot":4"#, r#""slot_numbers":[0, 8]"#);
+        let queues = parse(&several).expect("an answer");
+        assert_eq!(queues[0].holders[0].slot_numbers, [0, 8]);
         assert_eq!(parse(r#"{"keys":[]}"#), Some(Vec::new()));
     }
 

@@ -434,7 +434,7 @@ mod tests {
             kind: Kind::Lock,
             limit: Limit::ONE,
             weight: Weight::WHOLE,
-            number: None,
+            numbers: [].into(),
             token: Token {
                 fence: Fence(fence),
                 salt: Salt(0),

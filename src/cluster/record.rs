@@ -1,5 +1,6 @@
 //! What is in etcd: the names of the keys, and a holder as text. Pure.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::table::{HolderRecord, Key, Kind, Limit, Weight};
@@ -79,7 +80,7 @@ fn decode_named(fields: &str) -> Option<HolderRecord> {
             "limit" => record.limit = Limit::new(digits(value)?)?,
             "lease" => record.lease = lease(value)?,
             "weight" => weight = Some(Weight::new(digits(value)?)?),
-            "number" => record.number = Some(digits(value)?),
+            "numbers" => record.numbers = value.split(',').map(digits).collect::<Option<_>>()?,
             "salt" => record.token.salt = Salt(hex(value)?),
             "kept" => record.is_kept = value == "yes",
             "tag" => record.tag = Some(without_escapes(value).into()),
@@ -98,7 +99,7 @@ fn blank_record() -> HolderRecord {
         kind: Kind::Lock,
         limit: Limit::ONE,
         weight: Weight::WHOLE,
-        number: None,
+        numbers: Arc::default(),
         token: Token {
             fence: Fence(0),
             salt: Salt(0),
@@ -135,7 +136,7 @@ pub fn encode(record: &HolderRecord) -> String {
         record.token.salt.0,
     );
     let key = record.key.as_str();
-    let is_plain = record.weight == Weight::plain(record.kind) && record.number.is_none();
+    let is_plain = record.weight == Weight::plain(record.kind) && record.numbers.is_empty();
     if is_plain && !record.is_kept && record.tag.is_none() {
         return format!("{kind} {limit} {lease} {salt:016x} {key}");
     }
@@ -143,8 +144,9 @@ pub fn encode(record: &HolderRecord) -> String {
     if record.weight != Weight::plain(record.kind) {
         value += &format!(" weight={}", record.weight.get());
     }
-    if let Some(number) = record.number {
-        value += &format!(" number={number}");
+    if !record.numbers.is_empty() {
+        let numbers: Vec<String> = record.numbers.iter().map(u32::to_string).collect();
+        value += &format!(" numbers={}", numbers.join(","));
     }
     if record.is_kept {
         value += " kept=yes";
@@ -181,7 +183,7 @@ mod tests {
             kind,
             limit: Limit::new(limit).expect("above zero"),
             weight: Weight::plain(kind),
-            number: None,
+            numbers: Arc::default(),
             token: Token {
                 fence: Fence(0x1a),
                 salt: Salt(u64::MAX - 1),
@@ -214,7 +216,12 @@ mod tests {
                 ..record("k", Kind::Semaphore, 3)
             },
             HolderRecord {
-                number: Some(2),
+                weight: Weight::new(2).expect("above zero"),
+                numbers: [0, 2].into(),
+                ..record("k", Kind::Semaphore, 3)
+            },
+            HolderRecord {
+                numbers: [2].into(),
                 ..record("k", Kind::Semaphore, 3)
             },
         ] {
@@ -265,10 +272,12 @@ mod tests {
             "n kind=l limit=1 lease=33 salt=00000000000000ff key=k colour=2",
             "n kind=l limit=1 lease=33 salt=00000000000000ff key=k weight=0",
             "n kind=l limit=1 lease=33 salt=00000000000000ff key=k weight=1048577",
-            "n kind=l limit=1 lease=33 salt=00000000000000ff key=k weight=1 number=0",
+            "n kind=l limit=1 lease=33 salt=00000000000000ff key=k weight=1 numbers=0",
             "n kind=s limit=3 lease=33 salt=00000000000000ff key=k weight=4",
-            "n kind=s limit=3 lease=33 salt=00000000000000ff key=k number=3",
-            "n kind=s limit=3 lease=33 salt=00000000000000ff key=k weight=2 number=0",
+            "n kind=s limit=3 lease=33 salt=00000000000000ff key=k numbers=3",
+            "n kind=s limit=3 lease=33 salt=00000000000000ff key=k weight=2 numbers=0",
+            "n kind=s limit=3 lease=33 salt=00000000000000ff key=k weight=2 numbers=1,1",
+            "n kind=s limit=3 lease=33 salt=00000000000000ff key=k numbers=",
             "n kind=l limit=2 lease=33 salt=00000000000000ff key=k",
             "n kind=l limit=1 lease=33 salt=00000000000000ff key",
         ] {

@@ -22,12 +22,13 @@ use super::servers::{lost_lock, place_of, Target};
 use super::{complain, explain, options, shown, usage, BUSY, PROGRAM};
 
 /// What the command finds in its environment: the key, the token, the fence, the number of its slot
-/// of a semaphore, and the keys and tokens of all its locks.
-pub(super) const VARIABLES: [&str; 5] = [
+/// of a semaphore or of several ones, and the keys and tokens of all its locks.
+pub(super) const VARIABLES: [&str; 6] = [
     "LATCH_KEY",
     "LATCH_TOKEN",
     "LATCH_FENCE",
     "LATCH_SLOT",
+    "LATCH_SLOTS",
     "LATCH_TOKENS",
 ];
 
@@ -90,7 +91,8 @@ fn already_held(targets: &[Target], options: &options::Run, command: &[OsString]
 
 /// The token, from the environment, of the lock of `key` under which this process runs.
 fn outer_token(key: &str) -> Option<Token> {
-    let [outer_key, token, _, _, tokens] = VARIABLES.map(|name| env::var(name).unwrap_or_default());
+    let [outer_key, token, _, _, _, tokens] =
+        VARIABLES.map(|name| env::var(name).unwrap_or_default());
     let mut others = tokens.lines().filter_map(|line| line.rsplit_once('='));
     let token = match outer_key == key {
         true => &token,
@@ -167,17 +169,20 @@ fn run_under(
 }
 
 /// The variables of the command: those about a single lock are about that of `key`.
-fn environment(guards: &Guards, key: &str) -> [(&'static str, Option<OsString>); 5] {
+fn environment(guards: &Guards, key: &str) -> [(&'static str, Option<OsString>); 6] {
     let guard = guards.iter().find(|guard| guard.key() == key);
     let guard = guard.expect("its key is one of those that are held");
     let tokens = guards
         .iter()
         .map(|it| format!("{}={}\n", it.key(), it.token()));
+    let numbers = guard.slot_numbers().iter();
+    let numbers: Vec<String> = numbers.map(u32::to_string).collect();
     let values = [
         Some(key.to_owned()),
         Some(guard.token().to_string()),
         Some(guard.fence().to_string()),
-        guard.slot_number().map(|number| number.to_string()),
+        Some(numbers.join(" ")).filter(|_| numbers.len() == 1),
+        Some(numbers.join(" ")).filter(|_| numbers.len() > 1),
         Some(tokens.collect::<String>().trim_end().to_owned()),
     ];
     let mut values = values.into_iter();

@@ -101,7 +101,7 @@ impl Target {
         }
     }
 
-    /// Asks for the number of the slot, if it is one of a semaphore.
+    /// Asks for the numbers of the slots, if they are of a semaphore.
     pub(super) fn numbered(mut self) -> Target {
         self.is_numbered = true;
         self

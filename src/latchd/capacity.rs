@@ -60,6 +60,10 @@ const PER_TAG: u64 = 192;
 /// a tag can be escaped.
 const PER_LOG_LINE: u64 = 2048;
 
+/// What the numbers of slots add: for each slot that may be held there is one, and another one of
+/// the grants of several.
+const PER_NUMBER: u64 = 128;
+
 /// The memory in bytes that the program takes without any of these.
 const AT_REST: u64 = 4 * 1024 * 1024;
 
@@ -103,7 +107,7 @@ pub(super) fn worst_case(options: &Options, max_connections: usize, secret_len: 
         (door, per_connection(options, secret_len)),
         (max_connections, per_connection(options, secret_len)),
         (options.max_locks, PER_KEY),
-        (options.max_slots, PER_SLOT + PER_TAG),
+        (options.max_slots, PER_SLOT + PER_TAG + PER_NUMBER),
         (options.max_waiters_total, PER_WAITER),
     ];
     parts.iter().fold(AT_REST, |sum, (count, each)| {
@@ -300,7 +304,7 @@ mod tests {
             }
         };
         let caps = ["--max-locks=3", "--max-slots=2", "--max-waiters-total=1"];
-        let table = 3 * PER_KEY + 2 * (PER_SLOT + PER_TAG) + PER_WAITER;
+        let table = 3 * PER_KEY + 2 * (PER_SLOT + PER_TAG + PER_NUMBER) + PER_WAITER;
         assert_eq!(worst_case(&caps, 0, 0), AT_REST + table);
         let connections = 10 * (PER_CONNECTION + 1000);
         assert_eq!(worst_case(&caps, 10, 1000), AT_REST + connections + table);

@@ -233,7 +233,7 @@ mod tests {
             conn: ConnId(1),
             age: Duration::from_secs(age),
             weight: Weight::ONE,
-            number: None,
+            numbers: [].into(),
             held: None,
         };
         KeySnapshot {

@@ -70,8 +70,10 @@ fn write_place(place: &PlaceSnapshot, client: (Option<&str>, Option<&str>), out:
             Seconds(left)
         );
     }
-    if let Some(number) = place.number {
-        put!(out, ",\"slot\":{number}");
+    match place.numbers[..] {
+        [] => {}
+        [number] => put!(out, ",\"slot\":{number}"),
+        ref numbers => put!(out, ",\"slot_numbers\":{numbers:?}"),
     }
     out.push(b'}');
 }
@@ -90,7 +92,7 @@ mod tests {
         let place = |conn, held| PlaceSnapshot {
             conn: ConnId(conn),
             weight: Weight::WHOLE,
-            number: None,
+            numbers: [].into(),
             age: Duration::from_millis(1500),
             held,
         };
@@ -120,6 +122,29 @@ mod tests {
                 r#""waiters":[{"conn_id":8,"peer":null,"tag":null,"slots":1048576,"#,
                 r#""age_s":1.500}]}"#
             )
+        );
+    }
+
+    #[test]
+    fn one_slot_has_a_number_and_several_have_a_list() {
+        let written = |numbers: &[u32]| {
+            let place = PlaceSnapshot {
+                conn: ConnId(1),
+                weight: Weight::ONE,
+                numbers: numbers.into(),
+                age: Duration::ZERO,
+                held: None,
+            };
+            let mut out = Vec::new();
+            write_place(&place, (None, None), &mut out);
+            String::from_utf8(out).expect("JSON is text")
+        };
+        let rest = r#"{"conn_id":1,"peer":null,"tag":null,"slots":1,"age_s":0.000"#;
+        assert_eq!(written(&[]), format!("{rest}}}"));
+        assert_eq!(written(&[4]), format!(r#"{rest},"slot":4}}"#));
+        assert_eq!(
+            written(&[0, 9]),
+            format!(r#"{rest},"slot_numbers":[0, 9]}}"#)
         );
     }
 }

@@ -182,7 +182,7 @@ mod tests {
             holders: vec![PlaceSnapshot {
                 conn: ConnId(42),
                 weight: Weight::ONE,
-                number: None,
+                numbers: [].into(),
                 age: Duration::ZERO,
                 held: Some((Fence(1), Duration::from_millis(18_500))),
             }],

@@ -35,8 +35,8 @@ pub struct HolderRecord {
     pub kind: Kind,
     pub limit: Limit,
     pub weight: Weight,
-    /// The number of its one slot, if it has asked for it.
-    pub number: Option<u32>,
+    /// The numbers of its slots in ascending order, if it has asked for them.
+    pub numbers: Arc<[u32]>,
     pub token: Token,
     /// The longest lease that it was ever granted.
     pub lease: Duration,
@@ -51,11 +51,12 @@ impl HolderRecord {
     pub fn is_possible(&self) -> bool {
         let has_limit = self.kind == Kind::Semaphore || self.limit == Limit::ONE;
         let fits = self.weight.get() <= self.kind.slot_count(self.limit);
-        let has_number = self.number.is_none_or(|number| {
-            let is_one_slot = self.kind == Kind::Semaphore && self.weight == Weight::ONE;
-            is_one_slot && number < self.limit.get()
-        });
-        has_limit && fits && has_number
+        let numbers = &self.numbers;
+        let are_of_slots = self.kind == Kind::Semaphore
+            && numbers.len() == self.weight.get() as usize
+            && numbers.is_sorted_by(|a, b| a < b)
+            && numbers.last().is_some_and(|last| *last < self.limit.get());
+        has_limit && fits && (numbers.is_empty() || are_of_slots)
     }
 }
 
@@ -102,8 +103,8 @@ impl LockTable {
         if !is_next || queue.agree(ask.kind, ask.limit).is_err() || !queue.has_room(ask.weight) {
             return false;
         }
-        let is_in_use = |number| self.numbers.is_in_use(key, number);
-        if record.number.is_some_and(is_in_use) {
+        let is_in_use = |number: &u32| self.numbers.is_in_use(key, *number);
+        if record.numbers.iter().any(is_in_use) {
             return false;
         }
         self.take_into_use(key);
@@ -113,8 +114,8 @@ impl LockTable {
         let pending = self.pending_changes.take();
         let place = self.add_holder(claimant, key, &ask, fence, now);
         self.pending_changes = pending;
-        if let Some(number) = record.number {
-            self.set_number(place, number);
+        if !record.numbers.is_empty() {
+            self.numbers.give(fence, key, &record.numbers);
         }
         self.places[place].is_kept = record.is_kept;
         self.kept_count += usize::from(record.is_kept);
@@ -149,7 +150,7 @@ impl LockTable {
                 kind: queue.kind,
                 limit: queue.limit,
                 weight: place.weight,
-                number: place.number,
+                numbers: self.numbers.of(*fence),
                 token: Token {
                     fence: *fence,
                     salt,
@@ -199,7 +200,7 @@ impl LockTable {
             kind: queue.kind,
             limit: queue.limit,
             weight: place.weight,
-            number: place.number,
+            numbers: self.numbers.of(fence),
             token: Token { fence, salt },
             lease,
             is_kept: place.is_kept,
@@ -220,7 +221,7 @@ impl LockTable {
         }
     }
 
-    /// Notes a holder once more: it has a number, or it is kept.
+    /// Notes a holder once more: it has numbers, or it is kept.
     pub(super) fn note_again(&mut self, id: PlaceId) {
         if let (Some(pending), Some(fence)) = (&self.pending_changes, self.places[id].fence()) {
             let longest = pending.longest.get(&fence).copied();

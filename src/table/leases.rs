@@ -46,7 +46,6 @@ impl LockTable {
         });
         self.note_event(id, Some(fence), Fate::Ended(end), now);
         self.forget_orphan(id);
-        self.free_number(id);
         self.leases.remove(&(expires_at, fence));
         self.holders.remove(&fence);
         let place = &self.places[id];
@@ -54,6 +53,7 @@ impl LockTable {
         queue.free += place.weight.get();
         queue.holders.remove(&mut self.places, id);
         self.last_held = Some(now);
+        self.numbers.take_back(fence, self.places[id].key);
         self.note_ended(fence);
     }
 

@@ -1,28 +1,61 @@
-//! Slot numbers: a holder of one slot of a semaphore that asks for its number gets the lowest one
-//! that no other holder of the key has, and keeps it.
+//! Slot numbers: a holder of slots of a semaphore that asks for their numbers gets the lowest ones
+//! that no other holder of the key has, and keeps them.
 //!
-//! A number is given when it is first asked for, not with the grant: most semaphores need none, and
-//! a journal knows their holders in a form that older servers can read.
+//! Numbers are given when they are first asked for, not with the grant: most semaphores need none,
+//! and a journal knows their holders in a form that older servers can read.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
-use super::place::PlaceId;
 use super::queue::KeyId;
 use super::types::{ConnId, Kind, Weight};
 use super::LockTable;
 use crate::token::Fence;
 
-/// The numbers in use, as runs of consecutive ones that are as long as possible: the first number
-/// of each, and the one behind its last. So the lowest free number of a key is found at once.
+/// The most slots of a grant that get numbers: what is said of a holder stays short.
+pub(super) const MAX_NUMBERS: u32 = 128;
+
 #[derive(Default)]
-pub(super) struct Numbers(BTreeMap<(KeyId, u32), u32>);
+pub(super) struct Numbers {
+    /// The numbers in use, as runs of consecutive ones that are as long as possible: the first
+    /// number of each, and the one behind its last. So the lowest free number is found at once.
+    runs: BTreeMap<(KeyId, u32), u32>,
+    /// Those of each grant, in ascending order.
+    of_grants: BTreeMap<Fence, Arc<[u32]>>,
+    /// How many are in use, over all keys.
+    count: usize,
+}
 
 impl Numbers {
-    /// Takes the lowest number that is free.
-    fn take_lowest(&mut self, key: KeyId) -> u32 {
-        let lowest = self.0.get(&(key, 0)).copied().unwrap_or(0);
-        self.take(key, lowest);
-        lowest
+    /// The numbers of a grant; none unless its holder has asked for them.
+    pub(super) fn of(&self, fence: Fence) -> Arc<[u32]> {
+        self.of_grants.get(&fence).cloned().unwrap_or_default()
+    }
+
+    /// Gives a grant these numbers, which are free.
+    pub(super) fn give(&mut self, fence: Fence, key: KeyId, numbers: &Arc<[u32]>) {
+        numbers.iter().for_each(|number| self.take(key, *number));
+        self.count += numbers.len();
+        self.of_grants.insert(fence, Arc::clone(numbers));
+    }
+
+    /// Frees the numbers of a grant.
+    pub(super) fn take_back(&mut self, fence: Fence, key: KeyId) {
+        if let Some(numbers) = self.of_grants.remove(&fence) {
+            numbers.iter().for_each(|number| self.free(key, *number));
+            self.count -= numbers.len();
+        }
+    }
+
+    /// The lowest numbers that are free, in ascending order.
+    fn lowest(&self, key: KeyId, count: u32) -> Arc<[u32]> {
+        let runs = self.runs.range((key, 0)..=(key, u32::MAX));
+        let runs = runs.map(|((_, start), end)| (*start, *end));
+        let mut free_from = 0;
+        let gaps = runs
+            .chain([(u32::MAX, u32::MAX)])
+            .flat_map(|(start, end)| std::mem::replace(&mut free_from, end)..start);
+        gaps.take(count as usize).collect()
     }
 
     /// Takes a number that is free.
@@ -30,17 +63,17 @@ impl Numbers {
         let below = self.run_at(key, number);
         let below = below.filter(|(_, end)| *end == number);
         let start = below.map_or(number, |(start, _)| start);
-        let end = self.0.remove(&(key, number + 1)).unwrap_or(number + 1);
-        self.0.insert((key, start), end);
+        let end = self.runs.remove(&(key, number + 1)).unwrap_or(number + 1);
+        self.runs.insert((key, start), end);
     }
 
     /// Frees a number that is in use.
     fn free(&mut self, key: KeyId, number: u32) {
         let (start, end) = self.run_at(key, number).expect("it is in use");
-        self.0.remove(&(key, start));
+        self.runs.remove(&(key, start));
         for (start, end) in [(start, number), (number + 1, end)] {
             if start < end {
-                self.0.insert((key, start), end);
+                self.runs.insert((key, start), end);
             }
         }
     }
@@ -52,48 +85,38 @@ impl Numbers {
 
     /// The run that a number is in, or else the last one below it.
     fn run_at(&self, key: KeyId, number: u32) -> Option<(u32, u32)> {
-        let (&(of, start), &end) = self.0.range(..=(key, number)).next_back()?;
+        let (&(of, start), &end) = self.runs.range(..=(key, number)).next_back()?;
         (of == key).then_some((start, end))
     }
 
     /// All runs.
     #[cfg(any(test, fuzzing))]
-    pub(super) fn iter(&self) -> impl Iterator<Item = (KeyId, std::ops::Range<u32>)> + '_ {
-        let runs = self.0.iter();
+    pub(super) fn runs(&self) -> impl Iterator<Item = (KeyId, std::ops::Range<u32>)> + '_ {
+        let runs = self.runs.iter();
         runs.map(|((key, start), end)| (*key, *start..*end))
     }
 }
 
 impl LockTable {
-    /// Gives a number to the grant with this fence, if `conn` holds it and it is one slot of a
-    /// semaphore. A query by another connection changes nothing.
-    pub fn number_slot(&mut self, conn: ConnId, key: &str, fence: Fence) {
+    /// Gives numbers to the grant with this fence, if `conn` holds it and it is of slots of a
+    /// semaphore. A query by another connection changes nothing. A grant of several slots gets none
+    /// if they are very many, or if as many numbers are in use as slots may be held: memory is
+    /// bounded by the number of grants, not by their weights.
+    pub fn number_slots(&mut self, conn: ConnId, key: &str, fence: Fence) {
         let found = self.find_grant(key, fence);
         let Some(id) = found.filter(|id| self.places[*id].conn == conn) else {
             return;
         };
-        let place = &mut self.places[id];
-        let is_one_slot =
-            self.keys[place.key].kind == Kind::Semaphore && place.weight == Weight::ONE;
-        if is_one_slot && place.number.is_none() {
-            // There are never more holders than slots, so it is below the limit.
-            place.number = Some(self.numbers.take_lowest(place.key));
+        let (key, weight) = (self.places[id].key, self.places[id].weight);
+        let numbered_after = self.numbers.count + weight.get() as usize;
+        let has_room = weight == Weight::ONE
+            || weight.get() <= MAX_NUMBERS && numbered_after <= self.caps.max_slots;
+        let is_semaphore = self.keys[key].kind == Kind::Semaphore;
+        if is_semaphore && has_room && self.numbers.of(fence).is_empty() {
+            // The holders never have more slots than there are, so they are below the limit.
+            let numbers = self.numbers.lowest(key, weight.get());
+            self.numbers.give(fence, key, &numbers);
             self.note_again(id);
-        }
-    }
-
-    /// Gives a holder this number, which is free.
-    pub(super) fn set_number(&mut self, id: PlaceId, number: u32) {
-        let place = &mut self.places[id];
-        self.numbers.take(place.key, number);
-        place.number = Some(number);
-    }
-
-    /// Frees the number of a holder.
-    pub(super) fn free_number(&mut self, id: PlaceId) {
-        let place = &mut self.places[id];
-        if let Some(number) = place.number.take() {
-            self.numbers.free(place.key, number);
         }
     }
 }

@@ -24,8 +24,6 @@ pub(super) struct Place {
     pub(super) key: Id<KeyQueue>,
     pub(super) lease: Duration,
     pub(super) weight: Weight,
-    /// Of one slot of a semaphore, once its holder has asked for it.
-    pub(super) number: Option<u32>,
     pub(super) salt: Salt,
     pub(super) state: PlaceState,
     /// When it was queued, or granted.
@@ -90,7 +88,6 @@ impl LockTable {
             key,
             lease: ask.lease,
             weight: ask.weight,
-            number: None,
             salt: claimant.salt,
             state,
             since: now,

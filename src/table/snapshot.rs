@@ -1,6 +1,7 @@
 //! What an operator may see of a table.
 
 use std::ops::Bound;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::place::{KeyPlaces, PlaceId};
@@ -42,8 +43,8 @@ pub struct PlaceSnapshot {
     pub age: Duration,
     /// How many slots it has or wants.
     pub weight: Weight,
-    /// The number of its one slot, if the holder has asked for it.
-    pub number: Option<u32>,
+    /// The numbers of its slots, if the holder has asked for them.
+    pub numbers: Arc<[u32]>,
     /// A holder's fence, and what is left of its lease.
     pub held: Option<(Fence, Duration)>,
 }
@@ -199,7 +200,9 @@ impl LockTable {
         PlaceSnapshot {
             conn: self.places[id].conn,
             weight: self.places[id].weight,
-            number: self.places[id].number,
+            numbers: self.places[id]
+                .fence()
+                .map_or_else(Arc::default, |fence| self.numbers.of(fence)),
             age: now.saturating_duration_since(self.places[id].since),
             held: self.places[id]
                 .lease_end()

@@ -1,4 +1,4 @@
-//! The numbers of the slots of a semaphore: `LATCH_SLOT`, and `Guard::slot_number`.
+//! The numbers of the slots of a semaphore: `LATCH_SLOT`, `LATCH_SLOTS`, and `Guard::slot_numbers`.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
@@ -11,8 +11,8 @@ use crate::support::wire_cutter::WireCutter;
 use crate::support::{eventually, program, Daemon, Signal, PATIENCE};
 use latchd::client::{Address, Client, Guard};
 
-/// Prints the number, or `none` without one.
-const PRINT: &str = "echo ${LATCH_SLOT-none}";
+/// Prints the number of one slot, and those of several, or `none` without them.
+const PRINT: &str = "echo ${LATCH_SLOT-none} ${LATCH_SLOTS-none}";
 
 /// A command under a slot of eight, until its standard input is closed, and the number of its slot.
 fn numbered(daemon: &Daemon) -> (Latch, u32) {
@@ -23,15 +23,20 @@ fn numbered(daemon: &Daemon) -> (Latch, u32) {
     let mut line = String::new();
     let stdout = child.stdout.take().expect("piped");
     BufReader::new(stdout).read_line(&mut line).expect("a line");
-    let number = line.trim().parse();
-    (child, number.unwrap_or_else(|_| panic!("{line:?}")))
+    let number = line.strip_suffix(" none\n").and_then(|it| it.parse().ok());
+    (child, number.unwrap_or_else(|| panic!("{line:?}")))
 }
 
-/// A guard of one slot of three.
+/// A guard of one slot of five.
 fn guard(server: impl ToString) -> Guard {
+    guard_of(1, server)
+}
+
+fn guard_of(slots: u32, server: impl ToString) -> Guard {
     let client = Client::new([Address::Tcp(server.to_string())]);
-    let guard = client.semaphore("pool", 3).numbered().try_acquire();
-    guard.expect("it answers").expect("a slot is free")
+    let claim = client.semaphore("pool", 5).slots(slots).numbered();
+    let guard = claim.try_acquire().expect("it answers");
+    guard.expect("slots are free")
 }
 
 #[test]
@@ -51,7 +56,7 @@ fn each_holder_has_a_number_of_its_own_and_the_lowest() {
 }
 
 #[test]
-fn only_one_slot_of_a_semaphore_has_a_number() {
+fn only_slots_of_a_semaphore_have_numbers() {
     let daemon = Daemon::start(&[]);
     let options: [&[&str]; 4] = [
         &[],
@@ -63,9 +68,11 @@ fn only_one_slot_of_a_semaphore_has_a_number() {
         let script = ["--", "sh", "-c", PRINT];
         let mut command = latch(&daemon, &[&["run", "k"], options, &script].concat());
         // That of a command around it is about another key.
-        text(&output(command.env("LATCH_SLOT", "7")).stdout)
+        command.env("LATCH_SLOT", "7").env("LATCH_SLOTS", "7 8");
+        text(&output(&mut command).stdout)
     });
-    assert_eq!(printed, ["none\n", "none\n", "none\n", "0\n"]);
+    let expected = ["none none\n", "none none\n", "none 0 1\n", "0 none\n"];
+    assert_eq!(printed, expected);
 }
 
 #[test]
@@ -89,7 +96,7 @@ fn an_older_server_gives_no_number() {
         .env("LATCH_SERVER", addr.to_string());
     let ended = output(&mut command);
     server.join().expect("it was asked");
-    assert_eq!(text(&ended.stdout), "none\n", "{ended:?}");
+    assert_eq!(text(&ended.stdout), "none none\n", "{ended:?}");
 }
 
 #[test]
@@ -103,10 +110,7 @@ fn a_number_outlives_the_connection() {
         proxy.count() > count && first.is_held() && first.renew()
     });
     let second = guard(daemon.addr());
-    assert_eq!(
-        [&first, &second].map(Guard::slot_number),
-        [Some(0), Some(1)]
-    );
+    assert_eq!([&first, &second].map(Guard::slot_numbers), [[0], [1]]);
 }
 
 #[test]
@@ -122,12 +126,13 @@ fn a_number_outlives_a_restart_of_the_server() {
         Daemon::from_command(command)
     };
     let mut daemon = start();
-    let [first, second] = [(); 2].map(|()| guard(daemon.addr()));
+    let [first, second] = [1, 2].map(|slots| guard_of(slots, daemon.addr()));
+    assert_eq!(second.slot_numbers(), [1, 2]);
     first.release().expect("it is held");
     daemon.signal(Signal::TERM);
     daemon.wait_exit(PATIENCE).expect("it ends");
     daemon = start();
     eventually(PATIENCE, "the holder comes back", || second.renew());
     let next = [(); 2].map(|()| guard(daemon.addr()));
-    assert_eq!(next.each_ref().map(Guard::slot_number), [Some(0), Some(2)]);
+    assert_eq!(next.each_ref().map(Guard::slot_numbers), [[0], [3]]);
 }

@@ -288,7 +288,7 @@ fn a_cap_beyond_what_the_machine_allows_is_told_or_lowered() {
     assert!(!log.contains("few-descriptors"), "{log}");
     assert!(!log.contains("high-caps"), "{log}");
     let daemon = Daemon::start(&["--max-slots", "4294967295"]);
-    daemon.wait_for_log("WARN high-caps worst_case_mb=18", PATIENCE);
+    daemon.wait_for_log("WARN high-caps worst_case_mb=23", PATIENCE);
     // Stacks get half of the address space.
     let log = log_of("--as=600000000", "1000000");
     let cap = log.split(" max_connections=").nth(1).expect("it starts");

@@ -109,7 +109,7 @@ fn a_restored_holder_is_adopted_and_then_ends_with_its_seat() {
         kind: Kind::Lock,
         limit: Limit::ONE,
         weight: Weight::WHOLE,
-        number: None,
+        numbers: [].into(),
         token,
         lease: FOREVER,
     };

@@ -48,7 +48,7 @@ pub fn encode(handover: &Handover) -> String {
             },
             "limit": record.limit.get(),
             "weight": record.weight.get(),
-            "number": record.number,
+            "numbers": record.numbers[..],
             "token": record.token.to_string(),
             "tag": record.tag.as_deref(),
             "kept": record.is_kept,
@@ -104,9 +104,9 @@ fn decode_holder(line: &Value) -> Option<HolderRecord> {
         Some(weight) => Weight::new(u32::try_from(weight.as_u64()?).ok()?)?,
         None => Weight::plain(kind),
     };
-    let slot_number = match line.get("number") {
-        Some(Value::Null) | None => None,
-        Some(number) => Some(u32::try_from(number.as_u64()?).ok()?),
+    let numbers = match line.get("numbers") {
+        Some(numbers) => numbers.as_array()?.iter().map(slot_number).collect(),
+        None => Some(Arc::default()),
     };
     let key = text("key").filter(|key| limits::is_key(key))?;
     let record = HolderRecord {
@@ -114,13 +114,17 @@ fn decode_holder(line: &Value) -> Option<HolderRecord> {
         kind,
         limit: limits::limit(number("limit")?)?,
         weight,
-        number: slot_number,
+        numbers: numbers?,
         token: text("token")?.parse().ok()?,
         lease: Duration::from_secs(number("left_s")?.min(limits::MAX_SECONDS)),
         is_kept: line.get("kept")?.as_bool()?,
         tag: text("tag").map(Arc::from),
     };
     record.is_possible().then_some(record)
+}
+
+fn slot_number(number: &Value) -> Option<u32> {
+    number.as_u64()?.try_into().ok()
 }
 
 #[cfg(test)]
@@ -135,7 +139,7 @@ mod tests {
             kind,
             limit: Limit::new(limit).expect("above zero"),
             weight: Weight::plain(kind),
-            number: None,
+            numbers: Arc::default(),
             token: Token {
                 fence: Fence(fence),
                 salt: Salt(u64::MAX - fence),
@@ -155,10 +159,11 @@ mod tests {
                 },
                 HolderRecord {
                     weight: Weight::new(3).expect("above zero"),
+                    numbers: [0, 2, 6].into(),
                     ..holder(10, Kind::Semaphore, 8, None)
                 },
                 HolderRecord {
-                    number: Some(7),
+                    numbers: [7].into(),
                     ..holder(11, Kind::Semaphore, 8, None)
                 },
             ],
@@ -186,7 +191,7 @@ mod tests {
             let mut line: Value = serde_json::from_str(line).expect("JSON");
             let fields = line.as_object_mut().expect("an object");
             fields.remove("weight");
-            fields.remove("number");
+            fields.remove("numbers");
             format!("{line}\n")
         });
         let body: String = holders.collect();

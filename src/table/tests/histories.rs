@@ -382,8 +382,8 @@ impl History {
         let now = self.world.now;
         if let Some((key, _, token)) = self.any_token() {
             let table = &mut self.world.table;
-            table.number_slot(ConnId(conn), &key, token.fence);
-            self.model.number_slot(conn, &key, token.fence.0);
+            table.number_slots(ConnId(conn), &key, token.fence);
+            self.model.number_slots(conn, &key, token.fence.0);
         }
         // Later than any place has ended.
         let later = now + secs(1);
@@ -521,7 +521,10 @@ fn describe(table: &LockTable, id: KeyId) -> ModelKey {
         conn: table.places[id].conn.0,
         fence: table.places[id].fence().expect("a holder").0,
         weight: table.places[id].weight.get(),
-        number: table.places[id].number,
+        numbers: {
+            let fence = table.places[id].fence().expect("a holder");
+            table.numbers.of(fence).to_vec()
+        },
         since: table.places[id].since,
         expires_at: table.places[id].lease_end().expect("a holder").0,
         is_kept: table.places[id].is_kept,

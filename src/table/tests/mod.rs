@@ -368,9 +368,10 @@ impl Seen {
             panic!("a place without a connection");
         }
         self.kept_count += usize::from(place.is_kept);
-        if let Some(number) = place.number {
-            assert!(number < table.keys[key].limit.get() && place.weight == Weight::ONE);
-            assert!(self.numbers.insert((key, number)), "a number twice");
+        let numbers = place.fence().map(|fence| table.numbers.of(fence));
+        for number in &*numbers.unwrap_or_default() {
+            assert!(*number < table.keys[key].limit.get());
+            assert!(self.numbers.insert((key, *number)), "a number twice");
         }
         if place.is_provisional {
             assert!(place.is_told && place.conn != ORPHANS);
@@ -391,7 +392,7 @@ impl Seen {
         assert_eq!(self.waiter_count, table.waiter_count);
         assert_eq!(self.enqueued_count, table.enqueued.len());
         let mut numbers = BTreeSet::new();
-        for (key, run) in table.numbers.iter() {
+        for (key, run) in table.numbers.runs() {
             assert!(!self.numbers.contains(&(key, run.end)), "a run in parts");
             numbers.extend(run.map(|number| (key, number)));
         }

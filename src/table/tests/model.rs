@@ -21,8 +21,8 @@ pub(super) struct ModelHolder {
     pub(super) fence: u64,
     /// How many slots it has.
     pub(super) weight: u32,
-    /// Of its one slot, once it has asked for it.
-    pub(super) number: Option<u32>,
+    /// Of its slots, once it has asked for them.
+    pub(super) numbers: Vec<u32>,
     /// When it was granted.
     pub(super) since: Instant,
     pub(super) expires_at: Instant,
@@ -168,7 +168,7 @@ impl Model {
                 conn,
                 fence: self.last_fence,
                 weight,
-                number: None,
+                numbers: Vec::new(),
                 since: now,
                 expires_at: now + lease,
                 is_kept: false,
@@ -376,16 +376,22 @@ impl Model {
         (!is_too_long).then_some(()).ok_or(Refusal::NotHeld)
     }
 
-    pub(super) fn number_slot(&mut self, conn: u64, name: &str, fence: u64) {
+    pub(super) fn number_slots(&mut self, conn: u64, name: &str, fence: u64) {
+        let holders = self.keys.iter().flat_map(|key| &key.holders);
+        let count: usize = holders.map(|holder| holder.numbers.len()).sum();
         let Some(at) = self.find(name) else { return };
         let key = &mut self.keys[at];
-        let numbers: Vec<u32> = key.holders.iter().filter_map(|it| it.number).collect();
-        let lowest = (0..key.limit).find(|number| !numbers.contains(number));
-        let is_meant =
-            |it: &&mut ModelHolder| it.fence == fence && it.conn == conn && it.weight == 1;
+        let all = key.holders.iter();
+        let in_use: Vec<u32> = all.flat_map(|it| it.numbers.clone()).collect();
+        let free = (0..key.limit).filter(|number| !in_use.contains(number));
+        let is_meant = |it: &&mut ModelHolder| it.fence == fence && it.conn == conn;
         let found = key.holders.iter_mut().find(is_meant);
         if let Some(holder) = found.filter(|_| key.kind == Kind::Semaphore) {
-            holder.number = holder.number.or(lowest);
+            let weight = holder.weight as usize;
+            let has_room = weight == 1 || count + weight <= self.caps.max_slots;
+            if has_room && holder.numbers.is_empty() {
+                holder.numbers = free.take(weight).collect();
+            }
         }
     }
 
@@ -696,7 +702,7 @@ impl Model {
                 conn: ticket.conn,
                 fence: self.last_fence,
                 weight: ticket.weight,
-                number: None,
+                numbers: Vec::new(),
                 since: self.now,
                 expires_at: self.now + ticket.lease,
                 is_kept: false,

@@ -283,7 +283,7 @@ fn a_renewal_leaves_a_restored_holder_an_orphan() {
         kind: Kind::Lock,
         limit: Limit::ONE,
         weight: Weight::WHOLE,
-        number: None,
+        numbers: [].into(),
         token: token(7),
         lease: secs(10),
         is_kept: true,

@@ -1,6 +1,7 @@
 //! Claims of several slots, shared locks and the numbers of slots, on a virtual clock.
 
 use super::*;
+use crate::table::numbers::MAX_NUMBERS;
 
 fn shared(key: &str) -> Ask<'_> {
     Ask {
@@ -26,12 +27,16 @@ impl World {
         self.check();
     }
 
-    /// The number that the slot of `conn` has once it has asked for it.
-    fn number(&mut self, conn: u64, token: Token) -> Option<u32> {
-        self.table.number_slot(ConnId(conn), "k", token.fence);
+    /// The numbers that the slots of `conn` have once it has asked for them.
+    fn numbers(&mut self, conn: u64, token: Token) -> Vec<u32> {
+        self.numbers_of(conn, "k", token)
+    }
+
+    fn numbers_of(&mut self, conn: u64, key: &str, token: Token) -> Vec<u32> {
+        self.table.number_slots(ConnId(conn), key, token.fence);
         self.check();
-        let queue = self.table.holder("k", token.fence, self.now);
-        queue.expect("it is held").holders[0].number
+        let queue = self.table.holder(key, token.fence, self.now);
+        queue.expect("it is held").holders[0].numbers.to_vec()
     }
 }
 
@@ -133,7 +138,7 @@ fn a_waiter_takes_its_holders_room_above_a_lowered_cap() {
         kind: Kind::Lock,
         limit: Limit::ONE,
         weight: Weight::WHOLE,
-        number: None,
+        numbers: [].into(),
         token: token(fence),
         lease: secs(10),
         is_kept: false,
@@ -215,40 +220,73 @@ fn a_slot_has_the_lowest_number_that_is_free() {
     let mut world = World::new();
     let next = |world: &mut World, conn| {
         let slot = granted(world.claim(conn, &heavy(1, 7)));
-        (slot, world.number(conn, slot))
+        (slot, world.numbers(conn, slot)[0])
     };
     let slots = [1, 2, 3, 4, 5, 6, 7].map(|conn| next(&mut world, conn));
-    let numbers = slots.map(|(_, number)| number);
-    assert_eq!(numbers, [0, 1, 2, 3, 4, 5, 6].map(Some));
-    assert_eq!(world.number(2, slots[1].0), Some(1));
+    assert_eq!(slots.map(|(_, number)| number), [0, 1, 2, 3, 4, 5, 6]);
+    assert_eq!(world.numbers(2, slots[1].0), [1]);
     for number in [3, 1, 5, 2] {
         world.release_slots(slots[number].0);
     }
     let numbers = [8, 9, 10, 11].map(|conn| next(&mut world, conn).1);
-    assert_eq!(numbers, [1, 2, 3, 5].map(Some));
+    assert_eq!(numbers, [1, 2, 3, 5]);
 }
 
 #[test]
-fn only_the_holder_of_one_slot_of_a_semaphore_gets_a_number() {
+fn several_slots_have_the_lowest_numbers_that_are_free() {
+    let mut world = World::new();
+    let slots = [1, 2, 3, 4].map(|conn| {
+        let slot = granted(world.claim(conn, &heavy(1, 8)));
+        world.numbers(conn, slot);
+        slot
+    });
+    world.release_slots(slots[0]);
+    world.release_slots(slots[2]);
+    let three = granted(world.claim(5, &heavy(3, 8)));
+    assert_eq!(world.numbers(5, three), [0, 2, 4]);
+    let rest = granted(world.claim(6, &heavy(3, 8)));
+    assert_eq!(world.numbers(6, rest), [5, 6, 7]);
+    world.release_slots(three);
+    let next = granted(world.claim(7, &heavy(2, 8)));
+    assert_eq!(world.numbers(7, next), [0, 2]);
+}
+
+#[test]
+fn only_the_holder_of_a_semaphore_gets_numbers() {
     let mut world = World::new();
     let slot = granted(world.claim(1, &heavy(1, 3)));
-    let heavy = granted(world.claim(2, &heavy(2, 3)));
-    assert_eq!(world.number(9, slot), None);
-    assert_eq!(world.number(2, heavy), None);
+    assert!(world.numbers(9, slot).is_empty());
     let lock = world.held(1, "lock");
-    world.table.number_slot(ConnId(1), "lock", lock.fence);
-    world.check();
-    let queue = world.table.holder("lock", lock.fence, world.now);
-    assert_eq!(queue.expect("it is held").holders[0].number, None);
+    assert!(world.numbers_of(1, "lock", lock).is_empty());
 }
 
 #[test]
-fn weight_and_number_are_handed_over() {
+fn the_numbers_of_heavy_grants_are_bounded() {
+    let mut world = World::with_caps(Caps {
+        max_slots: 200,
+        ..NO_CAPS
+    });
+    let too_heavy = granted(world.claim(1, &heavy(MAX_NUMBERS + 1, 1000)));
+    assert!(world.numbers(1, too_heavy).is_empty());
+    let heavy_enough = granted(world.claim(2, &heavy(MAX_NUMBERS, 1000)));
+    assert_eq!(world.numbers(2, heavy_enough).len(), MAX_NUMBERS as usize);
+    let next = granted(world.claim(3, &heavy(100, 1000)));
+    assert!(world.numbers(3, next).is_empty());
+    // A grant of one slot always has one.
+    let one = granted(world.claim(4, &heavy(1, 1000)));
+    assert_eq!(world.numbers(4, one), [MAX_NUMBERS]);
+    world.release_slots(heavy_enough);
+    assert_eq!(world.numbers(3, next).len(), 100);
+}
+
+#[test]
+fn weight_and_numbers_are_handed_over() {
     let mut world = World::new();
     let one = granted(world.claim(1, &heavy(1, 8)));
-    granted(world.claim(2, &heavy(3, 8)));
+    let three = granted(world.claim(2, &heavy(3, 8)));
     granted(world.claim(3, &shared("lock")));
-    assert_eq!(world.number(1, one), Some(0));
+    assert_eq!(world.numbers(1, one), [0]);
+    assert_eq!(world.numbers(2, three), [1, 2, 3]);
     let (_, records) = world.table.hand_over(|_| None, world.now);
     let mut next = World::new();
     for record in &records {
@@ -263,20 +301,20 @@ fn weight_and_number_are_handed_over() {
 #[test]
 fn two_records_with_one_number_contradict_each_other() {
     let mut world = World::new();
-    let record = |fence, number| HolderRecord {
+    let record = |fence, numbers: &[u32]| HolderRecord {
         key: Key::from("k"),
         kind: Kind::Semaphore,
-        limit: Limit::new(3).expect("above zero"),
-        weight: Weight::ONE,
-        number: Some(number),
+        limit: Limit::new(6).expect("above zero"),
+        weight: Weight::new(numbers.len() as u32).expect("above zero"),
+        numbers: numbers.into(),
         token: token(fence),
         lease: secs(10),
         is_kept: false,
         tag: None,
     };
-    assert!(world.table.restore(&record(1, 2), world.now));
-    assert!(!world.table.restore(&record(2, 2), world.now));
-    assert!(world.table.restore(&record(3, 0), world.now));
+    assert!(world.table.restore(&record(1, &[2]), world.now));
+    assert!(!world.table.restore(&record(2, &[0, 2]), world.now));
+    assert!(world.table.restore(&record(3, &[0, 3]), world.now));
     world.check();
 }
 
