@@ -88,8 +88,7 @@ impl<'a> LockSet<'a> {
         let began = Instant::now();
         let mut guards = Guards::none()?;
         for lock in &self.0 {
-            let wait = wait.after(began.elapsed());
-            if guards.add(*lock, wait, |_| ())?.is_some() {
+            if guards.add(*lock, began, wait, |_| ())?.is_some() {
                 return Ok(None);
             }
         }
@@ -124,10 +123,11 @@ impl Guards {
     pub(crate) fn add(
         &mut self,
         lock: Lock<'_>,
+        began: Instant,
         wait: Wait,
         answered: impl FnMut(&Connection),
     ) -> Result<Option<Connection>, Error> {
-        let claimed = lock.given_up_at(&self.lost).claim(wait, answered);
+        let claimed = lock.given_up_at(&self.lost).claim(began, wait, answered);
         // Even a grant is useless once another lock is lost.
         if let Some(lost) = self.guards.iter().find_map(Guard::lost) {
             return Err(lost);

@@ -223,11 +223,30 @@ impl Client {
     pub(crate) fn ask<T>(
         &self,
         server: &Address,
+        request: impl FnMut(&mut Connection) -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        self.ask_by(server, None, request)
+    }
+
+    /// The same before `deadline`. Each server gets its share of the time until then.
+    pub(crate) fn ask_by<T>(
+        &self,
+        server: &Address,
+        deadline: Option<Instant>,
         mut request: impl FnMut(&mut Connection) -> Result<T, Error>,
     ) -> Result<T, Error> {
         let mut others = server.other_count();
         loop {
-            match self.connect(server).and_then(|mut it| request(&mut it)) {
+            let now = Instant::now();
+            let share = deadline.map(|it| it.saturating_duration_since(now) / (others + 1));
+            let within = share.unwrap_or(Duration::MAX);
+            let within = within.min(self.settings.connect_timeout);
+            let connected = Connection::open_within(server, &self.settings, within, 0);
+            let asked = connected.and_then(|mut connection| {
+                connection.answer_by(share.map(|share| now + share));
+                request(&mut connection)
+            });
+            match asked {
                 Err(Error::Closed { .. } | Error::NoReply { .. }) if others > 0 => others -= 1,
                 answered => return answered,
             }
@@ -461,20 +480,21 @@ impl<'a> Lock<'a> {
 
     /// Asks, and waits as long as `wait` says.
     fn ask(&self, wait: Wait) -> Result<Option<Guard>, Error> {
-        match self.claim(wait, |_| ())? {
+        match self.claim(Instant::now(), wait, |_| ())? {
             Claimed::Granted(granted) => granted.keep().map(Some),
             Claimed::InVain(_) => Ok(None),
         }
     }
 
-    /// Asks as [`Lock::ask`] does, and leaves the grant to the caller: nothing renews it. Shows
-    /// `answered` the connection once the server has answered to the introduction.
+    /// Asks as [`Lock::ask`] does, and leaves the grant to the caller: nothing renews it. The wait
+    /// counts from `began`. Shows `answered` the connection once the server has answered to the
+    /// introduction.
     pub(crate) fn claim(
         &self,
+        began: Instant,
         wait: Wait,
         mut answered: impl FnMut(&Connection),
     ) -> Result<Claimed, Error> {
-        let began = Instant::now();
         let deadline = wait.deadline(began, self.client.settings.reply_timeout);
         let (mut connection, (asked_at, grant)) = self.introduced(deadline, |connection| {
             let wait = wait.after(began.elapsed());

@@ -12,7 +12,8 @@ use crate::client::{Error, Guards};
 use crate::supervise::{Event, SignalWatch};
 use crate::sys::random;
 
-use super::servers::{wait_of, Target};
+use super::run::release_all;
+use super::servers::{wait_of, Target, ROUND_TRIP};
 use super::{queue, shown, PROGRAM, UNAVAILABLE};
 
 /// The first pause before the server is tried again, and the longest.
@@ -49,6 +50,8 @@ pub(super) struct Asking {
     pub(super) targets: Vec<Target>,
     /// In whole seconds; `None` for no limit.
     pub(super) timeout: Option<Duration>,
+    /// When the timeout began.
+    pub(super) began: Instant,
     /// How long a server may be away; zero if it is not tried again.
     pub(super) retry: Duration,
     pub(super) talk: Verbosity,
@@ -76,19 +79,27 @@ enum Why {
 }
 
 impl Asking {
+    fn ends_at(&self) -> Option<Instant> {
+        self.began.checked_add(self.timeout?)
+    }
+
+    /// By when a server must have answered.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        self.ends_at()?.checked_add(ROUND_TRIP)
+    }
+
     /// Asks for the keys, and with `--retry` again after a failure that may pass.
     fn ask(&self) -> Result<Guards, Failure> {
         let mut outage = ServerOutage::new();
-        let began = Instant::now();
-        let ends_at = self.timeout.and_then(|timeout| began.checked_add(timeout));
+        let ends_at = self.ends_at();
         loop {
             let guards = Guards::none();
             let mut guards = guards.map_err(|error| self.targets[0].failure(&error))?;
             let mut all = 0..self.targets.len();
-            let Err(refused) = all.try_for_each(|at| self.take(at, began, &mut guards)) else {
+            let Err(refused) = all.try_for_each(|at| self.take(at, &mut guards)) else {
                 return Ok(guards);
             };
-            drop(guards);
+            release_all(guards);
             let Refused {
                 target,
                 why,
@@ -127,13 +138,14 @@ impl Asking {
     }
 
     /// Asks for one of the keys, beside those that are held.
-    fn take(&self, at: usize, began: Instant, guards: &mut Guards) -> Result<(), Refused<'_>> {
+    fn take(&self, at: usize, guards: &mut Guards) -> Result<(), Refused<'_>> {
         let target = &self.targets[at];
         let asked_at = Instant::now();
         let mut answered_at = None;
         *self.current.lock() = (at, None);
-        let wait = wait_of(self.timeout).after(began.elapsed());
-        let taken = guards.add(target.lock(), wait, |connection| {
+        let (began, whole_wait) = (self.began, wait_of(self.timeout));
+        let wait = whole_wait.after(began.elapsed());
+        let taken = guards.add(target.lock(), began, whole_wait, |connection| {
             answered_at = Some(Instant::now());
             self.current.lock().1 = connection.name_at_server();
         });

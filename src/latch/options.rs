@@ -1,7 +1,7 @@
 //! The command line of `latch`: see latch(1).
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use argh::FromArgs;
 use parking_lot::Mutex;
@@ -180,6 +180,7 @@ macro_rules! keeping_command {
                 Ok(Asking {
                     targets: vec![target.tagged(self.tag.as_deref(), command)],
                     timeout,
+                    began: Instant::now(),
                     retry: self.retry,
                     busy_status: self.busy_status.unwrap_or(BUSY),
                     is_busy_ok: false,

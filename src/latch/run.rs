@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::Arc;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 
@@ -16,9 +16,9 @@ use crate::supervise::{self, Event, Job, JobEnd, SignalWatch};
 use crate::sys::moment::Moment;
 use crate::text::reason;
 
-use super::claim::wait;
+use super::claim::{wait, Asking};
 use super::options::OnLost;
-use super::servers::{lost_lock, place_of, Target};
+use super::servers::{lost_lock, place_of};
 use super::{complain, explain, options, shown, usage, BUSY, PROGRAM};
 
 /// What the command finds in its environment: the key, the token, the fence, the number of its slot
@@ -52,7 +52,7 @@ pub(super) fn run(options: &options::Run, command: &[OsString]) -> CommandResult
     }
     let keys = options.keys().map_err(usage)?;
     asking.targets = keys.into_iter().map(|key| target.with_key(key)).collect();
-    if let Some(status) = already_held(&asking.targets, options, command) {
+    if let Some(status) = already_held(&asking, options, command) {
         return Ok(status);
     }
     supervise::check_proc().map_err(Failure::cannot_start_process)?;
@@ -64,17 +64,16 @@ pub(super) fn run(options: &options::Run, command: &[OsString]) -> CommandResult
 /// Whether this process already runs under one of the locks, so that it would wait for itself:
 /// then `Some` exit status. With `--nested` it runs the command under that lock, and does not
 /// return.
-fn already_held(targets: &[Target], options: &options::Run, command: &[OsString]) -> Option<u8> {
-    let never_waits = options::timeout(options.timeout, options.nonblock) == Some(Duration::ZERO);
+fn already_held(asking: &Asking, options: &options::Run, command: &[OsString]) -> Option<u8> {
+    let never_waits = asking.timeout == Some(Duration::ZERO);
     let is_meant = options.nested || (!never_waits && options.limit.unwrap_or(1) == 1);
     if !is_meant {
         return None;
     }
-    let target = targets.iter().find(|target| {
+    let target = asking.targets.iter().find(|target| {
         // If the server does not answer, the claim will report it.
-        let holder = outer_token(&target.key)
-            .map(|token| target.ask(|connection| connection.holder(&target.key, token.fence())));
-        matches!(holder, Some(Ok(Some(_))))
+        let token = outer_token(&target.key);
+        token.is_some_and(|token| target.is_held_by(token, asking.deadline()))
     })?;
     if options.nested {
         supervise::become_command(PROGRAM, &command[0], &command[1..]);
@@ -238,26 +237,35 @@ pub(super) fn finish_releases(
     mut lost: impl FnMut(Failure) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
     let mut outcome = Ok(());
-    for guard in guards.into_vec().into_iter().rev() {
-        outcome = outcome.and(finish_release(guard, kept_until).or_else(&mut lost));
+    for (place, release) in begin_releases(guards, kept_until) {
+        outcome = outcome.and(finish_release(&place, release()).or_else(&mut lost));
     }
     outcome
 }
 
 /// Releases the locks of a command that has not run to its end, the last first.
 pub(super) fn release_all(guards: Guards) {
-    for guard in guards.into_vec().into_iter().rev() {
-        let _ = release(guard, None);
+    for (_, release) in begin_releases(guards, None) {
+        release();
     }
+}
+
+/// Has all releases sent, so that a silent server costs their time once.
+fn begin_releases(
+    guards: Guards,
+    kept_until: Option<Moment>,
+) -> Vec<(String, impl FnOnce() -> Release)> {
+    let guards = guards.into_vec().into_iter().rev();
+    let begun = guards.map(|guard| (place_of_guard(&guard), begin_release(guard, kept_until)));
+    begun.collect()
 }
 
 fn place_of_guard(guard: &Guard) -> String {
     place_of(guard.key(), guard.server())
 }
 
-fn finish_release(guard: Guard, kept_until: Option<Moment>) -> Result<(), Failure> {
-    let place = place_of_guard(&guard);
-    match release(guard, kept_until) {
+fn finish_release(place: &str, release: Release) -> Result<(), Failure> {
+    match release {
         Release::Done => {}
         Release::Unheard(left) => complain(format_args!(
             "{place}: no server answers the release: the key is free in {} s, when its lease ends",
@@ -266,22 +274,21 @@ fn finish_release(guard: Guard, kept_until: Option<Moment>) -> Result<(), Failur
         Release::NotKept(why) => complain(format_args!(
             "{place}: the lock is released before the time of --at-least is over: {why}"
         )),
-        Release::Lost(why) => return Err(lost_lock(&place, &why)),
+        Release::Lost(why) => return Err(lost_lock(place, &why)),
     }
     Ok(())
 }
 
-/// Releases the lock, or has the server keep it until `kept_until`. A release does not wait long
-/// for a silent server while the lease runs: the end of this process ends the connection, and that
-/// releases the lock, too.
-fn release(guard: Guard, kept_until: Option<Moment>) -> Release {
-    if let Some(loss) = guard.loss() {
-        return Release::Lost(loss.to_string());
-    }
+/// Releases the lock, or has the server keep it until `kept_until`; what it returns waits for that.
+/// A release does not wait long for a silent server while the lease runs: the end of this process
+/// ends the connection, and that releases the lock, too.
+fn begin_release(guard: Guard, kept_until: Option<Moment>) -> impl FnOnce() -> Release {
+    let loss = guard.loss();
     let (was_held, lease_ends_at) = (guard.is_held(), guard.lease_ends_at());
     let was_leased = Moment::now() < lease_ends_at;
     let (sender, released) = channel();
-    let releasing = thread::Builder::new()
+    // Without a thread, the end of this process releases the lock.
+    let _ = thread::Builder::new()
         .name("releasing".into())
         .spawn(move || {
             let left = kept_until.map(|until| until.saturating_since(Moment::now()));
@@ -290,23 +297,26 @@ fn release(guard: Guard, kept_until: Option<Moment>) -> Release {
                 None => guard.release(),
             });
         });
-    if releasing.is_err() {
-        return Release::Done;
-    }
     // The server releases the lock when this process ends, unless it was told before to keep it.
     let within = match was_held && kept_until.is_none() {
         true => RELEASE_TIMEOUT,
         false => AWAY_TIMEOUT,
     };
-    match released.recv_timeout(within) {
-        Ok(Ok(())) => Release::Done,
-        Ok(Err(error @ (Error::Refused(_) | Error::Lost(..)))) => Release::Lost(error.reason()),
-        Ok(Err(error @ (Error::NotKept(_) | Error::Unsupported(_)))) => {
-            Release::NotKept(error.reason())
+    let until = Instant::now() + within;
+    move || {
+        if let Some(loss) = loss {
+            return Release::Lost(loss.to_string());
         }
-        Ok(Err(error)) if kept_until.is_some() && was_held => Release::NotKept(error.reason()),
-        Err(_) if was_held => Release::Done,
-        _ if was_leased => Release::Unheard(lease_ends_at.saturating_since(Moment::now())),
-        _ => Release::Lost(Loss::Deadline.to_string()),
+        match released.recv_timeout(until.saturating_duration_since(Instant::now())) {
+            Ok(Ok(())) => Release::Done,
+            Ok(Err(error @ (Error::Refused(_) | Error::Lost(..)))) => Release::Lost(error.reason()),
+            Ok(Err(error @ (Error::NotKept(_) | Error::Unsupported(_)))) => {
+                Release::NotKept(error.reason())
+            }
+            Ok(Err(error)) if kept_until.is_some() && was_held => Release::NotKept(error.reason()),
+            Err(_) if was_held => Release::Done,
+            _ if was_leased => Release::Unheard(lease_ends_at.saturating_since(Moment::now())),
+            _ => Release::Lost(Loss::Deadline.to_string()),
+        }
     }
 }

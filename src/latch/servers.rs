@@ -2,7 +2,7 @@
 
 use std::path::Path;
 use std::process;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::system::uname;
 
@@ -10,14 +10,14 @@ use crate::cli::failure::Failure;
 use crate::cli::output::exact_time;
 use crate::client::environment::{self, Overrides};
 use crate::client::{
-    Address, Claimed, Client, Connection, Error, Granted, Lock, Queue, Slot, Wait,
+    Address, Claimed, Client, Connection, Error, Granted, Lock, Queue, Slot, Token, Wait,
 };
 use crate::text::Plain;
 
 use super::{failure, queue, shown, usage, BUSY, FILE_ERROR, LOST};
 
 /// By how much a command with `--timeout` may outlast that: one round trip.
-const ROUND_TRIP: Duration = Duration::from_secs(1);
+pub(super) const ROUND_TRIP: Duration = Duration::from_secs(1);
 
 /// A client of the servers that the command line names, else LATCH_SERVER, else the default. `wait`
 /// is the value of `--timeout`, if the command has that option.
@@ -133,10 +133,18 @@ impl Target {
         self.client.ask(self.server(), request)
     }
 
+    /// Whether the grant with this token holds the key, as far as the server tells by `deadline`.
+    pub(super) fn is_held_by(&self, token: Token, deadline: Option<Instant>) -> bool {
+        let holder = self.client.ask_by(self.server(), deadline, |connection| {
+            connection.holder(&self.key, token.fence())
+        });
+        matches!(holder, Ok(Some(_)))
+    }
+
     /// Claims the key, and fails if it is not granted in time.
     pub(super) fn claim(&self, timeout: Option<Duration>) -> Result<Granted, Failure> {
         let wait = wait_of(timeout);
-        match self.lock().claim(wait, |_| ()) {
+        match self.lock().claim(Instant::now(), wait, |_| ()) {
             Ok(Claimed::Granted(granted)) => Ok(granted),
             Ok(Claimed::InVain(connection)) => Err(Failure::new(BUSY, self.busy(connection, wait))),
             Err(error) => Err(self.failure(&error)),

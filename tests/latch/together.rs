@@ -1,13 +1,15 @@
 //! Several locks that are held together: `latch run --and`, and `Client::lock_all`.
 
 use std::fs;
-use std::process::Command;
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Command, Output};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::reconnecting::{listener, Peer};
 use crate::support::latch::{is_held, latch, output, run, started, status, text, wait, Latch};
 use crate::support::silent::free_port;
+use crate::support::stalls::{fair_test, in_time};
 use crate::support::{program, Daemon, Signal, PATIENCE};
 use latchd::client::{Address, CancelHandle, Client, Error, Guard};
 
@@ -148,6 +150,74 @@ fn one_timeout_is_over_all_waits() {
     assert_eq!(busy.status.code(), Some(75), "{busy:?}");
     let waits = server.join().expect("it was asked");
     assert!(waits[0] <= 20 && waits[1] <= 18, "{waits:?}");
+}
+
+/// The address of a server that grants each lock after `pause`, and then answers no more over that
+/// connection.
+fn slow_server(pause: Duration) -> String {
+    let (listener, addr) = listener();
+    thread::spawn(move || {
+        let mut connections = Vec::new();
+        for stream in listener.incoming() {
+            let stream = stream.expect("a client");
+            let mut answers = stream.try_clone().expect("a descriptor");
+            let mut requests = BufReader::new(stream).lines();
+            while let Some(Ok(request)) = requests.next() {
+                requests.nth(1);
+                if request == "l" {
+                    thread::sleep(pause);
+                    let _ = answers.write_all(b"ok 0123456789abcdef0123456789abcdef 60\n");
+                    break;
+                }
+                let _ = answers.write_all(b"ok\n");
+            }
+            connections.push(requests);
+        }
+    });
+    addr.to_string()
+}
+
+fn run_under_six(server: &str, timeout: &str) -> Output {
+    let mut command = Command::new(program("latch"));
+    command.args(["run", "a", "--timeout", timeout, "--server", server]);
+    for key in ["b", "c", "d", "e", "f"] {
+        command.args(["--and", key]);
+    }
+    output(command.args(["--", "true"]))
+}
+
+#[test]
+fn one_deadline_is_over_all_answers() {
+    let late = run_under_six(&slow_server(Duration::from_millis(900)), "2");
+    assert_eq!(late.status.code(), Some(69), "{late:?}");
+}
+
+#[test]
+fn a_silent_server_holds_up_the_releases_once() {
+    fair_test(|| {
+        let server = slow_server(Duration::ZERO);
+        let began = Instant::now();
+        let done = run_under_six(&server, "60");
+        assert_eq!(done.status.code(), Some(0), "{done:?}");
+        in_time!(began.elapsed() < Duration::from_secs(6));
+    });
+}
+
+#[test]
+fn the_question_for_the_outer_lock_counts_as_waiting() {
+    fair_test(|| {
+        let silent = [0; 8].map(|_| listener());
+        let addrs = silent.each_ref().map(|(_, addr)| addr.to_string());
+        let mut command = Command::new(program("latch"));
+        command.args(["run", "k", "--timeout", "2", "--server", &addrs.join("|")]);
+        command
+            .env("LATCH_KEY", "k")
+            .env("LATCH_TOKEN", "0".repeat(32));
+        let began = Instant::now();
+        let failed = output(command.args(["--", "true"]));
+        assert_eq!(failed.status.code(), Some(69), "{failed:?}");
+        in_time!(began.elapsed() < Duration::from_secs(6));
+    });
 }
 
 #[test]
