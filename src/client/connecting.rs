@@ -1,11 +1,10 @@
 //! Connecting to a server whose addresses are known.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io;
 use std::io::ErrorKind::{ConnectionRefused, ConnectionReset, HostUnreachable, TimedOut};
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -15,8 +14,7 @@ use rustix::io::Errno;
 use rustix::net::sockopt::{self, Timeout};
 use rustix::net::{connect, socket_with, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
-use crate::sys::directory::parent_of;
-use crate::sys::trusted::{self, is_own_or_root, is_same_user};
+use crate::sys::trusted;
 
 /// The shortest time for one attempt to connect. The system takes zero for no limit, or refuses it.
 const SHORTEST_ATTEMPT: Duration = Duration::from_millis(1);
@@ -76,8 +74,7 @@ pub(super) fn connect_unix(path: &Path, deadline: Instant) -> io::Result<UnixStr
     let socket = trusted::open(&path, OFlags::PATH, 0)?;
     let stream = connect_to(&socket, &path, deadline)?;
     let server = sockopt::socket_peercred(&stream)?.uid.as_raw();
-    let owner = || fs::metadata(parent_of(&path)).is_ok_and(|it| is_same_user(it.uid(), server));
-    if is_own_or_root(server) || owner() {
+    if trusted::may_decide(server, &path) {
         return Ok(stream);
     }
     Err(io::Error::new(
@@ -118,6 +115,7 @@ fn connect_within(path: &Path, deadline: Instant) -> io::Result<UnixStream> {
 pub(super) mod tests {
     use super::*;
     use rustix::fs::Mode;
+    use std::fs;
     use std::net::TcpListener;
     use std::os::unix::fs::symlink;
     use std::os::unix::net::UnixListener;

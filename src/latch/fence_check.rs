@@ -42,6 +42,9 @@ fn remember_if_current(file: &Path, fence: u64) -> io::Result<bool> {
     let file = &trusted::follow(file)?;
     let opened = open_exclusive(file, 0o666, LOCK_PATIENCE)?
         .ok_or_else(|| io::Error::other("another process keeps it locked"))?;
+    if trusted::is_planted(&opened, file)? {
+        return Err(io::Error::other("it belongs to another user"));
+    }
     let highest = read(&opened)?;
     if highest.is_some_and(|highest| fence < highest) {
         return Ok(false);

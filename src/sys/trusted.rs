@@ -23,6 +23,8 @@ const MAX_LINKS: usize = 40;
 /// Mode bits. Read access for a group is usually intended.
 const READABLE_BY_OTHERS: u32 = 0o004;
 const WRITABLE_BY_OTHERS: u32 = 0o022;
+#[cfg(feature = "programs")]
+const STICKY: u32 = 0o1000;
 
 /// Follows symbolic links in the last component of a path, but none that another user may have
 /// planted: a link must belong to this user or to the owner of its directory. Otherwise that user
@@ -33,14 +35,18 @@ pub fn follow(path: &Path) -> io::Result<PathBuf> {
         let Some(link) = Link::read(&path) else {
             return Ok(path);
         };
-        let directory = parent_of(&path);
-        let is_owner = |directory: Metadata| is_same_user(directory.uid(), link.owner);
-        if !is_own(link.owner) && !fs::metadata(directory).is_ok_and(is_owner) {
+        if !may_decide(link.owner, &path) {
             return Err(io::Error::other("it is a symbolic link of another user"));
         }
-        path = directory.join(link.target);
+        path = parent_of(&path).join(link.target);
     }
     Err(io::Error::other("its links lead nowhere"))
+}
+
+/// Whether a user may decide what is at `path`: root, this user, and the owner of the directory.
+pub fn may_decide(user: u32, path: &Path) -> bool {
+    let is_owner = |directory: Metadata| is_same_user(directory.uid(), user);
+    is_own_or_root(user) || fs::metadata(parent_of(path)).is_ok_and(is_owner)
 }
 
 /// Whether both are certainly one user: a user namespace shows all users whom it does not know as
@@ -73,18 +79,29 @@ pub fn open(path: &Path, flags: OFlags, mode: u32) -> io::Result<File> {
     }
 }
 
+/// Whether another user may have put the open file at `path`, where every user can, and can change
+/// it. In a directory that users share without the sticky bit, each can replace every file.
+#[cfg(feature = "programs")]
+pub fn is_planted(file: &File, path: &Path) -> io::Result<bool> {
+    let is_sticky = fs::metadata(parent_of(path))?.mode() & STICKY != 0;
+    Ok(is_sticky && !may_decide(file.metadata()?.uid(), path))
+}
+
 /// How users other than root and this one have access to a file that they must not change, nor read
 /// if it is a secret; `None` if they have none.
 pub fn exposure(path: &Path, is_secret: bool) -> io::Result<Option<&'static str>> {
     let path = follow(path)?;
-    let (file, directory) = (fs::metadata(&path)?, fs::metadata(parent_of(&path))?);
-    Ok(if !is_own_or_root(file.uid()) {
+    let directory = fs::metadata(parent_of(&path))?;
+    // A file that is yet to be created will be ours, and a device is not what it seems.
+    let file = fs::metadata(&path).ok().filter(Metadata::is_file);
+    let (owner, mode) = file.map_or((0, 0), |file| (file.uid(), file.mode()));
+    Ok(if !is_own_or_root(owner) {
         Some("it belongs to another user")
     } else if !is_own_or_root(directory.uid()) {
         Some("its directory belongs to another user")
-    } else if file.mode() & WRITABLE_BY_OTHERS != 0 {
+    } else if mode & WRITABLE_BY_OTHERS != 0 {
         Some("other users may write it")
-    } else if is_secret && file.mode() & READABLE_BY_OTHERS != 0 {
+    } else if is_secret && mode & READABLE_BY_OTHERS != 0 {
         Some("other users may read it")
     } else {
         None

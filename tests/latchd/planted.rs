@@ -112,6 +112,25 @@ fn a_link_of_a_user_unknown_to_the_namespace_is_not_followed() {
 }
 
 #[test]
+fn a_fence_of_another_user_where_all_may_create_files_is_refused() {
+    needs!(root);
+    let directory = tempfile::tempdir().expect("there is room");
+    let file = directory.path().join("fence");
+    fs::write(&file, "").expect("there is room");
+    chown(&file, Some(OTHER), None).expect("we are root");
+    let checked = |mode| {
+        fs::set_permissions(directory.path(), Permissions::from_mode(mode)).expect("it is ours");
+        fence_check(&file).status.code()
+    };
+    assert_eq!(checked(0o1777), Some(74));
+    assert_eq!(fs::read_to_string(&file).expect("text"), "");
+    // Its users share a directory like this one, and each may replace the file.
+    assert_eq!(checked(0o2775), Some(0));
+    chown(directory.path(), Some(OTHER), None).expect("we are root");
+    assert_eq!(checked(0o1777), Some(0));
+}
+
+#[test]
 fn a_link_of_our_own_or_of_the_directorys_owner_is_followed() {
     needs!(root);
     let trap = Trap::new();
