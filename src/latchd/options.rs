@@ -443,10 +443,11 @@ impl Options {
             &self.admin_token_file,
             &self.etcd_password_file,
             &self.tls_key,
+            &self.handover_file,
         ];
         let secrets = secrets.into_iter().flatten().map(|path| (&**path, true));
-        let fences = self.fence_state_file.iter();
-        secrets.chain(fences.map(|path| (&**path, false)))
+        let others = [&self.fence_state_file, &self.log_file];
+        secrets.chain(others.into_iter().flatten().map(|path| (&**path, false)))
     }
 
     /// Whether clients on the TCP port need TLS.

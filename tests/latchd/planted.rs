@@ -9,7 +9,8 @@ use rustix::fs::{mknodat, FileType, Mode, CWD};
 
 use crate::support::limited::{copy_program, without_users};
 use crate::support::needs::needs;
-use crate::support::{program, Daemon, PATIENCE};
+use crate::support::silent::free_port;
+use crate::support::{eventually, program, Daemon, PATIENCE};
 
 /// A user who is neither root nor the one of the test.
 const OTHER: u32 = 54_321;
@@ -265,5 +266,28 @@ fn a_file_of_another_user_gets_a_warning() {
         chown(path, Some(OTHER), None).expect("we are root");
         let daemon = start("--auth-token-file", &file).expect("it starts all the same");
         daemon.wait_for_log(&format!("reason=\"{reason}\""), PATIENCE);
+    }
+}
+
+#[test]
+fn a_log_and_a_handover_file_where_another_user_decides_get_a_warning() {
+    needs!(root);
+    let directory = tempfile::tempdir().expect("there is room");
+    chown(directory.path(), Some(OTHER), None).expect("we are root");
+    let [log, handover] = ["log", "handover"].map(|name| directory.path().join(name));
+    fs::write(&log, "").expect("there is room");
+    chown(&log, Some(OTHER), None).expect("we are root");
+    let mut command = Daemon::command();
+    command.args(["--port", &free_port().to_string(), "--log-file"]);
+    command.arg(&log).arg("--handover-file").arg(&handover);
+    let _daemon = Daemon::from_command(command);
+    for reason in [
+        "it belongs to another user",
+        "its directory belongs to another user",
+    ] {
+        let reason = format!("reason=\"{reason}\"");
+        eventually(PATIENCE, "a warning", || {
+            fs::read_to_string(&log).expect("text").contains(&reason)
+        });
     }
 }
