@@ -120,27 +120,27 @@ fn ask(
 
 /// All answers, one after the other, and the failures of the servers that gave none.
 fn page(answers: Answers<'_>, form: StatsForm, watch: bool) -> (String, Vec<Failure>) {
-    let (mut lines, mut failures) = (Vec::new(), Vec::new());
+    let (mut text, mut failures) = (String::new(), Vec::new());
+    let mut line = |line: &str| text.extend([line, "\n"]);
     let is_table = form == StatsForm::Table;
     let is_one_of_many = answers.len() > 1;
     if watch && is_table {
-        lines.push(title(&answers));
+        line(&title(&answers));
     }
     for (server, answer) in answers {
         if is_one_of_many && is_table {
-            lines.push(server.to_string());
+            line(&server.to_string());
         }
         let answer =
             answer.map_err(|error| failures.push(failure(shown(&server.to_string()), &error)));
         match answer {
-            Ok(table) => lines.extend(table.lines()),
+            Ok(table) => table.lines().iter().for_each(|it| line(it)),
             // Each server has a line, so that the lines can be matched to the servers.
-            Err(()) if !is_table => lines.push("null".into()),
-            Err(()) if is_one_of_many => lines.push("no statistics".into()),
+            Err(()) if !is_table => line("null"),
+            Err(()) if is_one_of_many => line("no statistics"),
             Err(()) => {}
         }
     }
-    let text = lines.iter().map(|line| format!("{line}\n")).collect();
     (text, failures)
 }
 

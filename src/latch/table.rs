@@ -191,12 +191,12 @@ impl Table {
     }
 
     pub(super) fn lines(self) -> Vec<String> {
-        self.lines_within(usize::MAX, usize::MAX)
+        self.lines_within(usize::MAX, None)
     }
 
     /// At most `count` lines: rows that do not fit are only counted. Columns are shortened, or
-    /// dropped, to fit into `width`.
-    fn lines_within(mut self, count: usize, width: usize) -> Vec<String> {
+    /// dropped, to fit into the `width` of a window.
+    fn lines_within(mut self, count: usize, width: Option<usize>) -> Vec<String> {
         let mut cut = None;
         if self.len() > count {
             let others = self.len() - self.rows.len();
@@ -209,28 +209,38 @@ impl Table {
             true => Vec::new(),
             false => aligned(&self.header, &self.rows, width),
         };
-        let mut lines = [self.head, aligned, cut.into_iter().collect(), self.foot].concat();
-        lines.truncate(count);
-        lines
+        let lines = self.head.into_iter().chain(aligned).chain(cut);
+        lines.chain(self.foot).take(count).collect()
     }
 }
 
-/// The most characters of a column. A valid key or tag has fewer, but a server may send anything,
-/// and `format!` panics at widths above 65535.
-const WIDEST: usize = 4096;
+/// To how many characters a cell is filled up outside a window. A longer one moves the rest of its
+/// row only: a server can list one long key and very many short ones.
+const WIDEST: usize = 80;
 
-/// The header and the rows as lines, as far as possible within this width.
-fn aligned(header: &[String], rows: &[Vec<String>], width: usize) -> Vec<String> {
+/// The greatest width that `format!` takes.
+const LONGEST: usize = 65_535;
+
+/// The header and the rows as lines, as far as possible within the width of a window.
+fn aligned(header: &[String], rows: &[Vec<String>], window: Option<usize>) -> Vec<String> {
     let all = || std::iter::once(header).chain(rows.iter().map(Vec::as_slice));
     let columns = header.iter().enumerate().map(|(at, name)| {
         let width = all().map(|row| row[at].len()).max();
-        (at, name.as_str(), width.unwrap_or_default().min(WIDEST))
+        let width = width.unwrap_or_default();
+        (
+            at,
+            name.as_str(),
+            width.min(window.map_or(WIDEST, |_| LONGEST)),
+        )
     });
     let is_unknown = |at: usize| !rows.is_empty() && rows.iter().all(|row| row[at] == "-");
-    let columns = fitted(columns.collect(), is_unknown, width);
+    let columns = fitted(columns.collect(), is_unknown, window.unwrap_or(usize::MAX));
     let line = |row: &[String]| {
         let cells = columns.iter().map(|(at, name, width)| {
-            let cell = shortened(&row[*at], *width);
+            let cell = match window {
+                Some(_) => &shortened(&row[*at], *width),
+                None => &row[*at],
+            };
             match NUMBERS.contains(name) {
                 true => format!("{cell:>width$}"),
                 false => format!("{cell:width$}"),
@@ -298,7 +308,7 @@ pub(super) fn fit(tables: Vec<Table>, room: usize, width: usize) -> Vec<String> 
     let most = (1..=room).rev().find(|most| needed(*most) <= room);
     let lines = tables
         .into_iter()
-        .flat_map(|table| table.lines_within(most.unwrap_or(1), width));
+        .flat_map(|table| table.lines_within(most.unwrap_or(1), Some(width)));
     lines.take(room).collect()
 }
 
@@ -502,11 +512,11 @@ mod tests {
             foot: vec!["foot".into()],
         };
         let wide = usize::MAX;
-        assert_eq!(table().lines_within(13, wide).len(), 13);
-        let cut = table().lines_within(6, wide);
+        assert_eq!(table().lines_within(13, None).len(), 13);
+        let cut = table().lines_within(6, None);
         let expected = ["title", "KEY", "0", "1", "... and 8 more lines", "foot"];
         assert_eq!(cut, expected);
-        assert_eq!(table().lines_within(1, wide), ["title"]);
+        assert_eq!(table().lines_within(1, None), ["title"]);
         // A table that needs less than its share leaves the rest to the others.
         let two = || vec![Table::line("short".into()), table()];
         assert_eq!(
@@ -566,9 +576,13 @@ mod tests {
     }
 
     #[test]
-    fn a_tag_of_any_length_makes_a_table() {
-        let json = HOLDERS.replace("a@b pid 1", &"t".repeat(100_000));
-        assert!(table(&json).iter().all(|line| line.len() < 10_000));
+    fn a_long_cell_widens_no_other_row() {
+        for name in ["deploy", "10.0.0.5:4711", "a@b pid 1"] {
+            let lines = table(&HOLDERS.replace(name, &"x".repeat(100_000)));
+            let lens: Vec<usize> = lines.iter().map(String::len).collect();
+            assert!(lens[3] > 100_000, "{name}: {lens:?}");
+            assert!(lens[..3].iter().all(|len| *len < 300), "{name}: {lens:?}");
+        }
     }
 
     #[test]
