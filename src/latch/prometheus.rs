@@ -6,6 +6,7 @@ use crate::cli::failure::{CommandResult, Failure};
 use crate::client::{Address, Client, Connection, Error};
 use crate::protocol::counters::{Amount, Figure, Figures, Histogram};
 use crate::protocol::metrics::{exposition, Metric, Server, COUNTERS, GAUGES};
+use crate::text::Plain;
 
 use super::{failure, print, report, shown, PROTOCOL};
 
@@ -41,12 +42,17 @@ fn ask(client: &Client, server: &Address) -> Result<Value, Failure> {
 /// A server with the figures in its JSON, as far as the text can have them.
 fn named(server: String, json: Option<&Value>) -> Server {
     let figures = json.map(|json| Figures {
-        version: json["version"].as_str().map(str::to_owned),
+        version: json["version"].as_str().map(shown_version),
         counters: figures(&json["counters"], &COUNTERS),
         gauges: figures(&json["gauges"], &GAUGES),
         waits: histogram(&json["grant_waits"]),
     });
     (Some(server), figures)
+}
+
+/// The version as a terminal may have it: the server may say anything.
+fn shown_version(version: &str) -> String {
+    Plain(version.as_bytes()).to_string()
 }
 
 fn figures(group: &Value, metrics: &[Metric]) -> Vec<Figure> {
@@ -141,6 +147,14 @@ latchd_grant_wait_seconds_sum{server="a:1"} 1.5
 latchd_grant_wait_seconds_count{server="a:1"} 3
 "#;
         assert_eq!(exposition(&servers), expected);
+    }
+
+    #[test]
+    fn a_version_hides_nothing_from_a_terminal() {
+        let json = r#"{"version":"1\u001b[2J\u202e","counters":{}}"#;
+        let text = exposition(&[server("a:1", json)]);
+        let version = r#"version="1\\x1b[2J\\xe2\\x80\\xae"} 1"#;
+        assert!(text.contains(version), "{text:?}");
     }
 
     /// A series that the format does not know spoils the text of all servers.
