@@ -3,9 +3,9 @@
 use std::fmt::Write;
 use std::time::Duration;
 
-use crate::cli::failure::CommandResult;
+use crate::cli::failure::{CommandResult, Failure};
 use crate::cli::output;
-use crate::client::{Error, Granted};
+use crate::client::{Error, Granted, Token};
 use crate::text::Plain;
 
 use super::servers::Target;
@@ -46,7 +46,7 @@ fn keep(target: &Target, granted: Granted, time: Duration, text: &str) -> Comman
     let kept = connection.keep(&target.key, slot, token);
     kept.map_err(|error| match error {
         Error::Refused(_) => target.fails(UNAVAILABLE, NOT_KEPT),
-        error => target.failure(&error),
+        error => end_unanswered(target, token, &error),
     })?;
     output::print(text).map_err(|error| {
         // No other process knows the token, so the lock is released here.
@@ -54,6 +54,18 @@ fn keep(target: &Target, granted: Granted, time: Duration, text: &str) -> Comman
         unprintable(&error)
     })?;
     Ok(0)
+}
+
+/// Releases a lock that the server may keep, though its answer did not come. If that fails, the
+/// user has to know the token.
+fn end_unanswered(target: &Target, token: Token, error: &Error) -> Failure {
+    let mut failure = target.failure(error);
+    let released = target.ask(|connection| connection.release(&target.key, target.slot, token));
+    if !matches!(released, Ok(()) | Err(Error::Refused(_))) {
+        let how = format!("; if the server keeps the lock, this token releases it: {token}");
+        failure.message = failure.message.map(|message| message + &how);
+    }
+    failure
 }
 
 /// Lines of `key: value` about a reservation, the last one with the command that ends it.

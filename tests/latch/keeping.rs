@@ -4,7 +4,7 @@ use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::reconnecting::{listener, Peer};
+use crate::reconnecting::{listener, Peer, TOKEN};
 use crate::support::latch::{is_held, output, run, status, text};
 use crate::support::wire_cutter::WireCutter;
 use crate::support::{eventually, program, Daemon, Scheme, PATIENCE};
@@ -101,6 +101,45 @@ fn a_server_that_cannot_keep_is_refused_before_the_job() {
         assert_eq!(refused.status.code(), Some(69), "{arguments:?}");
         let said = text(&refused.stderr);
         assert!(said.contains("the server is too old for this"), "{said}");
+    }
+}
+
+/// The server may have kept the lock before its answer was lost, and only this process knows the
+/// token.
+#[test]
+fn a_lock_kept_without_an_answer_is_released_by_its_token() {
+    let commands: [&[&str]; 2] = [
+        &["acquire", "k", "--lease", "3600"],
+        &["reserve", "k", "--for", "1h"],
+    ];
+    for arguments in commands {
+        for is_there in [true, false] {
+            let (listener, addr) = listener();
+            let server = thread::spawn(move || {
+                let mut peer = Peer::accept(&listener);
+                assert!(peer.request().starts_with("tag _ "));
+                peer.answer("ok");
+                peer.grant(3600);
+                assert_eq!(peer.any_request(), format!("keep k {TOKEN} 3600"));
+                if is_there {
+                    drop(peer);
+                    let mut next = Peer::accept(&listener);
+                    assert_eq!(next.any_request(), format!("r k {TOKEN}"));
+                    next.answer("ok");
+                } else {
+                    drop(listener);
+                }
+            });
+            let mut command = Command::new(program("latch"));
+            let command = command.args(arguments);
+            let failed = output(command.env("LATCH_SERVER", addr.to_string()));
+            server.join().expect("it was asked");
+            assert_eq!(failed.status.code(), Some(69), "{arguments:?}");
+            let said = text(&failed.stderr);
+            let expected = format!("k at {addr}: the server closed the connection");
+            assert!(said.contains(&expected), "{said}");
+            assert_eq!(said.contains(TOKEN), !is_there, "{said}");
+        }
     }
 }
 

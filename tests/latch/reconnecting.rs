@@ -14,7 +14,7 @@ use crate::support::stalls::{fair_test, in_time};
 use crate::support::{eventually, Daemon, PATIENCE};
 use latchd::client::{Address, Client, Error, Guard, Loss, Settings};
 
-const TOKEN: &str = "0123456789abcdef0123456789abcdef";
+pub const TOKEN: &str = "0123456789abcdef0123456789abcdef";
 
 /// The server's side of one connection.
 pub struct Peer(BufReader<TcpStream>);
