@@ -103,6 +103,8 @@ pub struct Connection {
     key: Option<String>,
     /// The longest reply to what was sent last, in bytes.
     max_reply_len: usize,
+    /// The server has been sent a secret, which it may repeat in any reply.
+    knows_secret: bool,
     /// The tag in the introduction, which precedes the first request over each stream; empty for
     /// none. `None` if the client does not introduce itself.
     tag: Option<String>,
@@ -382,6 +384,7 @@ impl Connection {
         }
         let mut text = mem::take(&mut self.opening);
         self.key = key_of(request).map(str::to_owned);
+        self.knows_secret |= request.has_secret();
         self.max_reply_len = match request {
             _ if lists_all_keys(request) => MAX_STATS_LEN,
             Request::Queues(_) | Request::Counters => MAX_QUEUE_LEN,
@@ -455,7 +458,7 @@ impl Connection {
         };
         let line = &self.buffer[..end];
         let reply = std::str::from_utf8(line).ok().and_then(reply::parse);
-        let reply = reply.ok_or_else(|| Error::bad_reply(&self.server, line))?;
+        let reply = reply.ok_or_else(|| self.bad_reply(line))?;
         self.buffer.drain(..=end);
         self.has_answered = true;
         Ok(Some(reply))
@@ -525,7 +528,7 @@ impl Connection {
             misfit => {
                 let mut line = Vec::new();
                 misfit.write(&mut line);
-                Error::bad_reply(&self.server, line.trim_ascii_end())
+                self.bad_reply(line.trim_ascii_end())
             }
         };
         if matches!(error, Error::BadReply { .. } | Error::AuthFailed { .. }) {

@@ -449,6 +449,15 @@ fn parse_integer(word: &[u8]) -> Result<u64, ProtocolError> {
 }
 
 impl Request<'_> {
+    /// Whether it has an auth token or an admin token in it.
+    pub fn has_secret(&self) -> bool {
+        match self {
+            Request::Auth(_) => true,
+            Request::Break { admin_token, .. } => admin_token.is_some(),
+            _ => false,
+        }
+    }
+
     /// Appends the request's three lines to `out`. [`parse`] reads the same request from them if
     /// its key passes [`limits::is_key`] and its numbers are those of [`limits`].
     pub fn write(&self, out: &mut Vec<u8>) {

@@ -538,6 +538,32 @@ fn the_socket_of_the_operator_says_itself_whose_grant_it_ends() {
     assert!(!said.contains("invented"), "{said}");
 }
 
+/// What is printed may end up in a log.
+#[test]
+fn a_secret_that_a_server_repeats_is_not_printed() {
+    let daemon = Daemon::start(&[]);
+    let directory = tempfile::tempdir().expect("a directory");
+    let file = directory.path().join("secret");
+    fs::write(&file, "open-sesame\n").expect("the directory is ours");
+    let file = file.to_str().expect("text");
+    let presents: [&[&str]; 2] = [
+        &["ping", "--auth-token-file", file],
+        &["break", "k", "--admin-token-file", file],
+    ];
+    for arguments in presents {
+        for reply in ["error 5 open-sesame", "ok open-sesame"] {
+            let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+            let server = listener.local_addr().expect("its address").to_string();
+            impostor(listener, 1..2, reply);
+            let failed = run(&daemon, &[arguments, &["--server", &server]].concat());
+            let said = text(&failed.stderr);
+            assert_eq!(failed.status.code(), Some(76), "{said}");
+            assert!(said.ends_with("the server answered nonsense\n"), "{said}");
+            assert!(!said.contains("sesame"), "{said}");
+        }
+    }
+}
+
 #[test]
 fn a_break_of_many_grants_has_one_time_limit() {
     let daemon = Daemon::start(&[]);

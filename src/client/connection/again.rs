@@ -29,6 +29,7 @@ impl Connection {
             settings: settings.clone(),
             key: None,
             max_reply_len: 0,
+            knows_secret: false,
             tag: None,
             opening: Vec::new(),
             awaited: VecDeque::new(),

@@ -32,6 +32,7 @@ impl Connection {
         if let Some(token) = auth_token {
             Request::Auth(token).write(&mut self.opening);
             self.awaited.push_back(Opening::Auth);
+            self.knows_secret = true;
         }
         self.write_introduction();
     }
@@ -74,6 +75,16 @@ impl Connection {
             self.read_by(due)?;
         }
         Ok(())
+    }
+
+    /// Quotes a reply that does not fit its request, unless a secret may be in it.
+    pub(super) fn bad_reply(&self, reply: &[u8]) -> Error {
+        let shown = if self.knows_secret {
+            b"nonsense"
+        } else {
+            reply
+        };
+        Error::bad_reply(&self.server, shown)
     }
 
     /// Takes the replies to what came before the first request; true once it has all of them.
