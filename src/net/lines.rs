@@ -4,7 +4,7 @@ mod telnet;
 
 use std::io::{self, Read};
 
-use memchr::memchr2;
+use memchr::{memchr, memchr2};
 
 use crate::sys::memory::{self, Purpose};
 
@@ -111,8 +111,7 @@ impl<const N: usize> LineReader<N> {
                 return Buffered::Incomplete;
             }
             let line_start = self.line_start();
-            let unseen = &self.buffer[self.scanned..self.end];
-            let Some(offset) = memchr2(b'\n', INTERRUPT, unseen) else {
+            let Some(offset) = self.offset_of_end(line_start) else {
                 self.scanned = self.end;
                 if self.is_overlong(self.end - line_start) {
                     self.keep_head(line_start);
@@ -139,6 +138,21 @@ impl<const N: usize> LineReader<N> {
             }
         }
         Buffered::Frame
+    }
+
+    /// Where an LF or an interrupt ends the current line, counted from `scanned`.
+    ///
+    /// An interrupt does not drop the beginning of the first line, which shows whether the peer
+    /// speaks another protocol. A stranger may choose what such a peer sends behind it: a server
+    /// chooses the session ID of its TLS clients.
+    fn offset_of_end(&self, line_start: usize) -> Option<usize> {
+        let unseen = &self.buffer[self.scanned..self.end];
+        let offset = memchr2(b'\n', INTERRUPT, unseen)?;
+        let has_begun = self.overlong || self.scanned + offset > line_start;
+        match self.lines_seen == 0 && has_begun {
+            true => memchr(b'\n', unseen),
+            false => Some(offset),
+        }
     }
 
     /// The lines of the frame that [`LineReader::look`] found.
@@ -513,10 +527,25 @@ mod tests {
         );
         check(b"\xff\xf4a\nb\nc\n\xff\xf4", &[["a", "b", "c"]], false);
         check(
-            b"far too long a line\xff\xf4a\nb\nc\n",
+            b"\xff\xf4far too long a line\xff\xf4a\nb\nc\n",
             &[["a", "b", "c"]],
             false,
         );
+    }
+
+    #[test]
+    fn no_interrupt_drops_a_part_of_the_first_line() {
+        check(
+            b"a\xff\xf4b\xff\xf4\nc\xff\xf4d\ne\nf\n",
+            &[["d", "e", "f"]],
+            false,
+        );
+        check(
+            b"a\xff\xf4b\xff\xf4\nc\nd\n",
+            &[["a\u{fffd}b\u{fffd}", "c", "d"]],
+            false,
+        );
+        check(b"far too long a line\xff\xf4a\nb\nc\n", &[], true);
     }
 
     #[test]

@@ -261,6 +261,22 @@ fn a_browser_is_hung_up_on_before_its_page_can_lock_anything() {
 }
 
 #[test]
+fn no_telnet_interrupt_hides_the_first_line_of_another_protocol() {
+    let server = Lfpd::start(&[]);
+    let hello = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03 its session id: ";
+    let long = [b"GET /", &[b'x'; 3000][..]].concat();
+    for head in [&hello[..], b"GET / HTTP/1.1", &long] {
+        let mut client = server.daemon.connect();
+        client.send_bytes(&[head, b"\xff\xf4noop\n"].concat());
+        let mut replies = Vec::new();
+        while let Event::Line(line) = client.next_event(PATIENCE) {
+            replies.push(String::from_utf8(line).expect("ASCII"));
+        }
+        assert!(!replies.iter().any(|line| line == OKAY), "{replies:?}");
+    }
+}
+
+#[test]
 fn telnet_commands_are_taken_out_and_refused() {
     let server = Lfpd::start(&[]);
     let mut client = server.connect();
