@@ -91,3 +91,17 @@ fn a_holder_is_bound_until_it_says_that_it_can_adopt() {
     holder.set_can_adopt(true);
     assert_eq!(arbiter.bound_holder_count(), 0);
 }
+
+#[test]
+fn every_bound_holder_is_counted_however_many_connections_there_are() {
+    let arbiter = arbiter(Holdings::Release);
+    for count in [1000, 1001, 2500] {
+        let seats = (1..=count).map(|conn| arbiter.connect(ConnId(conn), None));
+        let seats: Vec<Seat> = seats.collect();
+        for seat in &seats {
+            let slot = seat.try_acquire(&slot_of(5000));
+            assert!(matches!(slot, Ok(Answer::Granted(_))), "{slot:?}");
+        }
+        assert_eq!(arbiter.bound_holder_count(), seats.len());
+    }
+}
