@@ -9,6 +9,7 @@ mod semats;
 use std::env;
 use std::ffi::OsString;
 use std::fmt::Display;
+use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -23,7 +24,8 @@ use crate::cli::output;
 use crate::cli::waiting::{Verbosity, WaitingLine};
 use crate::lockfile::{
     acquire_any_detached, wait_any, Attempt, Busy, Cleaned, LockInfo, Obstacle, ReleaseOutcome,
-    ReleaseTerms, Semaphore, SemaphoreError, SemaphoreOptions, Slots, WaitLimit, WithoutFlock,
+    ReleaseTerms, Semaphore, SemaphoreError, SemaphoreOptions, Slots, Status, WaitLimit,
+    WithoutFlock,
 };
 use crate::supervise;
 use crate::text::{reason, Plain};
@@ -257,6 +259,12 @@ fn status(request: &SemaRequest) -> CommandResult {
     for slot in &slots(request, &request.options.lock)? {
         let path = options.slots.map(|_| slot.path());
         match slot.status() {
+            Ok(Status::Unreadable(_))
+                if fs::metadata(slot.path()).is_ok_and(|it| !it.is_file()) =>
+            {
+                let reason = impediment(Obstacle::NotAFile).unwrap_or_default();
+                failure = Some(Failure::at(slot.path(), reason));
+            }
             Ok(status) => {
                 is_any_free |= !status.is_locked();
                 texts.push(match options.json {

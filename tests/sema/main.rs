@@ -1063,6 +1063,7 @@ fn an_error_of_the_system_is_3_and_names_the_path() {
         (&["acquire", "directory"], not_a_file),
         (&["wait", "directory", "--timeout", "1m"], not_a_file),
         (&["clean", "directory"], not_a_file),
+        (&["status", "directory"], not_a_file),
         (&["run", "directory", "--", "true"], not_a_file),
         (&["run", "directory", "-n", "-q", "--", "true"], not_a_file),
         (&["try", &long], &format!("IO error: {long}: ")),
