@@ -24,7 +24,7 @@ _latch() {
             option=
         else
             case $word in
-                --timeout | -w | --lease | --limit | --slots | --max-waiters | --busy-status | -E | --and | --tag | --kill-after | --on-lost | --at-least | --server | --auth-token-file | --connect-timeout | --tls-ca | --tls-name | --format | --fence | --admin-token-file) option=$word ;;
+                --timeout | -w | --lease | --limit | --slots | --max-waiters | --busy-status | -E | --and | --tag | --kill-after | --on-lost | --at-least | --server | --auth-token-file | --connect-timeout | --tls-ca | --tls-name | --for | --format | --fence | --admin-token-file) option=$word ;;
                 -*) ;;
                 *) if [[ -z $command ]]; then command=$word; else ((operand += 1)); fi ;;
             esac

@@ -21,7 +21,7 @@ complete -c latch -n __fish_use_subcommand -a reserve -d 'Reserve a lock for a p
 complete -c latch -n __fish_use_subcommand -a renew -d 'Renew the lease of a lock of acquire or reserve, and print its length'
 complete -c latch -n __fish_use_subcommand -a release -d 'Release a lock of acquire or reserve'
 complete -c latch -n __fish_use_subcommand -a stats -d 'Show the holders and the waiters'
-complete -c latch -n __fish_use_subcommand -a status -d 'Tell whether a key is free (0) or held (1), and who holds it, without taking it'
+complete -c latch -n __fish_use_subcommand -a status -d 'Tell whether a key is free (0) or held (1), and who holds it, without taking it; 69 if no server answers'
 complete -c latch -n __fish_use_subcommand -a break -d 'End the grant of another client'
 complete -c latch -n __fish_use_subcommand -a ping -d 'Check that every server answers'
 complete -c latch -n __fish_use_subcommand -a fence-check -d 'Check that a token is not older than the newest that a resource has seen'
@@ -111,7 +111,7 @@ complete -c latch -n '__fish_seen_subcommand_from acquire' -s h -l help -d 'prin
 complete -c latch -n '__fish_seen_subcommand_from acquire' -s V -l version -d 'print the version and exit'
 complete -c latch -n '__fish_seen_subcommand_from acquire; and test (count (commandline -opc)) -eq 2' -a '(__latch_keys)'
 
-complete -c latch -n '__fish_seen_subcommand_from reserve' -l for -d 'how long the lock is reserved'
+complete -c latch -n '__fish_seen_subcommand_from reserve' -l for -x -d 'how long the lock is reserved'
 complete -c latch -n '__fish_seen_subcommand_from reserve' -l tag -x -d 'who reserves it and what for, as the server shows it (latch@HOST pid N)'
 complete -c latch -n '__fish_seen_subcommand_from reserve' -s w -l timeout -x -d 'how long to wait for the lock; 0 tries once (no limit)'
 complete -c latch -n '__fish_seen_subcommand_from reserve' -s n -l nonblock -d 'do not wait, as with --timeout 0'

@@ -370,7 +370,12 @@ fn in_our_words(message: &str) -> String {
         Some(("No value provided for option ", option)) => {
             format!("{} requires a value", option.trim_end_matches("'."))
         }
-        Some(("Required positional arguments not provided", _)) => format!("missing {list}"),
+        Some((
+            "Required positional arguments not provided" | "Required options not provided",
+            _,
+        )) => {
+            format!("missing {list}")
+        }
         Some(("One of the following subcommands must be present", _)) => {
             format!("missing command: one of {list}")
         }

@@ -110,6 +110,12 @@ fn short_usage(usage: &str) -> (String, Vec<(&str, &str)>) {
     if !values.is_empty() {
         short += " [options]";
     }
+    // A required option stands there without brackets.
+    let required = usage.match_indices(" --").filter_map(|(at, _)| {
+        let (name, rest) = usage[at + 2..].split_once(' ')?;
+        Some((name, rest.split(' ').next()?))
+    });
+    values.extend(required);
     (short, values)
 }
 

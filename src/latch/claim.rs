@@ -14,7 +14,7 @@ use crate::sys::random;
 
 use super::run::release_all;
 use super::servers::{wait_of, Target, ROUND_TRIP};
-use super::{queue, shown, PROGRAM, UNAVAILABLE};
+use super::PROGRAM;
 
 /// The first pause before the server is tried again, and the longest.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
@@ -169,27 +169,7 @@ impl Asking {
     /// What is waited for, how many are ahead, and who holds it, as far as the server tells.
     fn describe(&self) -> String {
         let (at, name) = self.current.lock().clone();
-        let target = &self.targets[at];
-        let about = format!("waiting for {}", shown(&target.key));
-        let asked = target.connect().and_then(|mut connection| {
-            match connection.queues(Some(&target.key)) {
-                // An older server.
-                Err(Error::Unsupported(_)) => Ok(Vec::new()),
-                queues => queues.map_err(|error| target.failure(&error)),
-            }
-        });
-        let details = match asked {
-            Ok(queues) => queues
-                .first()
-                .map(|queue| queue::while_waiting(queue, name.as_deref())),
-            Err(failure) if failure.status == UNAVAILABLE => failure.message,
-            // The server is short of connections.
-            Err(_) => None,
-        };
-        match details {
-            Some(details) => format!("{about}: {details}"),
-            None => about,
-        }
+        self.targets[at].describe_wait(name.as_deref())
     }
 }
 

@@ -362,7 +362,8 @@ command! {
 }
 
 command! {
-    /// Tell whether a key is free (0) or held (1), and who holds it, without taking it
+    /// Tell whether a key is free (0) or held (1), and who holds it, without taking it; 69 if no
+    /// server answers
     #[argh(subcommand, name = "status")]
     Status {
         /// the key to look at

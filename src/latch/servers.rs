@@ -2,19 +2,22 @@
 
 use std::path::Path;
 use std::process;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use rustix::system::uname;
 
 use crate::cli::failure::Failure;
 use crate::cli::output::exact_time;
+use crate::cli::waiting::{Verbosity, WaitingLine};
 use crate::client::environment::{self, Overrides};
 use crate::client::{
     Address, Claimed, Client, Connection, Error, Granted, Lock, Queue, Slot, Token, Wait,
 };
 use crate::text::Plain;
 
-use super::{failure, queue, shown, usage, BUSY, FILE_ERROR, LOST};
+use super::{failure, queue, shown, usage, BUSY, FILE_ERROR, LOST, PROGRAM, UNAVAILABLE};
 
 /// By how much a command with `--timeout` may outlast that: one round trip.
 pub(super) const ROUND_TRIP: Duration = Duration::from_secs(1);
@@ -141,10 +144,43 @@ impl Target {
         matches!(holder, Ok(Some(_)))
     }
 
-    /// Claims the key, and fails if it is not granted in time.
+    /// What a client with this name at the server waits for, how many are ahead, and who holds the
+    /// key, as far as the server tells.
+    pub(super) fn describe_wait(&self, name: Option<&str>) -> String {
+        let about = format!("waiting for {}", shown(&self.key));
+        let asked = self.connect().and_then(|mut connection| {
+            match connection.queues(Some(&self.key)) {
+                // An older server.
+                Err(Error::Unsupported(_)) => Ok(Vec::new()),
+                queues => queues.map_err(|error| self.failure(&error)),
+            }
+        });
+        let details = match asked {
+            Ok(queues) => queues
+                .first()
+                .map(|queue| queue::while_waiting(queue, name)),
+            Err(failure) if failure.status == UNAVAILABLE => failure.message,
+            // The server is short of connections.
+            Err(_) => None,
+        };
+        match details {
+            Some(details) => format!("{about}: {details}"),
+            None => about,
+        }
+    }
+
+    /// Claims the key, and fails if it is not granted in time. On a terminal, says meanwhile what
+    /// it waits for.
     pub(super) fn claim(&self, timeout: Option<Duration>) -> Result<Granted, Failure> {
         let wait = wait_of(timeout);
-        match self.lock().claim(Instant::now(), wait, |_| ()) {
+        let name = Arc::<Mutex<Option<String>>>::default();
+        let describe = {
+            let (target, name) = (self.clone(), Arc::clone(&name));
+            move || target.describe_wait(name.lock().as_deref())
+        };
+        let _line = WaitingLine::start(PROGRAM, Verbosity::OnTerminal, describe);
+        let learn_name = |connection: &Connection| *name.lock() = connection.name_at_server();
+        match self.lock().claim(Instant::now(), wait, learn_name) {
             Ok(Claimed::Granted(granted)) => Ok(granted),
             Ok(Claimed::InVain(connection)) => Err(Failure::new(BUSY, self.busy(connection, wait))),
             Err(error) => Err(self.failure(&error)),

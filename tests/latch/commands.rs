@@ -511,6 +511,7 @@ fn a_failure_names_what_is_missing_and_the_server() {
     let daemon = Daemon::start(&[]);
     for (arguments, expected) in [
         (&["renew"][..], "missing key"),
+        (&["reserve", "k"], "missing --for"),
         (
             &[],
             "run, hold, wait, acquire, reserve, renew, release, stats, status, break, ping, fence-check",

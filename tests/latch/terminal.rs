@@ -778,17 +778,22 @@ fn a_line_on_the_terminal_says_what_it_waits_for() {
     let python = needs!("python3");
     let start = || Daemon::start_directly(Scheme::Plain, &[]);
     at_each_shell_beside(&python, start, |daemon, mut terminal| {
-        let mut holder = daemon.connect();
-        assert_eq!(holder.request("tag", "_", "the holder"), "ok");
-        holder.acquire("k", 0);
-        terminal.enter("$LATCH run k -- echo done");
-        terminal.expect("\r\u{1b}[Klatch: waiting for k: 0 ahead, held by the holder for ");
-        drop(holder);
-        // The grant removes it.
-        terminal.expect(" s\r\u{1b}[K");
-        terminal.expect("done");
-        terminal.expect(PROMPT);
-        terminal.expect_status(0);
+        for (command, done) in [
+            ("run k -- echo done", "done"),
+            ("reserve k --for 1", "seconds: 1"),
+        ] {
+            let mut holder = daemon.connect();
+            assert_eq!(holder.request("tag", "_", "the holder"), "ok");
+            holder.acquire("k", 0);
+            terminal.enter(&format!("$LATCH {command}"));
+            terminal.expect("\r\u{1b}[Klatch: waiting for k: 0 ahead, held by the holder for ");
+            drop(holder);
+            // The grant removes it.
+            terminal.expect(" s\r\u{1b}[K");
+            terminal.expect(done);
+            terminal.expect(PROMPT);
+            terminal.expect_status(0);
+        }
     });
 }
 
