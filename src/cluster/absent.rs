@@ -1,4 +1,5 @@
-//! Several servers as one service, in a build without that: the shape of `mod.rs`, and no values.
+//! The stand-in for `mod.rs` in a build without the feature `cluster`. Its types have no values, so
+//! their methods are never called.
 
 use std::io;
 use std::path::PathBuf;
@@ -15,11 +16,11 @@ use crate::token::{Fence, FenceSource};
 #[derive(Debug)]
 pub enum ClusterSettings {}
 
-/// This server as one of several.
+/// This server as a node of a cluster.
 pub enum ClusterNode {}
 
 impl ClusterSettings {
-    /// Refuses the option that asks for them.
+    /// Refuses the option that asks for a cluster.
     pub fn wanted_by(option: &str) -> Result<ClusterSettings, String> {
         Err(format!("{option}: needs a build with --features cluster"))
     }

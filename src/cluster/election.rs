@@ -1,4 +1,4 @@
-//! The thread that runs for leader, and renews the leader key.
+//! The thread that runs for leader and renews the leader key.
 
 use std::sync::Arc;
 use std::thread;
@@ -13,23 +13,24 @@ use super::{is_planted, lease_before, Active, ClusterNode, Role, Term, PATIENCE}
 use crate::sys::moment::Moment;
 use crate::text::{host_and_port, Escaped};
 
-/// The pause after a failure, before the next attempt.
+/// The pause between a failure and the next attempt.
 const PAUSE: Duration = Duration::from_millis(100);
 
 pub(super) struct Candidate {
     node: Arc<ClusterNode>,
     gateway: Gateway,
     leader: Vec<u8>,
-    /// A leader with this server's own address at the first look is its former self.
+    /// True until this server has first seen a leader, or has run for leader itself. If that first
+    /// leader has this server's own address, it may be this server before a restart.
     is_first_look: bool,
-    /// When this server has stepped down.
+    /// When this server last stepped down.
     unfit_since: Option<Moment>,
     trouble: Trouble,
 }
 
-/// Whether a leader with this server's own address, at the first look, is what it was before it was
-/// started again. A server that has started over knows its lease: if two servers have one address,
-/// otherwise each would depose the other, over and over.
+/// Whether a leader with this server's own address, found at the first look, is this server before
+/// its restart. A server that has started over knows which lease it had, and compares it. Otherwise
+/// two servers with the same address would depose each other over and over.
 fn is_former_self(leader: &KeyValue) -> bool {
     lease_before().is_none_or(|lease| lease == leader.lease)
 }
@@ -61,8 +62,8 @@ impl Candidate {
         }
     }
 
-    /// Looks who is the leader. If it is another server, waits for a while; if there is none, runs
-    /// for leader. `None`: it is time to look again.
+    /// Looks up the leader. If another server is the leader, waits for a while. If there is no
+    /// leader, runs for leader. `None` means that the caller should look again.
     fn run_once(&mut self) -> Result<Option<Term>, EtcdFailure> {
         let kept = Moment::now();
         // A separate read, because a full etcd refuses any transaction that might write.
@@ -75,7 +76,7 @@ impl Candidate {
             return self.run_for_leader(kept);
         };
         let own_lease = self.node.state.lock().lease;
-        // The answer to an earlier attempt was lost.
+        // An earlier attempt was successful, but its answer was lost.
         if own_lease == Some(leader.lease) {
             return Ok(Some(self.term(
                 leader.create_revision,
@@ -93,14 +94,15 @@ impl Candidate {
             return Ok(None);
         }
         self.note(leader);
-        // Kept for the next election. A full etcd grants none, and the active server goes on.
+        // The lease is kept ready for the next election. A full etcd grants no lease; that is only
+        // logged, because the active server goes on.
         if let Err(failure) = self.keep_lease() {
             self.trouble.report(&failure, 0);
         }
         self.wait_behind(answer.revision)
     }
 
-    /// Runs for leader when there is none. `kept` is when the lease is taken to begin.
+    /// Runs for leader. Call this only if there is no leader. The lease counts from `kept`.
     fn run_for_leader(&mut self, kept: Moment) -> Result<Option<Term>, EtcdFailure> {
         let lease = self.keep_lease()?;
         let address = self.node.settings.advertise.as_bytes();
@@ -130,13 +132,14 @@ impl Candidate {
         Ok(None)
     }
 
-    /// Whether this server has stepped down of late: another one may be able to take over.
+    /// Whether this server has stepped down recently. It then leaves the election to other servers,
+    /// because one of them may be able to take over.
     fn is_unfit(&self) -> bool {
         let time = self.node.settings.ttl * PATIENCE;
         self.unfit_since.is_some_and(|since| since.elapsed() < time)
     }
 
-    /// The number of a lease that was begun or kept alive just now.
+    /// Keeps this server's lease alive, or requests a new one. Returns its number.
     fn keep_lease(&mut self) -> Result<u64, EtcdFailure> {
         let known = self.node.state.lock().lease;
         if let Some(lease) = known {
@@ -188,7 +191,7 @@ impl Candidate {
             match self.gateway.keep_alive(term.lease) {
                 Ok(true) => kept = sent,
                 Ok(false) if is_planted("no-epoch") => {}
-                // This server steps down.
+                // This server is stepping down, and has revoked the lease itself.
                 Ok(false) if self.node.state.lock().lease.is_none() => {}
                 Ok(false) => self.node.start_over("the lease of the leader key is over"),
                 Err(failure) => {
@@ -206,8 +209,8 @@ impl Candidate {
     }
 }
 
-/// The address in the value of the leader key, if it has the form of `--advertise`: any writer in
-/// etcd could have written it.
+/// The address in the value of the leader key; `None` if it does not have the form of
+/// `--advertise`. Any client of etcd could have written the value.
 fn address_in(value: &[u8]) -> Option<String> {
     let text = std::str::from_utf8(value).ok()?;
     host_and_port(text)?;

@@ -1,7 +1,8 @@
-//! etcd's JSON gateway, over kept-alive HTTP/1.1. One request at a time, to one member at a time.
+//! A client of etcd's JSON gateway, over a kept-alive HTTP/1.1 connection. It sends one request at
+//! a time, to one member at a time.
 //!
-//! Its habits: keys and values are in base64, 64-bit numbers are strings, and what is zero, false
-//! or empty is left out. A refusal is chunked, with trailers.
+//! In the gateway's JSON, keys and values are in base64, 64-bit numbers are strings, and fields
+//! that are zero, false or empty are left out. A refusal is sent in chunks, with trailers.
 
 mod http;
 
@@ -17,31 +18,31 @@ use crate::net::stream::Stream;
 use crate::text::reason;
 use http::EtcdConnection;
 
-/// How many times as long as another request the check of a password may take: it is made to be
-/// slow, and each attempt begins anew.
+/// A password check may take this many times as long as another request. etcd checks passwords
+/// slowly on purpose, and a check that times out starts from the beginning at the next attempt.
 const PASSWORD_TIME: u32 = 3;
 
-/// Refusals for which another member may do better: cancelled, unknown, deadline exceeded,
-/// unavailable. The request may have been carried out nevertheless.
+/// The codes of refusals after which the next member is asked: cancelled, unknown, deadline
+/// exceeded, unavailable. The request may have been carried out nevertheless.
 const NO_ANSWER_CODES: [u64; 4] = [1, 2, 4, 14];
 
-/// Refusal: the request is not valid, or its token is older than the last change of users.
+/// Refusal: the request is invalid, or its token is older than the latest change of users.
 pub const INVALID_ARGUMENT: u64 = 3;
-/// Refusal: what the request names is not there, such as a lease.
+/// Refusal: something that the request names, such as a lease, does not exist.
 pub const NOT_FOUND: u64 = 5;
-/// Refusal: the user may not do that.
+/// Refusal: the user lacks the permission.
 pub const PERMISSION_DENIED: u64 = 7;
 /// Refusal of a request for a token: authentication is not enabled.
 const FAILED_PRECONDITION: u64 = 9;
-/// Refusal: etcd has reached its quota of space, or is overloaded.
+/// Refusal: etcd has reached its space quota, or is overloaded.
 pub const RESOURCE_EXHAUSTED: u64 = 8;
-/// Refusal: the token has expired, or its member has died.
+/// Refusal: the token has expired, or the member that issued it is gone.
 pub const UNAUTHENTICATED: u64 = 16;
 
-/// Why a request has no result.
+/// Why a request failed.
 #[derive(Debug, PartialEq, Eq)]
 pub enum EtcdFailure {
-    /// No member has answered in time. The request may yet be carried out.
+    /// The member gave no usable answer in time. The request may still be carried out.
     NoAnswer {
         member: String,
         reason: String,
@@ -66,22 +67,22 @@ pub struct TxnAnswer {
     pub revision: u64,
     /// Whether the comparisons held.
     pub succeeded: bool,
-    /// What its first range has found.
+    /// The keys that the transaction's first range request found.
     pub found: Vec<KeyValue>,
 }
 
-/// What a member wants to see of a user.
+/// The credential that a member asks for.
 #[derive(Debug, PartialEq, Eq)]
 enum Credential {
     Unknown,
-    /// Nothing: its authentication is off.
+    /// The member asks for none, because its authentication is off.
     NotWanted,
     Token(String),
 }
 
-/// A way to etcd: to one of its members, and if that is silent, to the next one. Reads the password
-/// each time that etcd asks for it, and the certificates after each failure: who replaces them need
-/// not start anything again.
+/// A connection to one member of etcd. If that member fails, the next request goes to the next
+/// member. The password is read again whenever etcd asks for it, and the certificates after each
+/// failure, so that these files can be replaced without a restart.
 pub struct Gateway {
     settings: ClusterSettings,
     at: usize,
@@ -91,7 +92,7 @@ pub struct Gateway {
 }
 
 impl Gateway {
-    /// Connects when it is first used. Each request may take `timeout`.
+    /// Makes a gateway that connects at its first request. Each request may take `timeout`.
     pub fn new(settings: &ClusterSettings, timeout: Duration) -> Gateway {
         Gateway {
             settings: settings.clone(),
@@ -102,7 +103,7 @@ impl Gateway {
         }
     }
 
-    /// Carries out a transaction. Each part is the inside of a JSON list.
+    /// Carries out a transaction. Each part is the content of a JSON list, without its brackets.
     pub fn txn(
         &mut self,
         compare: &str,
@@ -122,7 +123,7 @@ impl Gateway {
         })
     }
 
-    /// The keys from `key` up to, but not including `end`; at most `limit`.
+    /// Returns at most `limit` keys, from `key` up to but not including `end`.
     pub fn range(
         &mut self,
         key: &[u8],
@@ -134,11 +135,11 @@ impl Gateway {
         Ok(key_values(&self.call_for_keys("/v3/kv/range", &body)?))
     }
 
-    /// Makes a lease of this many seconds, and returns its number.
+    /// Requests a lease of this many seconds, and returns its number.
     pub fn grant_lease(&mut self, seconds: u64) -> Result<u64, EtcdFailure> {
         let answer = self.call("/v3/lease/grant", &format!(r#"{{"TTL":"{seconds}"}}"#))?;
         match number(&answer["ID"]) {
-            // A key on lease 0 has no lease, and would never expire.
+            // A key with lease 0 has no lease and would never expire.
             0 => Err(self.pass_over("a lease without a number".to_owned())),
             lease => Ok(lease),
         }
@@ -156,8 +157,8 @@ impl Gateway {
             .map(drop)
     }
 
-    /// Blocks until a key may have changed since `revision`, or until `at_most` is over. The caller
-    /// must look itself. A watch that ends before is a failure.
+    /// Blocks until a key may have changed in `revision` or later, or until `at_most` has passed.
+    /// The caller must read the key to know. A watch that ends too early is a failure.
     pub fn watch(
         &mut self,
         key: &[u8],
@@ -168,7 +169,7 @@ impl Gateway {
         let key = base64::encode(key);
         let body =
             format!(r#"{{"create_request":{{"key":"{key}","start_revision":"{revision}"}}}}"#);
-        // The answer never ends, so the connection cannot be used again.
+        // The answer to a watch never ends, so the connection cannot be used again.
         let mut has_changed = false;
         let watched = self.connected().and_then(|(connection, token)| {
             connection.watch(&body, token, deadline, |line| {
@@ -187,8 +188,8 @@ impl Gateway {
         }
     }
 
-    /// Sends a request, and returns what it is answered. If the connection fails, or the member
-    /// cannot answer, the next request goes to the next member.
+    /// Sends a request and returns the answer. If the connection fails, or the member cannot
+    /// answer, the next request goes to the next member.
     pub fn call(&mut self, path: &str, body: &str) -> Result<Value, EtcdFailure> {
         self.authenticate()?;
         let sent = self.send(path, body, self.timeout);
@@ -205,8 +206,9 @@ impl Gateway {
         self.send(path, body, self.timeout)
     }
 
-    /// As [`Gateway::call`], for keys. What names no revision is not from etcd, such as the `{}` of
-    /// a proxy: without keys in it, it would say that there are none.
+    /// Like [`Gateway::call`], but for requests about keys. Refuses an answer without a revision,
+    /// such as the `{}` of a proxy: it is not from etcd, and it would look as if there were no
+    /// keys.
     fn call_for_keys(&mut self, path: &str, body: &str) -> Result<Value, EtcdFailure> {
         let answer = self.call(path, body)?;
         match number(&answer["header"]["revision"]) {
@@ -247,7 +249,7 @@ impl Gateway {
         if status == 200 && answer["error"].is_null() {
             return Ok(answer);
         }
-        // A refusal within a stream is one level deeper.
+        // In the answer to a stream request, the refusal is nested one level deeper.
         let refusal = match &answer["error"] {
             Value::Object(_) => &answer["error"],
             _ => &answer,
@@ -265,7 +267,7 @@ impl Gateway {
         &self.settings.members[self.at]
     }
 
-    /// The connection, and the token for it.
+    /// Returns the connection and the token for it. Connects if necessary.
     fn connected(&mut self) -> io::Result<(&mut EtcdConnection, Option<&str>)> {
         if self.connection.is_none() {
             let secure = |socket, deadline| self.secure(socket, deadline);
@@ -280,7 +282,7 @@ impl Gateway {
         Ok((connection, token))
     }
 
-    /// Shakes hands with a member that speaks TLS, until `deadline`.
+    /// Performs the TLS handshake, which must end by `deadline`, if the member speaks TLS.
     fn secure(&self, socket: TcpStream, deadline: Instant) -> io::Result<Stream> {
         let member = self.member();
         match &self.settings.tls {
@@ -294,7 +296,8 @@ impl Gateway {
         EtcdFailure::NoAnswer { member, reason }
     }
 
-    /// Switches to the next member, which has tokens of its own.
+    /// Switches to the next member, and returns the failure for `reason`. If the next member does
+    /// not know the token, [`Gateway::call`] requests another one.
     fn pass_over(&mut self, reason: String) -> EtcdFailure {
         let failure = self.no_answer(reason);
         self.connection = None;
@@ -306,7 +309,7 @@ impl Gateway {
     }
 }
 
-/// A comparison: the key was created in this revision, or is not there for 0.
+/// A comparison: the key was created in this revision. With 0, the key does not exist.
 pub fn is_created(key: &[u8], revision: u64) -> String {
     let key = base64::encode(key);
     format!(
@@ -320,25 +323,25 @@ pub fn is_version(key: &[u8], version: u64) -> String {
     format!(r#"{{"key":"{key}","target":"VERSION","result":"EQUAL","version":"{version}"}}"#)
 }
 
-/// An operation: puts a value with a lease, or without one for 0.
+/// An operation: puts a value with a lease; 0 means no lease.
 pub fn put(key: &[u8], value: &[u8], lease: u64) -> String {
     let (key, value) = (base64::encode(key), base64::encode(value));
     format!(r#"{{"request_put":{{"key":"{key}","value":"{value}","lease":"{lease}"}}}}"#)
 }
 
-/// An operation: deletes a key, if it is there.
+/// An operation: deletes a key if it exists.
 pub fn delete(key: &[u8]) -> String {
     let key = base64::encode(key);
     format!(r#"{{"request_delete_range":{{"key":"{key}"}}}}"#)
 }
 
-/// An operation: looks a key up.
+/// An operation: reads a key.
 pub fn look_up(key: &[u8]) -> String {
     let key = base64::encode(key);
     format!(r#"{{"request_range":{{"key":"{key}"}}}}"#)
 }
 
-/// A 64-bit number, which is a string, or left out for 0.
+/// Reads a 64-bit number, which is a string, or is left out if it is 0.
 fn number(value: &Value) -> u64 {
     let text = value.as_str().and_then(|text| text.parse().ok());
     text.or(value.as_u64()).unwrap_or(0)

@@ -1,7 +1,6 @@
-//! TLS with etcd: which CAs its members must have, and what this server shows of itself.
+//! TLS with etcd: which CAs this server trusts, and which certificate it shows.
 //!
-//! A build without TLS has `etcd_tls/absent.rs` in place of this module: the same shape, and no
-//! values.
+//! A build without TLS uses `etcd_tls/absent.rs` in place of this module.
 
 use std::io;
 use std::net::TcpStream;
@@ -14,12 +13,12 @@ use crate::net::tls::certificate::{chain_and_key, mismatch};
 use crate::net::tls::{server_of, system_file, trusting, Trust};
 use crate::text::{reason, Escaped};
 
-/// Files in PEM, and what was in them.
+/// The PEM files for TLS with etcd, and what was read from them.
 #[derive(Clone, Debug)]
 pub(super) struct EtcdTls {
-    /// The CAs; without it, those of the system.
+    /// The file with the trusted CAs; `None` means those of the system.
     ca: Option<PathBuf>,
-    /// The certificate of this server, and its key.
+    /// The files with this server's certificate chain and its key.
     own: Option<(PathBuf, PathBuf)>,
     content: OnceLock<Trust>,
 }
@@ -30,7 +29,7 @@ impl EtcdTls {
         Some(EtcdTls { ca, own, content })
     }
 
-    /// Reads the files. The error names the one that is unusable.
+    /// Reads the files. The error names the unusable file.
     pub(super) fn read(&self) -> Result<Trust, String> {
         let ca = self.ca.clone().unwrap_or_else(system_file);
         let trusting = trusting(&ca).map_err(|error| {
@@ -48,12 +47,12 @@ impl EtcdTls {
         })
     }
 
-    /// Has the files read again when they are needed.
+    /// Forgets what was read, so that the next handshake reads the files again.
     pub(super) fn forget(&mut self) {
         self.content.take();
     }
 
-    /// Shakes hands with a member at `HOST:PORT`, until `deadline`.
+    /// Performs the handshake with the member at `HOST:PORT`. The handshake must end by `deadline`.
     pub(super) fn secure(
         &self,
         socket: TcpStream,

@@ -1,34 +1,38 @@
-//! What a client sends first over a connection that a standby passes on.
+//! The first frames of a client whose connection a standby passes on.
 
 use crate::protocol::abilities::Abilities;
 use crate::protocol::request::{parse, Request};
 
-/// What is kept of a line, in bytes: more than any `hello` has.
+/// The maximum number of bytes kept of a line. No `hello` has a longer line.
 const MAX_LINE_LEN: usize = 1024;
 
-/// The first frames, as far as they tell whether the client can adopt its grants: a `hello`,
-/// perhaps behind an `auth`. What is encrypted is neither.
+/// Looks at the first frames to find out whether the client can adopt its grants: a `hello` says
+/// so, and only an `auth` may precede it. Nothing is found in an encrypted connection.
 #[derive(Default)]
 pub(super) struct FirstFrames {
-    /// The line that arrives, and its number.
+    /// The current line, without its LF.
     line: Vec<u8>,
+    /// The number of complete lines so far.
     line_count: usize,
+    /// The first line of the current frame.
     command: Vec<u8>,
+    /// Set when no further byte can change the result.
     is_known: bool,
 }
 
 impl FirstFrames {
-    /// The most lines that are looked at: two frames.
+    /// The maximum number of lines that are looked at: two frames.
     const LINES: usize = 6;
 
-    /// Looks at more bytes. Tells whether they end a `hello` of a client that can adopt.
+    /// Looks at more bytes. Returns whether they complete the `hello` of a client that can adopt
+    /// its grants.
     pub(super) fn look_at(&mut self, bytes: &[u8]) -> bool {
         for byte in bytes {
             match byte {
                 _ if self.is_known => return false,
                 b'\n' if self.end_line() => return true,
                 b'\n' => {}
-                // The secret may be long; of `hello` there is nothing beyond.
+                // An `auth` may have a longer line, but its rest is not needed.
                 _ if self.line.len() < MAX_LINE_LEN => self.line.push(*byte),
                 _ => {}
             }

@@ -1,14 +1,15 @@
-//! The journal: every change of holders in the order of the table, written in groups, and what
-//! sessions wait for.
+//! The journal: every change of holders, in the order in which the table made it. The changes are
+//! written to etcd in batches, and sessions wait until their changes are certain.
 //!
-//! One thread writes, a batch at a time. The changes that arrive during a write are the next batch.
-//! If there is nothing to write, and a session wants to know whether this server is still active,
-//! the batch is a question: a transaction that compares as the others do, and changes nothing.
-//! While etcd refuses to write, questions go on.
+//! A change is certain when etcd has confirmed its batch. One thread writes one batch at a time;
+//! the changes that arrive during a write form the next batch. If there is nothing to write, but a
+//! session must know whether this server is still active, the thread asks a question: a transaction
+//! that makes the same comparisons and changes nothing. It asks questions even while etcd refuses
+//! to write.
 //!
-//! A server that hands over closes its journal. What was recorded before is still written. But no
-//! session is told of a change that was not certain when the journal was closed, because the next
-//! server may not know it.
+//! A server that hands over closes its journal. Changes that were recorded before the close are
+//! still written. But no session is told of a change that was not certain at the close, because the
+//! next server may not know about it.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -21,13 +22,13 @@ use crate::arbiter::{Certainty, Recorder};
 use crate::table::Change;
 use crate::token::{Fence, FenceSource};
 
-/// The most holders in a batch. etcd takes 128 operations in a transaction.
+/// The maximum number of holders in a batch. etcd accepts 128 operations in a transaction.
 pub const MAX_HOLDERS: usize = 120;
 
 /// How many fences are reserved at a time.
 pub const FENCE_RANGE: u64 = 1 << 20;
 
-/// What the journal, the arbiter and the sessions share.
+/// The journal, which the writing thread, the arbiter and the sessions share.
 #[derive(Default)]
 pub struct Journal {
     state: Mutex<JournalState>,
@@ -37,45 +38,47 @@ pub struct Journal {
 
 #[derive(Default)]
 struct JournalState {
-    /// The changes that no round has taken, with their numbers.
+    /// The changes that are not in a round yet, with their numbers.
     pending: VecDeque<(u64, Change)>,
-    /// When the first of them was recorded, or a little later. Meaningless if there are none.
+    /// When the first pending change was recorded, or a moment later. It may be earlier if the
+    /// previous round left changes behind. Meaningless if no change is pending.
     pending_since: Option<Instant>,
-    /// The number of the last recorded change, and of the last one that is certain, with all before
-    /// it. Changes are numbered from 1.
+    /// The number of the latest recorded change. Changes are numbered from 1.
     recorded: u64,
+    /// All changes up to this number are certain.
     certain: u64,
-    /// The last change of each holder, if it is not certain.
+    /// The number of each holder's latest change, if that change is not certain.
     last_changes: BTreeMap<Fence, u64>,
-    /// No holder with a fence above this is in etcd.
+    /// Before the round in progress, no holder in etcd had a fence above this.
     highest_written: u64,
-    /// etcd has refused a batch: the next one must wait until this instant.
+    /// Set when etcd has refused a batch: no other batch may begin before this instant.
     retry_at: Option<Instant>,
-    /// The number of the last round that has begun, and of the last one that has succeeded.
+    /// The number of the latest round that has begun.
     begun: u64,
+    /// The number of the latest round that has succeeded.
     succeeded: u64,
-    /// A session needs a round that has not begun.
+    /// Another round must begin, even if there is nothing to write.
     is_asked: bool,
-    /// The fences that may be used: those from `next_fence` on, below `fence_end`.
+    /// The fences from `next_fence` up to but not including `fence_end` may be used.
     next_fence: u64,
     fence_end: u64,
     wants_fences: bool,
     ran_out_of_fences: bool,
-    /// Dropped when etcd has taken a batch.
+    /// Dropped when etcd has accepted a batch. That closes the channel.
     probe: Option<Sender<()>>,
     waiting: Vec<Waiting>,
     closed: Option<Closed>,
-    /// The time that a round takes, smoothed.
+    /// The smoothed duration of a round.
     round_time: Duration,
 }
 
-/// The state at the close of the journal.
+/// The state of the journal when it was closed.
 struct Closed {
-    /// The last change that was certain, and the last round that had succeeded: what sessions may
-    /// rely on.
+    /// All changes up to this number were certain. Sessions may rely on no later change.
     certain: u64,
+    /// The number of the latest round that had succeeded. Sessions may rely on no later round.
     succeeded: u64,
-    /// The last change that is written.
+    /// The number of the last change that will still be written.
     last_change: u64,
 }
 
@@ -83,22 +86,22 @@ struct Closed {
 struct Waiting {
     /// The number of a change that must be certain.
     change: u64,
-    /// The number of a round that must have succeeded, or a later one.
+    /// The number of a round. This round or a later one must have succeeded.
     round: u64,
     wake: Arc<Condvar>,
 }
 
-/// A batch, or a question if it changes nothing.
+/// One transaction of the journal: a batch, or a question if it changes nothing.
 pub struct Round {
-    /// Of each holder, the last change, with its number.
+    /// The latest change of each holder in this round, with its number.
     changes: Vec<(u64, Change)>,
-    /// The fences below this will be reserved.
+    /// The end of the fences that this round reserves, if it reserves any.
     pub reserve: Option<u64>,
     began: Instant,
-    /// When the first of its changes was recorded, or a little later.
+    /// When the first of the changes was recorded, as in `JournalState::pending_since`.
     pub recorded_at: Instant,
     number: u64,
-    /// Changes up to this number are certain after it.
+    /// All changes up to this number are certain when the round has succeeded.
     last_change: u64,
 }
 
@@ -122,7 +125,7 @@ impl Journal {
                     state.begun = round.number;
                     return round;
                 }
-                // All were claims of clients that have left: nothing to write.
+                // Each pending grant has ended before it was written, so there is nothing to write.
                 state.succeed(0, round.last_change);
             } else if let Some(retry_at) = state.retry_at.filter(|_| has_changes) {
                 self.work.wait_until(&mut state, retry_at);
@@ -132,8 +135,8 @@ impl Journal {
         }
     }
 
-    /// Records that a round is certain, and wakes the sessions that waited for it. Returns `true`
-    /// if there are fences again after they had run out.
+    /// Records that a round has succeeded, and wakes the sessions that waited for it. Returns
+    /// `true` if there are fences again after the journal had run out of them.
     pub fn finish(&self, round: &Round) -> bool {
         let took = round.began.elapsed();
         let mut state = self.state.lock();
@@ -155,9 +158,9 @@ impl Journal {
         has_fences
     }
 
-    /// Puts back the changes of a round that etcd has certainly refused. They begin the next batch,
-    /// after `pause`. Asks a question at once: a refusal does not say whether this server is still
-    /// active.
+    /// Puts back the changes of a round that etcd has definitely refused. They begin the next
+    /// batch, after `pause`. A question is asked at once, because the refusal does not say whether
+    /// this server is still active.
     pub fn take_back(&self, round: Round, pause: Duration) {
         let mut state = self.state.lock();
         state.wants_fences |= round.reserve.is_some();
@@ -170,7 +173,8 @@ impl Journal {
         state.is_asked = true;
     }
 
-    /// Begins a question beside a batch whose answer is lost.
+    /// Begins a question while the answer to a batch is missing. Returns the number of the
+    /// question.
     pub fn begin_question(&self) -> u64 {
         let mut state = self.state.lock();
         state.is_asked = false;
@@ -178,12 +182,13 @@ impl Journal {
         state.begun
     }
 
-    /// Records that such a question was answered, and wakes the sessions that waited for it.
+    /// Records that the question with this number was answered, and wakes the sessions that waited
+    /// for it.
     pub fn finish_question(&self, number: u64) {
         self.state.lock().succeed(number, 0);
     }
 
-    /// Begins with fences that have been reserved: those from `next` on, below `end`.
+    /// Starts a term with reserved fences: those from `next` up to but not including `end`.
     pub fn begin(&self, next: u64, end: u64) {
         let mut state = self.state.lock();
         state.next_fence = next;
@@ -192,8 +197,8 @@ impl Journal {
         state.ran_out_of_fences = false;
     }
 
-    /// Requests a batch, even if nothing has changed. The receiver's channel closes when etcd has
-    /// taken one.
+    /// Requests a batch, even if nothing has changed. The returned channel closes when etcd has
+    /// accepted a batch.
     pub fn probe(&self) -> Receiver<()> {
         let (sender, receiver) = bounded(0);
         let mut state = self.state.lock();
@@ -203,7 +208,7 @@ impl Journal {
         receiver
     }
 
-    /// Blocks until everything is written that has been recorded, or until `at_most` is over.
+    /// Blocks until all changes recorded so far are written, or until `at_most` has passed.
     pub fn wait_until_written(&self, at_most: Duration) {
         let mut state = self.state.lock();
         let closed = state.closed.as_ref();
@@ -212,12 +217,12 @@ impl Journal {
         JournalState::wait_while(&mut state, is_uncertain, (change, 0), at_most);
     }
 
-    /// The fences of the grants that no round has taken yet.
+    /// The fences of the grants that are not in a round yet.
     pub fn pending_grants(&self) -> Vec<Fence> {
         granted(self.state.lock().pending.iter().map(|(_, change)| change))
     }
 
-    /// How many sessions wait.
+    /// The number of sessions that wait.
     pub fn waiting_sessions(&self) -> usize {
         self.state.lock().waiting.len()
     }
@@ -226,8 +231,8 @@ impl Journal {
         self.state.lock().round_time
     }
 
-    /// The number of the last change of a holder, or 0 if all of its changes are certain. Without a
-    /// holder, the number of the last change of all.
+    /// The number of a holder's latest change, or 0 if all changes of that holder are certain.
+    /// Without a holder, the number of the latest change of any holder.
     pub fn change_of(&self, holder: Option<Fence>) -> u64 {
         let state = self.state.lock();
         match holder {
@@ -236,9 +241,9 @@ impl Journal {
         }
     }
 
-    /// Blocks until this change and all earlier ones are certain. If the replies promise time, also
-    /// until this server has been active at an instant after the call. Once the journal is closed,
-    /// what is not certain yet never will be: this then blocks until the process ends.
+    /// Blocks until this change and all earlier ones are certain. With `JournaledByActive`, also
+    /// blocks until etcd has confirmed that this server was active after the call. If the journal
+    /// is closed before that, the call blocks until the process ends.
     pub fn wait_for(&self, change: u64, certainty: Certainty) {
         if certainty == Certainty::None || super::is_planted("reply-before-journal") {
             return;
@@ -262,7 +267,8 @@ impl Journal {
 }
 
 impl JournalState {
-    /// Numbers changes. A closed journal neither writes them nor makes them certain.
+    /// Numbers the changes, and makes them pending. In a closed journal, changes are only numbered:
+    /// they are neither written nor ever certain.
     fn add(&mut self, changes: impl Iterator<Item = Change>) {
         if self.pending.is_empty() {
             self.pending_since = Some(Instant::now());
@@ -276,7 +282,7 @@ impl JournalState {
         }
     }
 
-    /// Takes the next batch, or begins a question if nothing may be written.
+    /// Makes the next round. If nothing may be written, the round is a question.
     fn begin_round(&mut self, may_write: bool) -> Round {
         let mut changes: Vec<(u64, Change)> = Vec::new();
         let (mut last_change, mut reserve) = (0, None);
@@ -298,14 +304,16 @@ impl JournalState {
         }
     }
 
-    /// Moves the changes of a batch into `changes`. Returns the highest number among them.
+    /// Moves the pending changes of a batch into `changes`. Returns the highest number of the
+    /// changes that are no longer pending.
     fn take_changes(&mut self, changes: &mut Vec<(u64, Change)>) -> u64 {
         let mut last_change = 0;
         while let Some((number, change)) = self.pending.pop_front() {
             let fence = change.fence();
-            // A transaction may name a key once: the last change counts.
+            // A transaction may name each key only once, so the latest change replaces earlier
+            // ones.
             match changes.iter().rposition(|(_, it)| it.fence() == fence) {
-                // A claim whose client has left before its grant was written.
+                // The grant has ended before it was written, so neither change is needed.
                 Some(at)
                     if matches!(change, Change::Ended(_)) && fence.0 > self.highest_written =>
                 {
@@ -323,7 +331,7 @@ impl JournalState {
         last_change
     }
 
-    /// Records that a round has succeeded, and that the changes up to this one are certain.
+    /// Records that a round has succeeded, and that all changes up to `change` are certain.
     fn succeed(&mut self, round: u64, change: u64) {
         self.succeeded = self.succeeded.max(round);
         if change > self.certain {
@@ -340,8 +348,8 @@ impl JournalState {
         });
     }
 
-    /// Blocks while `is_uncertain` holds, for `at_most` at most. Looks again once the change is
-    /// certain and the round has succeeded.
+    /// Blocks while `is_uncertain` returns true, but no longer than `at_most`. Is woken when
+    /// `change` is certain and `round` has succeeded.
     fn wait_while(
         state: &mut MutexGuard<'_, JournalState>,
         mut is_uncertain: impl FnMut(&mut JournalState) -> bool,
@@ -379,7 +387,7 @@ impl Recorder for Arc<Journal> {
         if state.closed.is_some() {
             return;
         }
-        // No client knows of these grants, or ever will: at the next server they would lock their
+        // No client knows of these grants or ever will. At the next server they would block their
         // keys for nothing.
         let uncertain = state.last_changes.keys();
         let uncertain = uncertain.filter(|fence| fence.0 > state.highest_written);
@@ -400,8 +408,8 @@ impl Recorder for Arc<Journal> {
 }
 
 impl FenceSource for Arc<Journal> {
-    /// A fence that etcd has reserved. `None` if there are none left: then nothing is granted, and
-    /// more are requested.
+    /// A fence that is reserved in etcd. `None` if none is left: then nothing is granted, and more
+    /// fences are requested.
     fn next_fence(&mut self) -> Option<u64> {
         let mut state = self.state.lock();
         let left = state.fence_end - state.next_fence;
@@ -409,7 +417,7 @@ impl FenceSource for Arc<Journal> {
         state.next_fence += u64::from(left > 0);
         let has_run_out = left == 0 && !state.ran_out_of_fences;
         state.ran_out_of_fences |= has_run_out;
-        // Once for each range, so that the journal is not woken with every grant.
+        // More fences are requested once per range, so that not every grant wakes the journal.
         if left == FENCE_RANGE / 2 || has_run_out {
             state.wants_fences = true;
             self.work.notify_one();

@@ -1,12 +1,12 @@
-//! Several servers, one service: one of them is active, by an election in etcd, and journals there
-//! who holds what before a client is told. The others pass connections on to it.
+//! Several servers that act as one service. An election in etcd makes one server active. The active
+//! server records every change of holders in etcd before it tells a client. The other servers are
+//! standbys: they pass connections on to the active server.
 //!
-//! **Invariant:** nothing is certain until etcd says so. Every write and every question to etcd
-//! compares the epoch and the batch number, so a server that has been replaced without knowing
-//! changes nothing and tells no client anything.
+//! **Invariant:** nothing is certain until etcd has confirmed it. Every write and every question to
+//! etcd checks the epoch and the batch number. So a server that has been replaced without noticing
+//! cannot change anything, and confirms nothing to a client.
 //!
-//! A build without the feature has `absent.rs` in place of this module: the same shape, and no
-//! values.
+//! A build without the feature uses `absent.rs` in place of this module.
 
 mod election;
 mod etcd;
@@ -48,19 +48,22 @@ use journal::Journal;
 use relay::Relays;
 use writer::{JournalWriter, UnreadableRecord};
 
-/// The most time that a request to etcd takes.
+/// The maximum timeout of a request to etcd.
 const MAX_REQUEST_TIME: Duration = Duration::from_secs(1);
 
-/// How long the last changes may take to be written. Enough for etcd to elect a new leader.
+/// How long a server that steps down waits until its last changes are written. In this time, the
+/// members of etcd can elect a new leader among themselves.
 const LAST_CHANGES: Duration = Duration::from_secs(3);
 
-/// How long new requests to step down may still begin.
+/// How long a server that revokes its lease may go on to ask further members of etcd.
 const LAST_REQUESTS: Duration = Duration::from_secs(2);
 
-/// For how many TTLs a client waits for an active server.
+/// The number of TTLs for which a client waits for an active server, and for which a server that
+/// has stepped down stays out of the election.
 const PATIENCE: u32 = 3;
 
-/// Set for a server that has started over: the number of the lease that it had, or 0 for none.
+/// The environment variable that tells a server that it has started over. The value is the number
+/// of the lease that the server had, or 0 if it had none.
 const STARTED_OVER: &str = "LATCHD_STARTED_OVER";
 
 /// The client address of an etcd member.
@@ -68,7 +71,7 @@ const STARTED_OVER: &str = "LATCHD_STARTED_OVER";
 struct Member {
     /// `HOST:PORT`.
     address: String,
-    /// `https://` was in front.
+    /// The address in the option began with `https://`.
     speaks_tls: bool,
 }
 
@@ -77,18 +80,19 @@ pub struct ClusterSettings {
     members: Vec<Member>,
     /// Where the other servers reach this one: `HOST:PORT`.
     advertise: String,
-    /// What the keys in etcd begin with; servers with the same prefix are one service.
+    /// The prefix of the keys in etcd. Servers with the same prefix are one service.
     prefix: String,
-    /// For how long the active server may be silent.
+    /// How long the active server may be silent before another one takes over.
     ttl: Duration,
-    /// The user for etcd, if it asks for one, and the file with the password.
+    /// The user name for etcd and the file with the password, if etcd asks for them.
     user: Option<(String, PathBuf)>,
-    /// How to speak TLS with the members that do.
+    /// The TLS settings for members that speak TLS.
     tls: Option<EtcdTls>,
 }
 
 impl ClusterSettings {
-    /// Settings to be filled in. A build without the feature refuses the option that asks for them.
+    /// Returns empty settings, to be filled in. In a build without the feature, this function
+    /// refuses the option that asks for a cluster.
     pub fn wanted_by(_: &str) -> Result<ClusterSettings, String> {
         Ok(ClusterSettings::default())
     }
@@ -101,8 +105,8 @@ impl ClusterSettings {
         });
     }
 
-    /// Sets where the other servers reach this one, `HOST:PORT`; what the keys in etcd begin with;
-    /// and for how long the active server may be silent.
+    /// Sets the address at which the other servers reach this one (`HOST:PORT`), the prefix of the
+    /// keys in etcd, and how long the active server may be silent.
     pub fn set_service(&mut self, advertise: String, prefix: String, ttl: Duration) {
         self.advertise = advertise;
         self.prefix = prefix;
@@ -119,8 +123,8 @@ impl ClusterSettings {
         self.tls = EtcdTls::new(ca, own);
     }
 
-    /// The same settings, if their files can be used, which are read again when they are needed.
-    /// The error names the unusable one.
+    /// Returns the settings if their files can be used. The files are read again when they are
+    /// needed. The error names the unusable file.
     pub fn checked(self) -> Result<ClusterSettings, String> {
         if let Some((_, file)) = &self.user {
             read_password(file)?;
@@ -141,26 +145,28 @@ fn read_password(file: &Path) -> Result<String, String> {
 struct Role {
     /// `None` if no server is known to be active.
     active: Option<Active>,
-    /// That is this server; false if none is known.
+    /// Whether this server is the active one.
     is_own: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Active {
-    /// One term of one active server. Epochs rise.
+    /// The number of a term of an active server. Epochs rise.
     epoch: u64,
-    /// Where to reach it: `HOST:PORT`; `None` if its value in etcd is not of that form.
+    /// Where to reach the active server, as `HOST:PORT`; `None` if the value of the leader key does
+    /// not have this form.
     address: Option<String>,
 }
 
-/// This server as one of several.
+/// This server as a node of a cluster.
 pub struct ClusterNode {
     settings: ClusterSettings,
     journal: Arc<Journal>,
     state: Mutex<RoleState>,
     changed: Condvar,
-    /// The server is about to stop: it does not run for leader any more. Not in the state: a
-    /// signal must find it while another thread starts over with the mutex.
+    /// The server is about to stop, and does not run for leader any more. This flag is not part of
+    /// `state`, because a thread that starts over keeps that mutex locked, and a signal must still
+    /// be able to set the flag.
     is_leaving: AtomicBool,
     log: Log,
     relays: Relays,
@@ -169,29 +175,30 @@ pub struct ClusterNode {
 #[derive(Default)]
 struct RoleState {
     role: Role,
-    /// This server is the leader, though it may not serve yet.
+    /// This server has won the election, but may not be ready to serve yet.
     is_elected: bool,
-    /// This server is stepping down, and the process ends.
+    /// This server is stepping down, and the process will end.
     is_resigning: bool,
-    /// The etcd lease of the leader key, if this server wins the election.
+    /// This server's lease in etcd. The leader key has this lease if this server is elected.
     lease: Option<u64>,
-    /// When another server was last seen to lead.
+    /// When this server last saw that another one was the leader.
     active_seen: Option<Moment>,
 }
 
-/// One term of this server.
+/// One term of this server as the leader.
 #[derive(Clone, Copy, Debug)]
 struct Term {
     epoch: u64,
-    /// The version of the leader key, which counts the batches: the next one expects it.
+    /// The version of the leader key that the next batch expects. Each batch raises the version by
+    /// one.
     version: u64,
     lease: u64,
-    /// When the lease was kept alive last: sent, not answered.
+    /// When the latest request was sent that kept the lease alive.
     kept: Moment,
 }
 
 impl ClusterNode {
-    /// A standby. It does nothing until [`ClusterNode::serve`].
+    /// Makes a standby. It does nothing until [`ClusterNode::serve`] is called.
     pub fn new(settings: ClusterSettings, log: Log) -> Arc<ClusterNode> {
         Arc::new(ClusterNode {
             settings,
@@ -204,26 +211,27 @@ impl ClusterNode {
         })
     }
 
-    /// Where the arbiter gets its fences.
+    /// The source of the arbiter's fences.
     pub fn fences(&self) -> Box<dyn FenceSource> {
         Box::new(Arc::clone(&self.journal))
     }
 
-    /// The number of a holder's last uncertain change, or 0; without a holder, that of the last
-    /// change of all.
+    /// The number of a holder's latest change, or 0 if all changes of that holder are certain.
+    /// Without a holder, the number of the latest change of any holder.
     pub fn change_of(&self, holder: Option<Fence>) -> u64 {
         self.journal.change_of(holder)
     }
 
-    /// Blocks until the journal has this change, and this server is still active if the certainty
-    /// is that high. Sessions send no reply before. While etcd is silent, that is until the server
-    /// starts over.
+    /// Blocks until the change is in the journal and, if `certainty` asks for it, until etcd has
+    /// confirmed that this server is still active. Sessions send no reply before that. If etcd
+    /// stays silent, this blocks until the server starts over.
     pub fn wait_for_journal(&self, change: u64, certainty: Certainty) {
         self.journal.wait_for(change, certainty);
     }
 
     /// Starts the threads that run for leader, write the journal and watch the relayed connections.
-    /// Fails if one cannot be started: call it before other threads take what the system allows.
+    /// Fails if a thread cannot be started. Call this before other threads use up the system's
+    /// limit.
     pub fn serve(self: &Arc<Self>, arbiter: &Arc<Arbiter>) -> io::Result<()> {
         let node = Arc::clone(self);
         spawn("relays", move || node.watch_role())?;
@@ -250,7 +258,7 @@ impl ClusterNode {
         })
     }
 
-    /// Whether this process has started over, so that this is not the start of the server.
+    /// Whether this process replaces an earlier one of the same server that has started over.
     pub fn has_started_over(&self) -> bool {
         lease_before().is_some()
     }
@@ -263,8 +271,9 @@ impl ClusterNode {
         self.state.lock().role.is_own
     }
 
-    /// Whether clients find an active server behind this one. An active server that has not been
-    /// seen for the TTL, because etcd is out of reach, may be one no more.
+    /// Whether a client can reach an active server through this one. Another server counts only if
+    /// it was seen as the leader within the TTL. If etcd is out of reach for longer, that server
+    /// may have been replaced.
     #[cfg_attr(not(feature = "http"), allow(dead_code))]
     pub fn has_active_server(&self) -> bool {
         let state = self.state.lock();
@@ -272,7 +281,8 @@ impl ClusterNode {
         !self.is_leaving() && (state.role.is_own || state.active_seen.is_some_and(is_recent))
     }
 
-    /// What this server is now. Blocks while that is what was `seen`, but no longer than `at_most`.
+    /// Returns the current role. Blocks while the role is still `seen`, but no longer than
+    /// `at_most`.
     fn wait_for_change(&self, seen: &Role, at_most: Duration) -> Role {
         let mut state = self.state.lock();
         self.changed
@@ -280,8 +290,8 @@ impl ClusterNode {
         state.role.clone()
     }
 
-    /// Blocks while this server takes over, for three times the TTL at most. Returns whether it is
-    /// active then; false at once if it has not been elected.
+    /// Blocks while this server takes over, but no longer than three times the TTL. Returns whether
+    /// this server is active afterwards. If it has not been elected, returns at once.
     fn wait_until_active(&self) -> bool {
         let mut state = self.state.lock();
         let takes_over = |state: &mut RoleState| state.is_elected && !state.role.is_own;
@@ -290,7 +300,8 @@ impl ClusterNode {
         state.role.is_own
     }
 
-    /// Does not run for leader from now on. Call it when the server is told to stop.
+    /// Keeps this server from running for leader any more. Call this when the server is told to
+    /// stop.
     pub fn leave(&self) {
         self.is_leaving.store(true, Ordering::SeqCst);
     }
@@ -299,20 +310,21 @@ impl ClusterNode {
         self.is_leaving.load(Ordering::SeqCst)
     }
 
-    /// The channel closes as soon as etcd takes a write: until then no other server could be
-    /// elected.
+    /// Returns a channel that closes as soon as etcd accepts a write. Until then, no other server
+    /// can be elected.
     pub fn probe_journal(&self) -> Receiver<()> {
         self.journal.probe()
     }
 
-    /// Steps down, so that another server takes over at once. Blocks for six seconds at most.
+    /// Steps down, so that another server can take over at once. Blocks for at most six seconds.
     pub fn resign(&self) {
         self.leave();
         if self.is_active() {
             self.journal.wait_until_written(LAST_CHANGES);
         }
         let mut state = self.state.lock();
-        // Another thread may be about to resign, too. The process must not end before the lease.
+        // The lease stays in the state: if another thread resigns, too, it must also wait for the
+        // end of the lease before the process may end.
         let Some(lease) = state.lease else {
             return;
         };
@@ -326,7 +338,7 @@ impl ClusterNode {
         warn!("cannot-resign error={}", Escaped(why.as_bytes()));
     }
 
-    /// Steps down after an election that this server has won, because it cannot take over. It stays
+    /// Steps down because this server has won an election but cannot take over. The server remains
     /// a standby.
     fn step_down(&self) {
         let lease = self.state.lock().lease.take();
@@ -338,7 +350,8 @@ impl ClusterNode {
         self.changed.notify_all();
     }
 
-    /// Blocks for a while, or until this server steps down; tells whether it does.
+    /// Blocks until this server steps down, but no longer than `at_most`. Returns whether it has
+    /// stepped down.
     fn steps_down_within(&self, at_most: Duration) -> bool {
         let mut state = self.state.lock();
         self.changed
@@ -346,7 +359,8 @@ impl ClusterNode {
         !state.is_elected
     }
 
-    /// Ends the lease of the leader key. Asks each member once while there is time.
+    /// Revokes the lease of the leader key. If a member does not answer, asks the next one, until
+    /// each has been asked once or the time is up.
     fn revoke(&self, lease: u64) -> Result<(), EtcdFailure> {
         let (mut gateway, began) = (self.gateway(), Moment::now());
         let mut left = self.settings.members.len();
@@ -356,15 +370,16 @@ impl ClusterNode {
             let may_ask = left > 0 && began.elapsed() < LAST_REQUESTS;
             match revoked {
                 Err(EtcdFailure::NoAnswer { .. }) if may_ask => {}
-                // It has ended by itself, or by a request whose answer was lost.
+                // The lease has ended by itself, or by a request whose answer was lost.
                 Err(EtcdFailure::Refused { code, .. }) if code == NOT_FOUND => return Ok(()),
                 revoked => return revoked,
             }
         }
     }
 
-    /// Becomes the active server. One that has been told to stop steps down instead, and does not
-    /// return: it lets no client in, but would be active until its present clients are gone.
+    /// Becomes the active server. If the server has been told to stop, it steps down instead, and
+    /// this function never returns: the server accepts no more clients, but would stay active until
+    /// its present clients are gone.
     fn become_active(&self, epoch: u64) {
         let mut state = self.state.lock();
         if !self.is_leaving() {
@@ -382,7 +397,7 @@ impl ClusterNode {
         self.wait_while_leaving();
     }
 
-    /// Never returns once the server is about to stop.
+    /// Returns at once, unless the server is about to stop. In that case it never returns.
     fn wait_while_leaving(&self) {
         let mut state = self.state.lock();
         self.changed.wait_while(&mut state, |_| self.is_leaving());
@@ -393,11 +408,11 @@ impl ClusterNode {
         Gateway::new(&self.settings, timeout)
     }
 
-    /// Ends all connections and begins as a standby, with nothing of the old table. Safety does not
-    /// depend on it: whatever this process did before, etcd refuses to write.
+    /// Ends all connections and starts again as a standby with an empty table. Safety does not
+    /// depend on this, because etcd refuses every write of a deposed server.
     fn start_over(&self, reason: &str) -> ! {
         let mut state = self.state.lock();
-        // This server has stepped down by itself: this thread waits for the end of the process.
+        // If another thread resigns, this one waits here for the end of the process.
         self.changed
             .wait_while(&mut state, |state| state.is_resigning);
         if !state.role.is_own && state.role.active.is_some() {
@@ -409,22 +424,23 @@ impl ClusterNode {
         if !self.is_leaving() {
             exec_again(state.lease.unwrap_or(0));
         }
-        // The mutex is never released, so that no other thread starts over.
+        // The mutex stays locked to the end, so that no other thread starts over.
         process::exit(1)
     }
 }
 
-/// The lease that this process had before it started over, if it has: 0 for none.
+/// The lease that this server had before it started over, or 0 if it had none. `None` if it has not
+/// started over.
 fn lease_before() -> Option<u64> {
     let lease = env::var(STARTED_OVER).ok()?;
     Some(lease.parse().unwrap_or(0))
 }
 
-/// Replaces the process with a new one of the same program, which knows its lease. Returns if that
-/// fails.
+/// Replaces the process with a new one of the same program, and tells it the lease. Returns only if
+/// that fails.
 fn exec_again(lease: u64) {
     let lease = lease.to_string();
-    // An upgrade may have replaced the file.
+    // The first path fails if an upgrade has replaced the program's file.
     let programs = [env::current_exe().ok(), Some("/proc/self/exe".into())];
     for program in programs.into_iter().flatten() {
         let Err(error) = exec(&program, env::args_os(), &[(STARTED_OVER, &lease)]);
@@ -432,7 +448,8 @@ fn exec_again(lease: u64) {
     }
 }
 
-/// Looks up a place, `HOST:PORT`, until `deadline` at most, and tries its addresses in their order.
+/// Resolves `place`, which is `HOST:PORT`, and calls `attempt` for its addresses in order until it
+/// succeeds. The name must be resolved by `deadline`.
 fn first_of<T>(
     place: &str,
     deadline: Instant,
@@ -448,7 +465,8 @@ fn first_of<T>(
     Err(last)
 }
 
-/// Whether a test has planted this fault, to see that it is found. Never in a release build.
+/// Whether a test has planted this fault, to check that the tests find it. Always false in a
+/// release build.
 fn is_planted(fault: &str) -> bool {
     cfg!(debug_assertions) && env::var_os("LATCHD_PLANTED_FAULT").is_some_and(|name| name == fault)
 }

@@ -1,4 +1,4 @@
-//! What is in etcd: the names of the keys, and a holder as text. Pure.
+//! The content of etcd: the names of the keys, and holders as text. Pure: no I/O and no clock.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,13 +7,13 @@ use crate::table::{HolderRecord, Key, Kind, Limit, Weight};
 use crate::text::{digits, hex};
 use crate::token::{Fence, Salt, Token};
 
-/// The longest lease, in seconds: its nanoseconds fit into 64 bits, as on the wire.
+/// The maximum lease, in seconds. Its nanoseconds fit into 64 bits, as in the wire protocol.
 const MAX_SECONDS: u64 = i64::MAX as u64 / 1_000_000_000;
 
-/// The letter of a record in named fields.
+/// The first word of a record that is written in named fields.
 const NAMED: &str = "n";
 
-/// The names of the keys in etcd, which begin with this.
+/// The names of the keys in etcd. The string is their prefix.
 pub struct Names(pub String);
 
 impl Names {
@@ -22,7 +22,7 @@ impl Names {
         format!("{}/leader", self.0).into_bytes()
     }
 
-    /// No fence above its value has been used.
+    /// The fence key. No fence above its value has been used.
     pub fn fence(&self) -> Vec<u8> {
         format!("{}/fence", self.0).into_bytes()
     }
@@ -31,13 +31,13 @@ impl Names {
         format!("{}/h/{:016x}", self.0, fence.0).into_bytes()
     }
 
-    /// The first key that a holder may have, and the first one behind those of all holders.
+    /// The range of the holders' keys: the first possible key, and the first key after the range.
     pub fn holders(&self) -> (Vec<u8>, Vec<u8>) {
         let name = |last| format!("{}/h{last}", self.0).into_bytes();
         (name('/'), name('0'))
     }
 
-    /// The fence in the name of a holder; `None` if it is another name.
+    /// The fence in the name of a holder's key; `None` if the key is not a holder's.
     pub fn fence_in(&self, name: &[u8]) -> Option<Fence> {
         let (first, _) = self.holders();
         let digits = std::str::from_utf8(name.strip_prefix(&first[..])?).ok()?;
@@ -45,7 +45,8 @@ impl Names {
     }
 }
 
-/// The holder with this fence in the value of its key; `None` if this version cannot read it.
+/// Reads the holder with this fence from the value of its key; `None` if this version cannot read
+/// the value.
 pub fn decode(fence: Fence, value: &[u8]) -> Option<HolderRecord> {
     let (letter, fields) = std::str::from_utf8(value).ok()?.split_once(' ')?;
     let mut record = match letter {
@@ -56,7 +57,8 @@ pub fn decode(fence: Fence, value: &[u8]) -> Option<HolderRecord> {
     (record.is_possible() && !record.key.as_str().is_empty()).then_some(record)
 }
 
-/// A holder as all versions write it: the letter of its kind, limit, lease, salt and key.
+/// Reads a holder in the form that every version can read and write: the letter of its kind, its
+/// limit, lease, salt and key.
 fn decode_plain(letter: &str, fields: &str) -> Option<HolderRecord> {
     let mut words = fields.splitn(4, ' ');
     let mut record = blank_record();
@@ -69,7 +71,7 @@ fn decode_plain(letter: &str, fields: &str) -> Option<HolderRecord> {
     Some(record)
 }
 
-/// A holder in named fields. One of a newer version has others, and cannot be read.
+/// Reads a holder in named fields; `None` if a field is unknown, because a newer version wrote it.
 fn decode_named(fields: &str) -> Option<HolderRecord> {
     let mut record = blank_record();
     let mut weight = None;
@@ -123,8 +125,8 @@ fn lease(seconds: &str) -> Option<Duration> {
     Some(Duration::from_secs(seconds))
 }
 
-/// The value of a holder's key. Servers that do not know a field cannot read a record with it, and
-/// step down: so what they know is written as they wrote it.
+/// The value of a holder's key. An older server that does not know a field cannot read the record,
+/// and steps down. So a holder is written in the older form if that form can express it.
 pub fn encode(record: &HolderRecord) -> String {
     let kind = match record.kind {
         Kind::Lock => 'l',
@@ -157,7 +159,7 @@ pub fn encode(record: &HolderRecord) -> String {
     value + &format!(" key={}", with_escapes(key))
 }
 
-/// A text without blanks, which separate fields.
+/// Escapes spaces, which separate fields, and percent signs.
 fn with_escapes(text: &str) -> String {
     text.replace('%', "%25").replace(' ', "%20")
 }
@@ -166,7 +168,7 @@ fn without_escapes(text: &str) -> String {
     text.replace("%20", " ").replace("%25", "%")
 }
 
-/// The ceiling in the value of the fence key.
+/// Reads the value of the fence key, which is the highest fence that may have been used.
 pub fn decode_ceiling(value: &[u8]) -> Option<u64> {
     digits(std::str::from_utf8(value).ok()?.trim())
 }

@@ -1,11 +1,12 @@
-//! A standby's work: relays connections to the active server, byte for byte, and cuts them once
-//! another server is active.
+//! The work of a standby: it relays connections to the active server, byte for byte, and cuts them
+//! when another server becomes active.
 //!
-//! A client that knows all servers could go to the active one itself. A client with one address
-//! cannot, and that is mostly the server on its own host. It may be unable to resolve or reach the
-//! servers' addresses for each other, its TLS expects the name of this server, and a Unix socket
-//! leads nowhere else. It may be able to adopt its locks, so a standby that stops must recognize
-//! such clients.
+//! A client that knows all servers could connect to the active one itself. But many clients have
+//! only one address, mostly that of the server on their own host. Such a client may be unable to
+//! resolve or reach the addresses by which the servers reach each other. A client with TLS expects
+//! the name of this server, and a client on a Unix socket cannot reach another host. Some of these
+//! clients can adopt their grants over a new connection, and a standby that stops must recognize
+//! them.
 
 use std::collections::HashMap;
 use std::io;
@@ -32,25 +33,27 @@ use crate::sys::event::{wait_for, wait_until_readable};
 use crate::sys::notify::notify;
 use crate::text::reason;
 
-/// The most bytes of a frame that is read here: three lines.
+/// The maximum length of a frame (three lines) that is read here, in bytes.
 const MAX_FRAME_LEN: usize = 1024;
 
-/// The pause before another attempt to reach the active server, and before another look at an
-/// incomplete first line.
+/// The pause before the next attempt to reach the active server.
 const PAUSE: Duration = Duration::from_millis(100);
+/// The first pause before another look at an incomplete line. Also the pause of a relay that has
+/// woken but could move nothing.
 const SHORT_PAUSE: Duration = Duration::from_millis(10);
 
-/// The longest such pause. While no server is active, the client's presence is checked as often.
+/// The maximum pause before another look at an incomplete line. While no server is active, a
+/// standby checks this often whether the client is still there.
 const LONG_PAUSE: Duration = Duration::from_secs(1);
 
-/// The longest time to look up the active server, and for one attempt to connect to it.
+/// The maximum time for resolving the active server's address, and for one attempt to connect.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How long a client may take to read the last replies, and to close its side, after the active
 /// server has closed the connection.
 const CLOSING_TIME: Duration = Duration::from_secs(5);
 
-/// Bytes that are read from one side before the other has taken them.
+/// The maximum number of bytes that are read from one end before the other end has accepted them.
 const BUFFER_LEN: usize = 8 * 1024;
 
 /// The error for a connection that this server does not serve.
@@ -63,13 +66,13 @@ struct Relay {
     server: Arc<TcpStream>,
     /// The client can adopt its grants over another connection.
     can_adopt: AtomicBool,
-    /// This server stops: both ends are to be reset.
+    /// This server is stopping, so both ends must be reset.
     is_cut: AtomicBool,
 }
 
 impl Relay {
-    /// Tells the pumping thread to reset both ends. It passes on no byte and no orderly end, which
-    /// the active server would take for the client's.
+    /// Tells the relaying thread to reset both ends. That thread then does not pass on the end of
+    /// the stream, which the active server would take for the client's own.
     fn cut(&self) {
         self.is_cut.store(true, Ordering::SeqCst);
         self.end(Shutdown::Read);
@@ -84,26 +87,26 @@ impl Relay {
 /// The connections that this server passes on.
 #[derive(Default)]
 pub(super) struct Relays {
-    /// Keyed by the descriptor of the server's end.
+    /// The open relays. The key is the file descriptor of the connection to the active server.
     open: Mutex<HashMap<RawFd, Arc<Relay>>>,
     throttle: Throttle,
 }
 
-/// What is known of the first bytes of a connection.
+/// What the first bytes of a connection tell.
 #[derive(Debug, PartialEq, Eq)]
 enum FirstBytes {
-    /// Another server takes this one for the active one.
+    /// Another server passes on a client, because it takes this server for the active one.
     Relay,
-    /// The client asks for the role.
+    /// The client asks for the role of this server.
     Cluster,
     Other,
-    /// The client has closed without sending any.
+    /// The client has closed the connection without sending a byte.
     None,
 }
 
 impl ClusterNode {
-    /// Cuts connections once another server is active, and tells the supervisor of each change.
-    /// Never returns.
+    /// Cuts connections when another server becomes active, and reports each change of the role to
+    /// the supervisor. Never returns.
     pub(super) fn watch_role(&self) -> ! {
         let mut role = self.role();
         loop {
@@ -115,8 +118,8 @@ impl ClusterNode {
         }
     }
 
-    /// Cuts the connections to all but the active server. If none is known, the last active one may
-    /// still be active.
+    /// Cuts the connections to servers that are no longer active. If no active server is known,
+    /// cuts none, because the previous one may still be active.
     fn cut_old(&self) {
         let open = self.relays.open.lock();
         let Some(active) = self.role().active else {
@@ -127,8 +130,8 @@ impl ClusterNode {
         }
     }
 
-    /// Cuts the connections whose clients can adopt their grants over others, now that this standby
-    /// stops.
+    /// Cuts the connections of clients that can adopt their grants over a new connection. Call this
+    /// when the standby stops.
     pub fn cut_adopting(&self) {
         let open = self.relays.open.lock();
         let adopting = open
@@ -142,13 +145,15 @@ impl ClusterNode {
         self.relays.open.lock().values().for_each(|it| it.cut());
     }
 
-    /// Receives a connection: relays it until it ends, answers it, or returns `Ok` to leave it to
-    /// this server. Fails with [`io::ErrorKind::TimedOut`] if the client sends nothing in time, and
-    /// with another error once the connection is over.
+    /// Receives a connection. A standby relays the connection until it ends; if the client asks
+    /// only for the role, the standby answers. `Ok` means that this server must serve the
+    /// connection itself. Fails with [`io::ErrorKind::TimedOut`] if the client sends nothing in
+    /// time, and with another error once the connection is over.
     ///
-    /// Blocks for `read_timeout` at most for the client's first bytes, for three times the TTL at
-    /// most for an active server, and then as long as the connection lasts. A client has
-    /// `write_timeout` (`None`: no limit) to read a piece of what is passed on to it.
+    /// Blocks for at most `read_timeout` until the client's first bytes arrive, then for at most
+    /// three times the TTL until there is an active server, and then as long as the connection
+    /// lasts. The client must accept each piece that is passed on to it within `write_timeout`
+    /// (`None`: no limit).
     pub fn receive(
         &self,
         client: &Arc<Stream>,
@@ -163,7 +168,8 @@ impl ClusterNode {
             match first_bytes_within(client, deadline) {
                 Some(FirstBytes::Other) => break,
                 Some(FirstBytes::Cluster) if self.tell_role(client, deadline).is_some() => {}
-                // Other standbys know of the term before the holders are restored.
+                // Other standbys learn of a new term before this server has restored the holders,
+                // so wait for that.
                 Some(FirstBytes::Relay) if self.wait_until_active() => {}
                 Some(FirstBytes::Relay) => {
                     debug!("turned-away peer={client} reason=relay-to-standby");
@@ -177,8 +183,9 @@ impl ClusterNode {
         self.pass_on(client, write_timeout)
     }
 
-    /// Leaves a connection to this server. Where clients speak TLS, a standby first names in clear
-    /// the term that it knows, and this removes that frame.
+    /// Prepares a connection that this server serves itself. If clients must speak TLS, a standby
+    /// first sends a frame in clear text that names the epoch it knows. This removes that frame,
+    /// and refuses the connection if it names another epoch.
     fn take_in(&self, client: &Stream, deadline: Instant) -> io::Result<()> {
         if !speaks_tls(client) {
             return Ok(());
@@ -200,14 +207,15 @@ impl ClusterNode {
         }
     }
 
-    /// Answers a request for the role; `None` if it does not come, or the client is gone.
+    /// Answers a request for the role; `None` if the request does not arrive in full or the client
+    /// is gone.
     fn tell_role(&self, client: &Stream, deadline: Instant) -> Option<()> {
         take_frame(client, deadline)?;
         let answer = format!("{}\n", self.role_line());
         (client.send_once(answer.as_bytes()) == answer.len()).then_some(())
     }
 
-    /// Relays a connection to the active server, once there is one.
+    /// Relays a connection to the active server as soon as there is one.
     fn pass_on(&self, client: &Arc<Stream>, write_timeout: Option<Duration>) -> io::Result<()> {
         let deadline = Instant::now() + self.settings.ttl * PATIENCE;
         let mut is_waiting = false;
@@ -217,7 +225,7 @@ impl ClusterNode {
                 return Ok(());
             }
             let left = deadline.saturating_duration_since(Instant::now());
-            // Otherwise a client that has left would occupy its connection all that time.
+            // A client that has left must not occupy its connection until the deadline.
             if left.is_zero() || is_waiting && client.has_hung_up() {
                 return Err(OVER.into());
             }
@@ -242,7 +250,7 @@ impl ClusterNode {
         }
     }
 
-    /// Pumps both ways until both ends are done, or another server is active.
+    /// Relays both directions until both have ended, or until another server becomes active.
     fn relay(
         &self,
         client: &Arc<Stream>,
@@ -281,7 +289,8 @@ impl ClusterNode {
                 let _ = sockopt::set_socket_linger(end, Some(Duration::ZERO));
             };
             reset(client.as_fd());
-            // A reset tells the active server that the client comes back another way.
+            // A reset tells the active server that the client will come back over another
+            // connection.
             if relay.is_cut.load(Ordering::SeqCst) {
                 reset(server.as_fd());
             } else {
@@ -304,8 +313,8 @@ impl ClusterNode {
         }
     }
 
-    /// The epoch of this server's own term, and the smoothed time that a batch of the journal
-    /// takes; `None` if it is not active.
+    /// The epoch of this server's own term, and the smoothed duration of a batch of the journal;
+    /// `None` if this server is not active.
     pub fn figures(&self) -> Option<(u64, Duration)> {
         Some((self.epoch()?, self.journal.round_time()))
     }
@@ -315,7 +324,7 @@ impl ClusterNode {
         active.filter(|_| is_own).map(|active| active.epoch)
     }
 
-    /// Whether a frame that begins a connection is from a standby that knows of this term.
+    /// Whether `epoch`, which a standby has sent, is the epoch of this server's own term.
     pub fn is_current_epoch(&self, epoch: &[u8]) -> bool {
         self.epoch()
             .is_some_and(|own| own.to_string().as_bytes() == epoch)
@@ -358,7 +367,7 @@ fn look<T>(
         if judged.is_some() || left.is_zero() {
             return judged;
         }
-        // Longer each time, so that many silent clients cost little.
+        // The pause doubles each time, so that many silent clients cost little.
         thread::sleep(pause.min(left));
         pause = (2 * pause).min(LONG_PAUSE);
     }
@@ -368,13 +377,13 @@ fn look<T>(
 fn first_bytes_within(client: &Stream, deadline: Instant) -> Option<FirstBytes> {
     look(client, &mut [0; 8], deadline, |bytes| match bytes.first() {
         None => Some(FirstBytes::None),
-        // The client asks for the role over TLS, and so the active server.
+        // A client that speaks TLS asks for the role inside TLS, so the active server answers it.
         Some(first) if speaks_tls(client) && *first != RELAY[0] => Some(FirstBytes::Other),
         Some(_) => first_bytes(bytes),
     })
 }
 
-/// What the bytes are; `None` while they may still become one of the words.
+/// What the bytes mean; `None` while they are too few to tell.
 fn first_bytes(bytes: &[u8]) -> Option<FirstBytes> {
     let begins = |word: &[u8]| word.iter().zip(bytes).all(|(one, other)| one == other);
     let mut words = [(RELAY, FirstBytes::Relay), (CLUSTER, FirstBytes::Cluster)].into_iter();
@@ -383,13 +392,13 @@ fn first_bytes(bytes: &[u8]) -> Option<FirstBytes> {
     };
     Some(match bytes.get(word.len())? {
         b'\n' => meaning,
-        // A person types it in telnet.
+        // A person who types the word in telnet ends the line with CR LF.
         b'\r' if word == CLUSTER => meaning,
         _ => FirstBytes::Other,
     })
 }
 
-/// Reads the three clear-text lines of a frame, and nothing behind them; `None` if they do not
+/// Reads the three clear-text lines of a frame, and no byte after them; `None` if they do not
 /// arrive.
 fn take_frame(client: &Stream, deadline: Instant) -> Option<Vec<u8>> {
     let mut frame = vec![0; MAX_FRAME_LEN];
@@ -411,36 +420,41 @@ fn speaks_tls(client: &Stream) -> bool {
     !matches!(client, Stream::Tcp(_) | Stream::Unix(_))
 }
 
-/// Connects to the active server, and tells it for which client.
+/// Connects to the active server, and sends the frame that announces a relayed client and names the
+/// epoch.
 fn introduce(epoch: u64, address: &str) -> io::Result<TcpStream> {
     let connect = |addr: &SocketAddr| TcpStream::connect_timeout(addr, CONNECT_TIMEOUT);
     let server = first_of(address, Instant::now() + CONNECT_TIMEOUT, connect)?;
-    // Needed even if both servers reach etcd: no new epoch cuts the connection then.
+    // If the servers cannot reach each other but still reach etcd, no new epoch cuts the
+    // connection: only the kernel's keep-alive detects that.
     keep_alive(&server)?;
-    // Otherwise the kernel buffers megabytes that a client sends during a long wait.
+    // With the default size, the kernel would buffer megabytes that a client sends during a long
+    // wait.
     sockopt::set_socket_send_buffer_size(&server, SEND_BUFFER_LEN)?;
     let greeting = format!("relay\n{epoch}\n_\n");
-    // It is the first thing in the socket's buffer, which is larger.
+    // This cannot block: the socket's buffer is empty, and larger than the frame.
     send(&server, greeting.as_bytes(), SendFlags::NOSIGNAL)?;
     Ok(server)
 }
 
-/// Bytes on their way from one end to the other.
+/// One direction of a relayed connection.
 struct Direction<'a> {
     from: BorrowedFd<'a>,
     to: BorrowedFd<'a>,
-    /// Set when this server cuts the connection, and so causes the end of the stream itself.
+    /// Set when this server cuts the connection. The end of the stream is then not the peer's own.
     is_cut: &'a AtomicBool,
-    /// Bytes read and not sent yet.
+    /// The bytes that have been read but not sent.
     unsent: Vec<u8>,
-    /// Since when some of them wait for the other end.
+    /// Since when there have been unsent bytes.
     unsent_since: Option<Instant>,
+    /// The end of the stream has been passed on.
     is_over: bool,
 }
 
 impl Direction<'_> {
-    /// Moves what it can without blocking, one buffer at most, and passes on the end. Returns
-    /// whether anything has moved. `of_from` and `of_to` are the events of the two ends.
+    /// Moves as much as it can without blocking, but at most one buffer, and passes on the end of
+    /// the stream. Returns whether anything has moved. `of_from` and `of_to` are the poll events of
+    /// the two ends; `look_at` is called with the bytes that were read.
     fn advance(
         &mut self,
         of_from: PollFlags,
@@ -448,8 +462,8 @@ impl Direction<'_> {
         look_at: impl FnOnce(&[u8]),
     ) -> io::Result<bool> {
         let len = self.unsent.len();
-        // The kernel may have a little room long before it reports it. A remainder sent into that
-        // room would look as if the client had read something.
+        // The kernel may have a little room long before it reports the socket as writable. If bytes
+        // were sent into that room, it would look as if the client had read something.
         if !of_to.difference(PollFlags::IN).is_empty() {
             self.send()?;
         }
@@ -465,7 +479,7 @@ impl Direction<'_> {
             }
             Ok((0, _)) => {
                 self.is_over = true;
-                // Fails if the other end has gone, which its own events show.
+                // This fails if the other end has gone. The events of the other end will show that.
                 let _ = shutdown(self.to, rustix::net::Shutdown::Write);
             }
             Ok((len, _)) => {
@@ -495,13 +509,15 @@ impl Direction<'_> {
     }
 }
 
-/// Relays bytes and the end of the stream in both directions, until both have ended. Cuts a client
-/// that does not end its own direction after the server has ended the other.
+/// Relays bytes and the end of the stream in both directions, until both have ended. After the
+/// server has ended its direction, the client has [`CLOSING_TIME`] to end the other; then this
+/// returns anyway.
 ///
-/// Also cuts a client that does not read within `write_timeout` (`None`: no limit), as the active
-/// server cuts its own: until the client has read, the end of the server's direction cannot be
-/// seen. Fails with [`io::ErrorKind::TimedOut`] then, and with another error once `is_cut` is set
-/// and the ends are shut down. Calls `note_adopting` if the client says that it can adopt.
+/// Fails with [`io::ErrorKind::TimedOut`] if the client does not read within `write_timeout`
+/// (`None`: no limit). The active server cuts its own clients in the same way. Here that would have
+/// no effect, because the end of the server's direction is seen only after the client has read.
+/// Fails with another error when `is_cut` is set and the ends are shut down. Calls `note_adopting`
+/// if the client says that it can adopt its grants.
 fn pump(
     client: BorrowedFd<'_>,
     server: BorrowedFd<'_>,
@@ -544,7 +560,7 @@ fn pump(
             };
         }
         if moved == [false; 2] {
-            // A hang-up is reported even if nothing can be done about it yet.
+            // `poll` returns at once after a hang-up, even if nothing can be done about it yet.
             thread::sleep(SHORT_PAUSE);
         }
         let mut polled = [
@@ -556,7 +572,7 @@ fn pump(
     }
 }
 
-/// The events to wait for at the end where `outgoing` begins and `incoming` ends.
+/// The events to wait for at one end: `outgoing` reads from this end, and `incoming` sends to it.
 fn interest(outgoing: &Direction<'_>, incoming: &Direction<'_>) -> PollFlags {
     let mut flags = PollFlags::empty();
     let takes_more = !outgoing.is_over && outgoing.unsent.is_empty();

@@ -1,4 +1,4 @@
-//! What goes wrong with etcd, in the log.
+//! Logs what goes wrong with etcd.
 
 use std::time::{Duration, Instant};
 
@@ -9,19 +9,20 @@ use super::etcd::{
 };
 use crate::text::Escaped;
 
-/// The time between two lines about the same trouble.
+/// The minimum time between two reports.
 const INTERVAL: Duration = Duration::from_secs(10);
 
-/// Keeps trouble that lasts from flooding the log.
+/// Keeps lasting trouble with etcd from flooding the log.
 #[derive(Default)]
 pub(super) struct Trouble {
     reported: Option<Instant>,
-    /// A refusal of a write was reported that has not ended.
+    /// A refusal was reported, and etcd has accepted no batch since.
     is_refused: bool,
 }
 
 impl Trouble {
-    /// Logs a failure, if the last line is long ago. `waiting` is how many sessions wait for etcd.
+    /// Logs a failure, unless the previous report is too recent. `waiting` is the number of
+    /// sessions that wait for etcd.
     pub(super) fn report(&mut self, failure: &EtcdFailure, waiting: usize) {
         if self.reported.is_some_and(|at| at.elapsed() < INTERVAL) {
             return;
@@ -39,7 +40,7 @@ impl Trouble {
                     PERMISSION_DENIED | UNAUTHENTICATED => {
                         error!("etcd-auth-refused error={shown}");
                     }
-                    // A wrong name or password.
+                    // This is etcd's answer to a wrong user name or password.
                     INVALID_ARGUMENT if message.contains("auth") => {
                         error!("etcd-auth-refused error={shown}");
                     }
@@ -56,7 +57,7 @@ impl Trouble {
         }
     }
 
-    /// Logs that etcd has taken a batch, if refusals were logged.
+    /// Logs that etcd has accepted a batch, if a refusal was reported before.
     pub(super) fn end_of_refusals(&mut self) {
         if std::mem::take(&mut self.is_refused) {
             info!("etcd-takes-writes");

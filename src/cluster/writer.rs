@@ -1,5 +1,5 @@
-//! The thread that writes the journal: it takes over from the server that was active before, and
-//! then writes batch after batch.
+//! The thread that writes the journal: it takes over from the previous active server, and then
+//! writes one batch after the other.
 
 use std::iter;
 use std::sync::Arc;
@@ -20,21 +20,23 @@ use crate::table::{Change, HolderRecord};
 use crate::text::Escaped;
 use crate::token::Fence;
 
-/// Clients count their leases from the reply, mostly. If it comes later than this, the lease begins
-/// anew.
+/// Most clients count their lease from the reply. If the journal takes longer than this, the reply
+/// to a grant is late, and the lease starts again.
 const LATE: Duration = Duration::from_millis(100);
 
-/// How many holders are read at a time, and by what that is divided if it was too much: for the
-/// time that a request may take, or for the length of an answer.
+/// The maximum number of holders that are read in one request.
 const PAGE_LEN: usize = 1000;
+/// Divides the number of holders per request after a failure, because the answer may have been too
+/// long, or may have taken too long.
 const PAGE_DIVISOR: usize = 4;
 
-/// The record of a holder is one that this server cannot read.
+/// The error for a holder's record that this server cannot read.
 #[derive(Debug)]
 pub(super) struct UnreadableRecord;
 
-/// The pause after a request without an answer, and after one that etcd has refused.
+/// The pause after a request without an answer.
 const PAUSE: Duration = Duration::from_millis(20);
+/// The pause after a request that etcd has refused.
 const PAUSE_AFTER_REFUSAL: Duration = Duration::from_millis(250);
 
 /// Writes the journal for one term.
@@ -44,16 +46,17 @@ pub(super) struct JournalWriter {
     gateway: Gateway,
     names: Names,
     term: Term,
-    /// When the first request was sent that has failed, if none has succeeded since.
+    /// When the first failed request since the latest success was sent; `None` if the latest
+    /// request was successful.
     failing_since: Option<Moment>,
     trouble: Trouble,
 }
 
-/// Whether etcd has taken a batch.
+/// Whether etcd has accepted a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum BatchResult {
     Certain,
-    /// etcd has refused it, and has certainly not carried it out.
+    /// etcd has refused the batch, and has definitely not carried it out.
     Refused,
 }
 
@@ -70,7 +73,7 @@ impl JournalWriter {
         }
     }
 
-    /// Writes until the process ends, after [`JournalWriter::take_over`].
+    /// Writes batches until the process ends. Call [`JournalWriter::take_over`] before.
     pub(super) fn run(mut self) -> ! {
         let journal = Arc::clone(&self.node.journal);
         loop {
@@ -90,8 +93,9 @@ impl JournalWriter {
         }
     }
 
-    /// Reads what the server before has left behind, and gives the holders their leases anew. Fails
-    /// if there is a holder that this server cannot read: its lock would be granted again.
+    /// Reads what the previous active server has left behind, and starts the leases of the holders
+    /// again. Fails if this server cannot read a holder, because it would then grant that holder's
+    /// lock a second time.
     pub(super) fn take_over(&mut self) -> Result<(), UnreadableRecord> {
         let began = Instant::now();
         let fence = etcd::look_up(&self.names.fence());
@@ -112,7 +116,7 @@ impl JournalWriter {
             thread::sleep(PAUSE_AFTER_REFUSAL);
         }
         self.node.journal.begin(first, end);
-        // A lease may be over before the last holder is restored.
+        // The journal is set first, because a lease may end before the last holder is restored.
         let journal = Arc::clone(&self.node.journal);
         self.arbiter.record_with(Box::new(journal));
         for bad in self.arbiter.restore(&records) {
@@ -130,7 +134,7 @@ impl JournalWriter {
         Ok(())
     }
 
-    /// The holders in etcd, in order of their fences. No other server writes them any more.
+    /// Reads the holders from etcd, in fence order. No other server can write holders any more.
     fn read_holders(&mut self) -> Result<Vec<HolderRecord>, UnreadableRecord> {
         let (mut next, end) = self.names.holders();
         let (mut records, mut page_len) = (Vec::new(), PAGE_LEN);
@@ -143,7 +147,7 @@ impl JournalWriter {
                 page
             });
             for found in &page {
-                // Another name may be that of a service whose prefix begins with ours.
+                // The key may belong to another service, whose prefix begins with ours.
                 let Some(fence) = self.names.fence_in(&found.key) else {
                     continue;
                 };
@@ -161,7 +165,8 @@ impl JournalWriter {
                 Some(last) if page.len() == page_len => {
                     next = last.key.clone();
                     next.push(0);
-                    // What was too much may be behind, and a slow etcd may have recovered.
+                    // The holders that made the answer too long may have been read, and a slow etcd
+                    // may have recovered.
                     page_len = (page_len * 2).min(PAGE_LEN);
                 }
                 _ => return Ok(records),
@@ -179,7 +184,8 @@ impl JournalWriter {
         }
     }
 
-    /// Sends a request once. Starts over if failures may have cost the leadership.
+    /// Sends a request once. Starts over if this server may no longer be the leader, because
+    /// requests have failed for too long.
     fn attempt<T>(
         &mut self,
         request: impl FnOnce(&mut Gateway) -> Result<T, EtcdFailure>,
@@ -196,8 +202,9 @@ impl JournalWriter {
         answered
     }
 
-    /// Writes a batch, or asks a question if there is nothing to write. Returns when it is certain,
-    /// or etcd has certainly refused it. If this server is deposed, it starts over.
+    /// Writes a batch, or asks a question if there is nothing to write. Returns when the batch is
+    /// certain, or when etcd has definitely refused it. If this server has been deposed, it starts
+    /// over.
     fn commit<'a>(
         &mut self,
         changes: impl Iterator<Item = &'a Change> + Clone,
@@ -213,7 +220,8 @@ impl JournalWriter {
                 Ok(answer) => break self.expect_copy(&answer, is_question),
                 Err(failure) => failure,
             };
-            // No lease ends before its holder knows of it.
+            // The replies to these grants are late. Their leases start again, so that no lease ends
+            // before its holder knows of it.
             let mut fences = granted(changes.clone());
             fences.extend(self.node.journal.pending_grants());
             self.arbiter.begin_anew(&fences);
@@ -234,9 +242,9 @@ impl JournalWriter {
         BatchResult::Certain
     }
 
-    /// Asks a question beside a batch whose answer is lost: whether this server is still active,
-    /// which confirms what its sessions have promised, and whether the batch was carried out. It
-    /// may be carried out until the next batch has been: so the batch number is not compared.
+    /// Asks a question about a batch whose answer is lost: whether this server is still active,
+    /// which its waiting sessions must know, and whether the batch was carried out. The transaction
+    /// does not compare the batch number, because the batch may still be carried out at any moment.
     fn is_carried_out(&mut self) -> bool {
         let number = self.node.journal.begin_question();
         let leader = self.names.leader();
@@ -253,7 +261,8 @@ impl JournalWriter {
         is_next
     }
 
-    /// The parts of the transaction.
+    /// The three parts of the transaction: the comparisons, the operations if they hold, and the
+    /// operations otherwise.
     fn parts<'a>(
         &self,
         changes: impl Iterator<Item = &'a Change>,
@@ -274,7 +283,8 @@ impl JournalWriter {
             let ceiling = end.saturating_sub(1).to_string();
             then.push(etcd::put(&self.names.fence(), ceiling.as_bytes(), 0));
         }
-        // Without an operation, a member would answer a question from its own memory.
+        // Without an operation, a member would answer a question from its own state, which may be
+        // old.
         let look_up = match is_planted("question-without-range") {
             true => String::new(),
             false => etcd::look_up(&leader),
@@ -297,16 +307,17 @@ impl JournalWriter {
         }
     }
 
-    /// Returns if the comparisons failed because another copy of this batch was carried out. Else
-    /// this server is deposed, and starts over.
+    /// Returns if the comparisons failed because another copy of this batch was carried out.
+    /// Otherwise this server has been deposed, and starts over.
     fn expect_copy(&self, answer: &TxnAnswer, is_question: bool) {
         if !self.is_next_version(answer) || is_question {
             self.start_over_after_foreign_batch(answer);
         }
     }
 
-    /// Whether the leader key has the version of the next batch, rather than that of the last one.
-    /// If neither, this server is deposed, and starts over.
+    /// Returns `true` if the leader key has the version that the next batch expects, and `false` if
+    /// it has the version that this batch expects. Otherwise this server has been deposed, and
+    /// starts over.
     fn is_next_version(&self, answer: &TxnAnswer) -> bool {
         let (node, Term { epoch, version, .. }) = (&self.node, self.term);
         let Some(leader) = answer.found.first() else {
@@ -329,7 +340,8 @@ impl JournalWriter {
         self.node.start_over("another has written under this epoch")
     }
 
-    /// Logs a failure. Starts over if failures may have cost the leadership.
+    /// Logs a failure. `since` is when the first of the current failures was sent. Starts over if
+    /// the lease of the leader key is gone, or if `since` is longer ago than the TTL.
     fn judge(&mut self, failure: &EtcdFailure, since: Moment) {
         let waiting = self.node.journal.waiting_sessions();
         self.trouble.report(failure, waiting);

@@ -1,4 +1,4 @@
-//! As much of HTTP/1.1 as etcd's gateway speaks.
+//! The part of HTTP/1.1 that etcd's gateway uses.
 
 use std::io::{self, BufRead, BufReader, Read};
 use std::net::TcpStream;
@@ -7,15 +7,16 @@ use std::time::{Duration, Instant};
 use crate::cluster::first_of;
 use crate::net::stream::{is_timeout, Stream};
 
-/// The longest line of a head, in bytes.
+/// The maximum length of a line in a head, before a chunk or in the trailers, in bytes.
 const MAX_LINE_LEN: u64 = 8 * 1024;
 
-/// The longest answer, in bytes, and the most lines in its head and its trailers. Six times a page
-/// of maximal holders. A decoded answer takes about twelve times this memory.
+/// The maximum length of an answer, in bytes. This is six times the length of a page of holders of
+/// maximum size. A decoded answer takes about twelve times this memory.
 const MAX_ANSWER_LEN: usize = 4 * 1024 * 1024;
+/// The maximum number of lines in a head, and in the trailers.
 const MAX_LINES: usize = 100;
 
-/// A connection to a member. Not usable after an error.
+/// A connection to a member of etcd. It must not be used again after an error.
 pub(super) struct EtcdConnection {
     reader: Reader<Timed>,
     host: String,
@@ -52,7 +53,8 @@ impl EtcdConnection {
         self.reader.answer()
     }
 
-    /// Begins a watch, and hands each line to `is_enough` until that is so, or the watch ends.
+    /// Begins a watch, and passes each line of the answer to `is_enough` until that returns `true`
+    /// or the watch ends.
     pub(super) fn watch(
         &mut self,
         body: &str,
@@ -104,7 +106,7 @@ impl EtcdConnection {
     }
 }
 
-/// The time that is left; an error if it is over.
+/// The time left until the deadline; an error if the deadline has passed.
 fn left(deadline: Instant) -> io::Result<Duration> {
     let left = deadline.saturating_duration_since(Instant::now());
     match left.is_zero() {
@@ -113,7 +115,7 @@ fn left(deadline: Instant) -> io::Result<Duration> {
     }
 }
 
-/// A stream that is read until a deadline.
+/// A stream whose reads fail after a deadline.
 struct Timed {
     stream: Stream,
     deadline: Instant,
@@ -143,7 +145,8 @@ impl<S: Read> Reader<S> {
         Ok((status, body))
     }
 
-    /// The status, and the length of the body; `None` if that comes in chunks.
+    /// Reads the head. Returns the status and the length of the body; the length is `None` if the
+    /// body comes in chunks.
     fn head(&mut self) -> io::Result<(u16, Option<usize>)> {
         let status = self.line()?;
         let status = status.strip_prefix("HTTP/1.1 ").unwrap_or_default();
@@ -170,7 +173,7 @@ impl<S: Read> Reader<S> {
         Err(io::Error::other("too long a head"))
     }
 
-    /// Adds a chunk to `body`. `false` at the end, with the trailers read.
+    /// Adds a chunk to `body`. After the last chunk, reads the trailers and returns `false`.
     fn chunk(&mut self, body: &mut Vec<u8>) -> io::Result<bool> {
         let line = self.line()?;
         let len = line.split(';').next().unwrap_or_default().trim();

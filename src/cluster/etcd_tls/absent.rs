@@ -1,5 +1,4 @@
-//! TLS with etcd in a build without it: the shape of `etcd_tls.rs`, and no values. The options
-//! refuse it.
+//! The stand-in for `etcd_tls.rs` in a build without TLS, whose options refuse TLS with etcd.
 
 use std::io;
 use std::net::TcpStream;
