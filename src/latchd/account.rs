@@ -1,4 +1,4 @@
-//! The log lines about grants: all of them, or only those that an operator must see.
+//! The log lines about claims: all of them, or only those that an operator must see.
 
 use std::fmt;
 
@@ -10,10 +10,11 @@ use crate::table::{ConnId, Fate, GrantEnd, Key};
 use crate::text::Escaped;
 use crate::token::Fence;
 
-/// How many of the last holders are named.
+/// The maximum number of holders that the log names when the server stops.
 const NAMED_COUNT: usize = 10;
 
-/// Logs what becomes of claims from now on.
+/// Logs what becomes of claims from now on. Without `logs_grants`, logs only what an operator must
+/// see: breaks, and leases that ran out although they were to be renewed.
 pub(super) fn open(arbiter: &Arbiter, logs_grants: bool) {
     let expiries = Throttle::default();
     let tell = move |told: &Told<'_>| {
@@ -43,7 +44,7 @@ pub(super) fn open(arbiter: &Arbiter, logs_grants: bool) {
     arbiter.account_to(Box::new(tell), logs_grants);
 }
 
-/// Logs that the server drains, and the first of the holders that it waits for.
+/// Logs that the server is draining, and the first of the holders that it waits for.
 pub(super) fn log_drain(arbiter: &Arbiter) {
     let (count, holders) = arbiter.awaited_holders(NAMED_COUNT);
     info!("draining holders={count}");
@@ -52,8 +53,7 @@ pub(super) fn log_drain(arbiter: &Arbiter) {
     }
 }
 
-/// Logs that the server stops without waiting any longer, and the first of the holders that are
-/// left.
+/// Logs that the server stops although there are still holders, and the first of these holders.
 pub(super) fn log_cut_off(arbiter: &Arbiter, reason: &str) {
     let (count, holders) = arbiter.awaited_holders(NAMED_COUNT);
     warn!("stopping reason={reason} holders={count}");
@@ -62,7 +62,7 @@ pub(super) fn log_cut_off(arbiter: &Arbiter, reason: &str) {
     }
 }
 
-/// The claim of the first holder of a key, and the peer that has it.
+/// The claim of the first holder of a key, and that holder's peer.
 fn holder(status: &KeyStatus) -> Option<(Claim<'_>, Escaped<'_>)> {
     let (holder, (peer, tag)) = (status.queue.holders.first()?, status.clients().next()?);
     let claim = Claim {
@@ -103,7 +103,7 @@ impl fmt::Display for Claim<'_> {
     }
 }
 
-/// The client on a connection. It is asked for only if the line is written.
+/// The client on a connection. It is looked up only when the log line is written.
 struct PeerOf<'a>(&'a Told<'a>, ConnId);
 
 impl fmt::Display for PeerOf<'_> {

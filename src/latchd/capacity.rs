@@ -1,5 +1,5 @@
-//! What the machine allows: connections within descriptors, memory maps and memory, and the memory
-//! that all caps together can take.
+//! The limits of the machine: how many connections its descriptors, memory maps and memory allow,
+//! and how much memory the server takes when all caps are reached.
 
 use std::env;
 use std::ffi::CString;
@@ -20,64 +20,72 @@ use crate::sys::thread::STACK_LEN;
 use super::http;
 use super::options::Options;
 
-/// Descriptors that are not for connections.
+/// The number of descriptors kept free for purposes other than connections.
 const RESERVED_DESCRIPTORS: u64 = 64;
 
-/// Memory maps that are not for connections, and how many the thread of a connection takes.
+/// The number of memory maps kept free for purposes other than connections.
 const RESERVED_MAPS: u64 = 2000;
+/// The number of memory maps that the thread of a connection takes.
 const MAPS_PER_THREAD: u64 = 4;
 
-/// Stacks get 1/`STACK_SHARE` of a limited address space.
+/// Connections get 1/`STACK_SHARE` of a limited address space.
 const STACK_SHARE: u64 = 2;
 
-/// The address space in bytes that a connection takes beside its stack.
+/// The address space that a connection takes in addition to its stack, in bytes.
 const HEAP_PER_CONNECTION: u64 = 32 * 1024;
 
 /// Connections get 1/`CONNECTION_SHARE` of the memory of the machine or the cgroup.
 const CONNECTION_SHARE: u64 = 4;
 
-/// By default, slots and waiters each get 1/`TABLE_SHARE` of the memory, and are at most this many.
+/// By default, slots and waiters each get 1/`TABLE_SHARE` of the memory.
 const TABLE_SHARE: u64 = 32;
+/// The maximum default for the number of slots, and for the number of waiters.
 const MOST_IN_TABLE: usize = 65_536;
 
-/// The most memory in bytes that a connection takes: the used part of its stack, its buffers, and a
-/// page of statistics that its peer does not read.
+/// The maximum memory of a connection in bytes: the used part of its stack, its buffers, and a page
+/// of statistics that its peer has not read.
 const PER_CONNECTION: u64 = 64 * 1024;
 
-/// What TLS adds to that: what has arrived of a message of the handshake, or a record each of what
-/// has arrived, is decrypted, is to be sent and is encrypted; and the state of the protocol.
+/// The maximum memory that TLS adds to a connection, in bytes. It holds the state of the protocol,
+/// and either an incomplete handshake message or four records: one received, one decrypted, one to
+/// be sent and one encrypted.
 const PER_TLS: u64 = 96 * 1024;
 
-/// The most memory in bytes that a key, a slot and a waiter take in the table.
+/// The maximum memory of a key in the table, in bytes.
 const PER_KEY: u64 = 1024;
+/// The maximum memory of a slot in the table, in bytes.
 const PER_SLOT: u64 = 256;
+/// The maximum memory of a waiter in the table, in bytes.
 const PER_WAITER: u64 = 256;
 
-/// What the tag of its client adds to a slot that no connection has.
+/// The maximum memory of a client's tag in bytes, for a slot that no connection has.
 const PER_TAG: u64 = 192;
 
-/// The most memory in bytes that a line about a grant takes in the log's queue: all of a key and of
-/// a tag can be escaped.
+/// The maximum memory of a log line about a grant in the log's queue, in bytes. All bytes of the
+/// key and of the tag may have to be escaped.
 const PER_LOG_LINE: u64 = 2048;
 
-/// What the numbers of slots add: for each slot that may be held there is one, and another one of
-/// the grants of several.
+/// The maximum memory of slot numbers in bytes, for each slot that may be held. There may be twice
+/// as many numbers as slots: each grant of one slot may have a number, and the grants of several
+/// slots may together have as many numbers as slots may be held.
 const PER_NUMBER: u64 = 128;
 
-/// The memory in bytes that the program takes without any of these.
+/// The memory that the program takes without connections, claims and log lines, in bytes.
 const AT_REST: u64 = 4 * 1024 * 1024;
 
-/// The memory controllers: the name in the second field of a line of /proc/self/cgroup (empty in
-/// version 2), the directory where the controller is mounted, and the file with the limit.
+/// The memory controllers of cgroups: the name in the second field of a line of /proc/self/cgroup
+/// (empty in version 2), the directory where the controller is mounted, and the file with the
+/// limit.
 const CONTROLLERS: [(&str, &str, &str); 3] = [
     ("memory", "memory", "memory.limit_in_bytes"),
     ("", "", "memory.max"),
     ("", "unified", "memory.max"),
 ];
 
-/// The cap on connections: what is wanted, or what the machine allows, and in any case what the
-/// address space allows. Raises the limit of descriptors. A secret makes the lines longer that
-/// clients send. A server that may pass connections on needs two descriptors for each.
+/// The cap on connections: the configured number, or else the number that the machine allows. In
+/// both cases, it is at most what the address space allows. Raises the limit of descriptors. A
+/// secret makes connections larger, because clients send it in a line. In a cluster, a connection
+/// needs two descriptors, because the server may pass it on.
 pub(super) fn max_connections(options: &Options, secret_len: usize) -> usize {
     let heap = HEAP_PER_CONNECTION + for_tls(options);
     let descriptors_each = 1 + u64::from(options.etcd.is_some());
@@ -92,7 +100,7 @@ pub(super) fn max_connections(options: &Options, secret_len: usize) -> usize {
     max_connections
 }
 
-/// The most memory in bytes that the server takes when all caps are reached.
+/// The memory in bytes that the server takes when all caps are reached.
 pub(super) fn worst_case(options: &Options, max_connections: usize, secret_len: usize) -> u64 {
     let door = match options.http.is_some() || options.http_port.is_some() {
         true => http::MAX_CONNECTIONS,
@@ -126,8 +134,8 @@ fn for_tls(options: &Options) -> u64 {
     }
 }
 
-/// How many connections descriptors, memory maps and address space allow, if each takes `heap`
-/// bytes and `descriptors_each` descriptors.
+/// The number of connections that descriptors, memory maps and address space allow, if each
+/// connection takes `heap` bytes and `descriptors_each` descriptors.
 fn connection_capacity(heap: u64, descriptors_each: u64) -> usize {
     let descriptors = raise_descriptor_limit(u64::MAX);
     let for_connections = descriptors
@@ -142,20 +150,21 @@ fn connection_capacity(heap: u64, descriptors_each: u64) -> usize {
     as_count(for_connections.min(for_threads)).min(address_space_capacity(heap))
 }
 
-/// How many connections a limited address space or data segment allows. If stacks took all of it,
-/// the next allocation would end the process.
+/// The number of connections that a limited address space or data segment allows. If connections
+/// took all of it, the next allocation would end the process.
 fn address_space_capacity(heap: u64) -> usize {
     let limits = [Resource::As, Resource::Data].map(|resource| getrlimit(resource).current);
     let address_space = limits.into_iter().flatten().min().unwrap_or(u64::MAX);
     as_count(address_space / STACK_SHARE / (STACK_LEN as u64 + heap))
 }
 
-/// How many connections a quarter of the memory allows, if each takes `per_connection`.
+/// The number of connections that a quarter of the memory allows, if each takes `per_connection`
+/// bytes.
 fn memory_capacity(per_connection: u64) -> usize {
     as_count(memory() / CONNECTION_SHARE / per_connection)
 }
 
-/// The cap on slots, and that on waiters, where nobody sets it.
+/// The default of the cap on slots and of the cap on waiters.
 pub(super) fn table_cap() -> usize {
     const { assert!(PER_SLOT == PER_WAITER) };
     as_count(memory() / TABLE_SHARE / PER_SLOT).min(MOST_IN_TABLE)
@@ -170,24 +179,27 @@ pub(super) fn memory() -> u64 {
     of_machine.min(of_cgroups.unwrap_or(u64::MAX))
 }
 
-/// A server without connections would be useless, so at least one.
+/// Converts a count, and returns at least 1: a server without connections would be useless.
 fn as_count(count: u64) -> usize {
     usize::try_from(count).unwrap_or(usize::MAX).max(1)
 }
 
-/// Starts the program again with settings for the C library's allocator. Returns if they are there
-/// already, or if it fails.
+/// Executes the program again with settings for the C library's allocator. Returns if this is
+/// already done, is not needed or fails.
 ///
-/// A large block is to go back to the system when it is freed. By default it does not after the
-/// first one, so the memory of a burst of clients would stay. Where the address space is limited,
-/// all threads share an arena: each would get one of 64 MB.
+/// A large block must go back to the system when it is freed. By default, the C library stops doing
+/// that after the first large block has been freed, and the memory of a burst of clients would
+/// stay. If the address space is limited, all threads share one arena, because an arena for each
+/// thread would take 64 MB of it.
 pub(super) fn reexec_with_malloc_settings() {
     const THRESHOLD: &str = "MALLOC_MMAP_THRESHOLD_";
     const TUNABLES: &str = "GLIBC_TUNABLES";
-    // The C library removes its variables from the environment of a setuid program.
+    // This variable marks the second start. The C library's own variables cannot, because the C
+    // library removes them from the environment of a setuid program.
     const DONE: &str = "LATCHD_MALLOC";
-    // The kernel has named the process after the file of the program. Behind a link, that is not
-    // the name by which it was started.
+    // At the second start, the kernel names the process after the program's file. If the program
+    // was first started through a link, the process had the name of the link, which is then
+    // restored.
     const NAMED: &str = "named ";
     if let Ok(done) = env::var(DONE) {
         if let Some(Ok(name)) = done.strip_prefix(NAMED).map(CString::new) {
@@ -201,7 +213,7 @@ pub(super) fn reexec_with_malloc_settings() {
     let Ok(program) = env::current_exe() else {
         return;
     };
-    // Started as `ld.so latchd`, the process is that of ld.so.
+    // If the program was started as `ld.so latchd`, this is the path of ld.so.
     let name = program.file_name().map_or(&[][..], OsStrExt::as_bytes);
     if name.starts_with(b"ld-") || name.starts_with(b"ld.") {
         return;
@@ -210,9 +222,9 @@ pub(super) fn reexec_with_malloc_settings() {
     let done = format!("{NAMED}{}", started_as.to_string_lossy());
     let mut settings = vec![(THRESHOLD, "65536"), (DONE, done.as_str())];
     if env::var_os(TUNABLES).is_none() {
-        // Small blocks are joined with their neighbours at once, so that whole pages get free. The
-        // stack of a thread goes back at its end: 300 kept stacks would be 2.5 MB, and as much
-        // again in what the C library knows of them, scattered over the pages of the crowd.
+        // Small free blocks are joined with their neighbours at once, so that whole pages become
+        // free. The stack of a thread is freed when the thread ends: 300 cached stacks would take
+        // 2.5 MB, and the C library's records about them as much again, scattered over many pages.
         let tunables = "glibc.malloc.mxfast=0:glibc.pthread.stack_cache_size=0";
         settings.push((TUNABLES, tunables));
     }
@@ -222,9 +234,9 @@ pub(super) fn reexec_with_malloc_settings() {
     let _ = exec(&program, env::args_os(), &settings);
 }
 
-/// The least memory limit in bytes of the cgroups of a process and of those above them.
-/// `of_process` is its /proc/self/cgroup. In a container, the path that it names may be missing;
-/// the container's own group is then the root.
+/// The lowest memory limit in bytes of a process's cgroups and their ancestors. `of_process` is the
+/// content of the process's /proc/self/cgroup. In a container, the path in that file may not exist;
+/// then the root directory is the container's own cgroup.
 fn cgroup_limit(root: &Path, of_process: &str) -> Option<u64> {
     let mut limits = Vec::new();
     for line in of_process.lines() {
@@ -240,7 +252,7 @@ fn cgroup_limit(root: &Path, of_process: &str) -> Option<u64> {
                 let group = group.strip_prefix("/").unwrap_or(group);
                 let limit = fs::read_to_string(root.join(mount).join(group).join(file));
                 let limit = limit.unwrap_or_default();
-                // "max" is no limit.
+                // "max" means no limit.
                 limits.extend(limit.trim().parse::<u64>());
             }
         }

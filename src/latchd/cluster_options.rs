@@ -1,4 +1,4 @@
-//! The options of a server that is one of several on one etcd: latchd-cluster(7).
+//! The options of a server in a cluster: see latchd-cluster(7).
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
@@ -10,8 +10,8 @@ use crate::text::{host_and_port, invalid_value};
 
 use super::options::{both_or_none, exclusive, ListenHost, Options, CLUSTER};
 
-/// What the options say, before any file is read; `None` without `--etcd`. `inherits` says that
-/// LISTEN_FDS names sockets for this process.
+/// The settings that the options describe, before any file is read; `None` for a single server.
+/// `inherits` says whether LISTEN_FDS names sockets for this process.
 pub(super) fn resolve(
     options: &Options,
     origins: &Origins,
@@ -43,8 +43,8 @@ pub(super) fn resolve(
     Ok(Some(settings))
 }
 
-/// Refuses what does not fit a server that is one of several: its fences are kept in etcd, it runs
-/// all the time, and the others must find it.
+/// Refuses options that a server in a cluster cannot have. Its fences are kept in etcd, it runs all
+/// the time, and the other servers must be able to find it.
 fn refuse_rivals(
     options: &Options,
     origins: &Origins,
@@ -80,8 +80,8 @@ fn refuse_rivals(
     }
 }
 
-/// Refuses TLS to etcd that this build does not have. One option without the other is wrong in any
-/// build, and is refused as that.
+/// Refuses the options for TLS with etcd in a build without TLS. Before that, refuses a certificate
+/// without its key, and a key without its certificate: these are wrong in any build.
 fn check_tls(origins: &Origins) -> Result<(), String> {
     both_or_none(origins, ["--etcd-cert", "--etcd-key"])?;
     let mut tls = ["--etcd-cacert", "--etcd-cert"].into_iter();
@@ -89,7 +89,8 @@ fn check_tls(origins: &Origins) -> Result<(), String> {
     origin.map_or(Ok(()), need)
 }
 
-/// The certificate to show to etcd, and its key. Refuses files for TLS where no member speaks it.
+/// The files with the certificate to show to etcd and with its key. Refuses any file for TLS with
+/// etcd if no member speaks TLS.
 fn tls_files(
     options: &Options,
     origins: &Origins,
@@ -105,7 +106,8 @@ fn tls_files(
     }
 }
 
-/// The members of etcd in a list with commas: `HOST:PORT`, and whether `https://` was in front.
+/// Reads the members of etcd from a comma-separated list. Returns the `HOST:PORT` of each member,
+/// and whether `https://` was in front of it.
 fn members(list: &str, origin: &str) -> Result<Vec<(String, bool)>, String> {
     let member = |text: &str| {
         let secured = text.strip_prefix("https://");
@@ -120,7 +122,7 @@ fn members(list: &str, origin: &str) -> Result<Vec<(String, bool)>, String> {
     list.split(',').map(|text| member(text.trim())).collect()
 }
 
-/// Where the other servers reach this one.
+/// The address at which the other servers reach this one.
 fn advertise(options: &Options, origins: &Origins) -> Result<String, String> {
     let Some(text) = &options.advertise else {
         let port = options.port.unwrap_or_default();

@@ -1,10 +1,10 @@
 //! One connection, from its first byte to its close: its opening, its session, the close.
 //!
-//! One thread at a time writes to the socket: the connection's own, or while it waits for a grant,
-//! the thread that frees the slot. The connection's thread may block in four places: in a read, in
-//! a write (and before it, until the journal has what the replies say), in [`carry_out`], and in
-//! the lingering close. Each has a time limit, unless an option lifts it, and delays no other
-//! client.
+//! Only one thread at a time writes to the socket. This is the connection's own thread or, while
+//! that thread waits for a grant, the thread that frees the slot. The connection's thread may block
+//! in four places: in a read, in a write (and before it, until the journal has what the replies
+//! promise), in [`carry_out`], and in the lingering close. Each has a time limit, unless an option
+//! lifts it. None of them delays another client.
 //!
 //! [`carry_out`]: super::requests::carry_out
 
@@ -31,7 +31,7 @@ use input::Input;
 use outbox::Outbox;
 pub use rules::SessionRules;
 
-/// How long the close waits for a peer that has not given the right token.
+/// How long the close of a connection is delayed if the peer has not given the right token.
 const AUTH_COOLDOWN: Duration = Duration::from_millis(100);
 
 /// How long a lingering close reads what the peer still sends.
@@ -40,24 +40,26 @@ const CLOSING_TIME: Duration = Duration::from_millis(250);
 /// Why a connection ends.
 #[derive(Debug)]
 pub(super) enum Ending {
-    /// The peer has closed its side between two requests, or within one.
+    /// The peer has closed its side, between two requests or in the middle of one.
     PeerClosed,
     /// The connection is broken, or the peer does not read.
     Broken(io::Error),
     Quit,
-    /// The peer closed its side while it waited.
+    /// The peer closed its side while it waited for a grant.
     HungUpWaiting,
-    /// The peer closed its side behind an `adopt`. It may still be there, behind a proxy that
-    /// passes on the end of one direction only, and would take `error` for a loss.
+    /// The peer closed its side after it had sent an `adopt`. The peer may still be there, behind a
+    /// proxy that passes on the end of only one direction. The peer would take `error` to mean that
+    /// its lock is lost.
     HungUpAdopting,
     ReadTimeout,
     LineTooLong,
     /// The peer speaks another protocol, of this name.
     OtherProtocol(&'static str),
     AuthFailed,
-    /// The system refuses to watch the client for a hang-up, so it must not wait.
+    /// The system refuses to watch the client for a hang-up, so the client must not wait.
     Unwatched,
-    /// Another server takes this one for the active one, and it is not, or not any more.
+    /// A standby has passed on a client, but this server is not active in the epoch that the
+    /// standby names.
     NotMeant,
 }
 
@@ -73,13 +75,13 @@ pub fn serve(stream: &Stream, mut seat: Seat, rules: &SessionRules, watch: &Hang
             let session = Session::new(&seat, &mut input, &mut outbox, rules);
             let ended = session.converse();
             if source == RequestSource::Standby && stream.was_reset() {
-                // The standby has stopped.
+                // The standby has stopped, and the client can come back over another connection.
                 seat.keep_if_client_can_adopt();
             }
             ended
         }
     };
-    // The slots pass on before the close, which may take a while.
+    // This frees the slots before the close, which may take a while.
     drop(seat);
     rules.wait_for_journal(&mut outbox.promised);
     lingering_close(stream, &ending, outbox.out, rules);

@@ -9,7 +9,7 @@ use crate::text::{host_and_port, in_brackets};
 /// The value of `--http`.
 pub(super) type HttpPlace = (ListenHost, u16);
 
-/// Where the door is to be, if the options ask for it.
+/// Where the door will listen, if the options ask for a door.
 pub(super) fn resolve(options: &Options, origins: &Origins) -> Result<Option<DoorPlace>, String> {
     let (option, (host, port)) = match (&options.http, options.http_port) {
         (Some(place), _) => ("--http", place.clone()),
@@ -24,7 +24,7 @@ pub(super) fn resolve(options: &Options, origins: &Origins) -> Result<Option<Doo
     DoorPlace::wanted_by(origin, host, port, names).map(Some)
 }
 
-/// A host, in brackets if it is an IPv6 address, and a port. Port 0 picks one.
+/// Reads `HOST:PORT`, with brackets around an IPv6 address. With port 0, the system picks a port.
 pub(super) fn http_place(text: &str) -> Result<HttpPlace, String> {
     let place = text.rsplit_once(':').and_then(|(place, port)| {
         let is_bare = place.contains(':') && in_brackets(place).is_none();
@@ -34,7 +34,7 @@ pub(super) fn http_place(text: &str) -> Result<HttpPlace, String> {
     place.ok_or_else(|| "expected HOST:PORT, such as 127.0.0.1:6389 or [::1]:6389".into())
 }
 
-/// A port, or 0 for none.
+/// Reads a port; 0 means no port.
 pub(super) fn http_port(text: &str) -> Result<Unless<u16>, String> {
     let port = values::digits(text).ok_or("expected 0-65535")?;
     Ok(Some(port).filter(|port| *port > 0))

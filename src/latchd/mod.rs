@@ -55,7 +55,7 @@ use requests::Offer;
 
 const PROGRAM: &str = "latchd";
 
-/// A clock that shows an earlier time was never set: 1 January 2025.
+/// 1 January 2025. A clock that shows an earlier time has never been set.
 const CLOCK_WAS_SET: Duration = Duration::from_secs(1_735_689_600);
 
 /// Runs the server: reads the arguments and the environment, serves until a signal, and returns the
@@ -71,7 +71,8 @@ pub fn main() -> ExitCode {
     started.unwrap_or_else(|(status, reason)| refuse(PROGRAM, status, reason))
 }
 
-/// Checks the options against the surroundings, and serves. An error has its exit status.
+/// Checks the options against the environment, then serves. On failure, returns the exit status and
+/// the reason.
 fn start(options: &Options, origins: &Origins) -> Result<ExitCode, (u8, String)> {
     let usage = |reason| (USAGE, reason);
     let cannot_start = |reason| (CANNOT_START, reason);
@@ -86,7 +87,7 @@ fn start(options: &Options, origins: &Origins) -> Result<ExitCode, (u8, String)>
     run(options, &log, resolved, inherited).map_err(cannot_start)
 }
 
-/// Serves until it is told to stop. An error is one line.
+/// Serves until it is told to stop. The error is a single-line message.
 fn run(
     options: &Options,
     log: &LogRules,
@@ -110,7 +111,7 @@ fn run(
     let fences = open_fences(options.fence_state_file.as_deref(), left.as_ref())?;
     let certificate = tls::certificate(options.tls_files())?;
     let shown = certificate.clone();
-    // Until here SIGTERM ends the process at once, even while the fence file is locked.
+    // Up to here SIGTERM ends the process at once, even while it waits for the fence file's lock.
     let reload = move || shown.iter().for_each(tls::reload);
     let signals = server::watch_signals(signals, &log, reload)?;
     let door = Door::bind(resolved.http, certificate.as_ref())?;
@@ -156,7 +157,7 @@ fn run(
         .and_then(|()| door.map_or(Ok(()), |door| door.open(&arbiter, &session_rules)))
         .and_then(|()| tell_of_start(options, &listeners, node.as_deref()));
     if let Err(reason) = started {
-        // The last server has removed its file.
+        // The previous server's hand-over file is already removed: write it again for the next one.
         end.give_back();
         return Err(reason);
     }
@@ -179,7 +180,8 @@ fn offer(options: &Options) -> Offer {
     }
 }
 
-/// Room for the connections that are wanted, or that the machine allows.
+/// Sets the limit of connections: the configured maximum, or what the machine allows. Also logs the
+/// limit and the memory that the server may take.
 fn room_for_connections(options: &Options, secret_len: usize) -> Connections {
     let max_connections = capacity::max_connections(options, secret_len);
     let worst_case = capacity::worst_case(options, max_connections, secret_len);
@@ -199,15 +201,15 @@ fn room_for_connections(options: &Options, secret_len: usize) -> Connections {
     Connections::new(max_connections, options.max_connections_per_ip, b"")
 }
 
-/// Prints the port, and tells the supervisor that clients can connect. A server of a cluster
-/// reports its role elsewhere.
+/// Prints the port, and tells the supervisor that clients can connect. In a cluster, STATUS is set
+/// elsewhere, because it shows the server's role.
 fn tell_of_start(
     options: &Options,
     listeners: &[Listener],
     node: Option<&ClusterNode>,
 ) -> Result<(), String> {
     let is_anew = node.is_some_and(ClusterNode::has_started_over);
-    // A server that has started over has printed it before.
+    // A server that has started over has already printed its port.
     if options.print_port && !is_anew {
         server::print_port(listeners)?;
     }
@@ -221,7 +223,8 @@ fn tell_of_start(
     Ok(())
 }
 
-/// Where fences come from; with a fence file, the reserver runs beside it.
+/// The source of fences and, if there is a fence file, the reserver, which runs in a thread of its
+/// own.
 type Fences = (Box<dyn FenceSource>, Option<Reserver<File>>);
 
 fn open_fences(fence_file: Option<&Path>, left: Option<&Handover>) -> Result<Fences, String> {
@@ -281,7 +284,8 @@ fn read_auth_token(auth: &AuthTokenSource) -> Result<Box<[u8]>, String> {
     }
 }
 
-/// Reads the token of `break`, which is a word in a line with others.
+/// Reads the admin token that `break` requires. It must be a single word, because it shares a line
+/// with other words.
 fn read_admin_token(path: &Path) -> Result<Box<[u8]>, String> {
     let token = read_secret_file("admin token", path)?;
     if !limits::is_admin_token(&token) {
@@ -328,7 +332,7 @@ fn warn_about(
              what; use --auth-token-file, or listen on 127.0.0.1\""
         );
     }
-    // A name that is not UTF-8 belongs to no option.
+    // A variable whose name is not UTF-8 belongs to no option.
     let names = env::vars_os().filter(|(_, value)| !value.is_empty());
     let names = names.filter_map(|(name, _)| name.into_string().ok());
     for name in options::unknown_variables(names) {

@@ -1,9 +1,10 @@
 //! The opening of a connection: what may come before its first request.
 //!
-//! Another protocol, the frame of a standby that passes a client on, what a person may type first,
-//! and `auth`. Each is judged as soon as its own line is complete, or its frame if it has one, and
-//! before anything behind it is looked at: a web page can have a browser send a telnet interrupt in
-//! a later line, which would drop the first one unseen.
+//! This may be the first line of another protocol, the frame of a standby that passes a client on,
+//! the words that a person types, or `auth`. Each is judged as soon as its line or frame is
+//! complete, before any later byte is looked at. Otherwise a web page could have a browser send a
+//! telnet interrupt in a later line, and that would drop the browser's first line before it is
+//! seen.
 
 use std::time::Instant;
 
@@ -16,25 +17,25 @@ use crate::protocol::request::{FirstWord, CLUSTER, HELP, RELAY};
 /// The first byte of a TLS client's first message.
 const TLS_HANDSHAKE: u8 = 0x16;
 
-/// How many lines after `help` may still belong to it.
+/// The number of placeholder lines that a client may send after `help`.
 const HELP_LINES: u8 = 2;
 
 /// Who sends the requests of a connection.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum RequestSource {
     Client,
-    /// A standby, which passes them on.
+    /// A standby, which passes on the requests of a client.
     Standby,
 }
 
-/// Serves a connection until its first request has arrived, which may only come from a client that
-/// has authenticated. The request is left to the session.
+/// Serves a connection until its first request has arrived, and leaves that request to the session.
+/// If the server has an auth token, this succeeds only for a client that has authenticated.
 pub(super) fn open<'c>(
     input: &mut Input<'c>,
     outbox: &mut Outbox<'c>,
     rules: &SessionRules,
 ) -> Result<RequestSource, Ending> {
-    // Three lines, each with its own deadline, cannot take longer.
+    // `auth` has three lines, each with its own deadline, so it cannot take longer than this.
     let auth_due = Instant::now() + 3 * rules.read_timeout;
     let is_secret = rules.auth_token.is_some();
     let mut opening = Opener {
@@ -44,7 +45,7 @@ pub(super) fn open<'c>(
         auth_due: is_secret.then_some(auth_due),
     };
     match opening.run() {
-        // A peer that has not authenticated learns no other reason.
+        // A peer that has not authenticated is told no other reason.
         Err(Ending::ReadTimeout | Ending::LineTooLong | Ending::OtherProtocol(_)) if is_secret => {
             Err(Ending::AuthFailed)
         }
@@ -70,7 +71,8 @@ impl Opener<'_, '_> {
         Ok(source)
     }
 
-    /// Takes the frame with which a standby begins, if one does.
+    /// Removes the frame with which a standby begins, if there is one. Returns who sends the
+    /// requests.
     fn source(&mut self) -> Result<RequestSource, Ending> {
         let Some(node) = &self.rules.node else {
             return Ok(RequestSource::Client);
@@ -86,12 +88,12 @@ impl Opener<'_, '_> {
                 Ok(RequestSource::Standby)
             }
             [RELAY, ..] => Err(Ending::NotMeant),
-            // A telnet interrupt has dropped the first line.
+            // A telnet interrupt has dropped the line that was the first one.
             _ => Ok(RequestSource::Client),
         }
     }
 
-    /// Answers the lines that a person types, until the first frame is complete.
+    /// Answers the words that a person types, until the first frame is complete.
     fn answer_first_words(&mut self) -> Result<(), Ending> {
         let mut help_lines_left: u8 = 0;
         loop {
@@ -108,7 +110,8 @@ impl Opener<'_, '_> {
                         return Ok(());
                     }
                     self.read()?;
-                    // A telnet interrupt may have dropped the line, and another be the first one.
+                    // A telnet interrupt may have dropped that line, so that another line is now
+                    // the first one.
                     continue;
                 }
             }
@@ -116,8 +119,8 @@ impl Opener<'_, '_> {
         }
     }
 
-    /// Takes the `auth` of the client. Other servers of the cluster may ask for the role without
-    /// it.
+    /// Checks the `auth` of the client. A request for the role needs no `auth`, because other
+    /// servers of the cluster send it.
     fn authenticate(&mut self) -> Result<(), Ending> {
         while let (Some(node), [CLUSTER, ..]) = (&self.rules.node, self.input.frame()) {
             self.outbox.add_line(&node.role_line())?;
@@ -131,10 +134,11 @@ impl Opener<'_, '_> {
         self.outbox.add(&Reply::Ok, 0)
     }
 
-    /// Blocks until the first line of a frame is there. Fails if it is one of another protocol.
+    /// Blocks until the first line of a frame has arrived. Fails if the line belongs to another
+    /// protocol.
     fn wait_for_first_line(&mut self) -> Result<(), Ending> {
         loop {
-            // A handshake has a line end only by chance.
+            // A TLS handshake contains a line end only by chance.
             if self.input.begins_with(TLS_HANDSHAKE) {
                 return Err(Ending::OtherProtocol("tls"));
             }
@@ -162,7 +166,7 @@ impl Opener<'_, '_> {
     }
 }
 
-/// Whether a line is the first of a request in HTTP.
+/// Whether a line is the request line of HTTP.
 pub(super) fn is_http(line: &[u8]) -> bool {
     let version = line.rsplit(|byte| *byte == b' ').next();
     version.is_some_and(|version| version.starts_with(b"HTTP/"))

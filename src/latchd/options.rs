@@ -1,8 +1,8 @@
 //! The options of `latchd`: each in one row, with its type, its default and its variables.
 //!
-//! An option on the command line comes first, then `LATCHD_<NAME>`, then `DFLOCKD_<NAME>` (so that
-//! a host can move over from dflockd), then the default. A value that is overruled is not looked
-//! at.
+//! A value on the command line takes precedence, then `LATCHD_<NAME>`, then `DFLOCKD_<NAME>` (so
+//! that a host can move from dflockd to latchd), then the default. A value that is overruled is not
+//! checked.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -27,15 +27,16 @@ use super::{cluster_options, http};
 
 const MAX_COUNT: usize = u32::MAX as usize;
 
-/// What the names of keys in etcd begin with.
+/// The default prefix of the keys in etcd.
 const PREFIX: &str = "latchd";
 
 const LOCALHOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
-/// What the variables of the options begin with, and an underscore.
+/// The prefixes of the options' variables. An underscore follows the prefix.
 const PREFIXES: &[&str] = &["LATCHD", "DFLOCKD"];
 
-/// Pairs of options: if one is given on the command line, the variable of the other has no effect.
+/// Pairs of options that exclude each other. If one of them is given on the command line, the
+/// variable of the other has no effect.
 const RIVALS: &[[&str; 2]] = &[
     [
         "--auto-release-on-disconnect",
@@ -46,7 +47,7 @@ const RIVALS: &[[&str; 2]] = &[
     ["--http", "--http-port"],
 ];
 
-/// The options of a server that is one of several.
+/// The options of a server in a cluster.
 pub(super) const CLUSTER: [&str; 9] = [
     "--etcd",
     "--advertise",
@@ -59,18 +60,18 @@ pub(super) const CLUSTER: [&str; 9] = [
     "--etcd-key",
 ];
 
-/// How long the resolver may take for the name of this host.
+/// How long the resolver may take to resolve a name of this host.
 const RESOLVER_PATIENCE: Duration = Duration::from_secs(30);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum ListenHost {
     Address(IpAddr),
-    /// A name, or an IPv6 address with a zone: the resolver of the system knows what it means.
+    /// A name, or an IPv6 address with a zone. The system's resolver resolves both.
     Name(String),
 }
 
 impl ListenHost {
-    /// All addresses with this port, each once. Asks the resolver for those of a name.
+    /// All addresses with this port, without duplicates. A name is resolved.
     pub(super) fn addresses(&self, port: u16) -> Result<Vec<SocketAddr>, String> {
         let name = match self {
             ListenHost::Address(ip) => return Ok(vec![SocketAddr::new(*ip, port)]),
@@ -102,13 +103,13 @@ impl fmt::Display for ListenHost {
     }
 }
 
-/// A value that is absent where the option is 0 or off. To argh, a plain `Option` is an option that
-/// may be missing.
+/// A value that is `None` if the option is 0 or off. This alias is needed, because argh takes a
+/// plain `Option` for an option that may be missing.
 pub(super) type Unless<T> = Option<T>;
 
 arguments::options! {
     /// Locks, semaphores and leases over the network, in strict order of arrival.
-    // A build without a feature knows the options of that feature, to refuse them.
+    // A build without a feature has the options of that feature, so that it can refuse them.
     pub(super) struct Options {
         /// address or name of this host to listen on (127.0.0.1)
         #[argh(option, arg_name = "host", default = "ListenHost::Address(LOCALHOST)", from_str_fn(host))]
@@ -258,7 +259,8 @@ arguments::options! {
         /// a file with the key of that certificate
         #[argh(option, arg_name = "path", from_str_fn(values::path))]
         etcd_key: Option<PathBuf> = ["ETCD_KEY"],
-        // A build without TLS refuses these: to ignore them would lose the encryption unnoticed.
+        // A build without TLS refuses these options. If it ignored them, the encryption would be
+        // lost unnoticed.
         /// speak TLS on the TCP port, with the certificates in this file
         #[argh(option, arg_name = "path", from_str_fn(values::path))]
         tls_cert: Option<PathBuf> = ["TLS_CERT"],
@@ -268,7 +270,8 @@ arguments::options! {
     }
 }
 
-/// Reads the command line and the variables that `lookup` knows; says where the options come from.
+/// Reads the command line and the variables that `lookup` knows. Also returns where each option
+/// comes from.
 pub(super) fn read(
     arguments: impl Iterator<Item = OsString>,
     lookup: &dyn Fn(&str) -> Option<String>,
@@ -287,9 +290,9 @@ pub(super) fn read(
     arguments::parse_rows(&program, Dashes::OneOrTwo, arguments, &variables)
 }
 
-/// Those of `names` that have the prefix of our variables, but belong to no option.
+/// The variables in `names` that have one of our prefixes but belong to no option.
 pub(super) fn unknown_variables(names: impl Iterator<Item = String>) -> Vec<String> {
-    /// Variables that the server sets for itself when it starts once more.
+    /// Variables that the server sets for itself when it executes itself again.
     const ITS_OWN: [&str; 2] = ["MALLOC", "STARTED_OVER"];
     let known = Options::ROWS.iter().flat_map(|row| row.variables);
     let known: Vec<&str> = known.chain(&ITS_OWN).copied().collect();
@@ -304,7 +307,7 @@ pub(super) fn unknown_variables(names: impl Iterator<Item = String>) -> Vec<Stri
 
 #[derive(Debug)]
 pub(super) enum Sockets {
-    /// The server binds these, at least one of them.
+    /// The server binds these sockets itself. There is at least one.
     Bound {
         tcp: Option<(ListenHost, u16)>,
         unix: Option<PathBuf>,
@@ -324,20 +327,20 @@ pub(super) enum AuthTokenSource {
     File(PathBuf),
 }
 
-/// What several options say together.
+/// The settings that follow from several options together.
 #[derive(Debug)]
 pub(super) struct Resolved {
     pub(super) sockets: Sockets,
     pub(super) auth: Option<AuthTokenSource>,
     /// Where statistics are shown over HTTP.
     pub(super) http: Option<http::DoorPlace>,
-    /// `None` for a server that is alone.
+    /// `None` for a single server.
     pub(super) cluster: Option<ClusterSettings>,
 }
 
 impl Options {
-    /// What several options say together. `inherits` says that LISTEN_FDS names sockets for this
-    /// process.
+    /// Combines the options into settings. `inherits` says whether LISTEN_FDS names sockets for
+    /// this process.
     pub(super) fn resolve(&self, origins: &Origins, inherits: bool) -> Result<Resolved, String> {
         self.check(origins)?;
         Ok(Resolved {
@@ -359,7 +362,8 @@ impl Options {
         Ok(())
     }
 
-    /// Refuses a hand-over after which no client would find the next server. In a cluster, the
+    /// Refuses a hand-over file with a relative path, which the next server might not find, and one
+    /// with port 0, because clients would not find the next server. A cluster needs no file: its
     /// journal hands over.
     fn check_handover(&self, origins: &Origins) -> Result<(), String> {
         let (Some(origin), Some(path)) = (origins.get("--handover-file"), &self.handover_file)
@@ -378,8 +382,8 @@ impl Options {
         }
     }
 
-    /// Refuses TLS that this build does not have. One option without the other is wrong in any
-    /// build, and is refused as that.
+    /// Refuses the options for TLS in a build without TLS. Before that, refuses a certificate
+    /// without its key, and a key without its certificate: these are wrong in any build.
     fn check_tls(&self, origins: &Origins) -> Result<(), String> {
         both_or_none(origins, ["--tls-cert", "--tls-key"])?;
         let Some(origin) = origins.get("--tls-cert") else {
@@ -392,8 +396,8 @@ impl Options {
         }
     }
 
-    /// The sockets to serve. Inherited ones are bound already: options that ask for other sockets
-    /// must not be ignored.
+    /// The sockets to serve. If the sockets are inherited, options that ask for other sockets are
+    /// refused: they must not be ignored.
     fn sockets(&self, origins: &Origins, inherits: bool) -> Result<Sockets, String> {
         let binding = ["--host", "--port", "--unix", "--unix-mode", "--unix-group"];
         let binding = binding.iter().find_map(|option| origins.get(option));
@@ -426,17 +430,18 @@ impl Options {
         }))
     }
 
-    /// Whether the end of a connection releases what it holds.
+    /// Whether the server releases what a connection holds when the connection closes.
     pub(super) fn auto_release(&self) -> bool {
         self.auto_release_on_disconnect && !self.no_auto_release_on_disconnect
     }
 
-    /// The files with the certificates to show on the TCP port, and their key.
+    /// The files with the certificate chain to show on the TCP port and with its key.
     pub(super) fn tls_files(&self) -> Option<(PathBuf, PathBuf)> {
         self.tls_cert.clone().zip(self.tls_key.clone())
     }
 
-    /// The files that other users must not change, and whether they must not read them, either.
+    /// The files that other users must not change. The flag tells whether other users must not read
+    /// the file, either.
     pub(super) fn guarded_files(&self) -> impl Iterator<Item = (&Path, bool)> {
         let secrets = [
             &self.auth_token_file,
@@ -450,12 +455,12 @@ impl Options {
         secrets.chain(others.into_iter().flatten().map(|path| (&**path, false)))
     }
 
-    /// Whether clients on the TCP port need TLS.
+    /// Whether clients on the TCP port must speak TLS.
     pub(super) fn speaks_tls(&self) -> bool {
         self.tls_cert.is_some()
     }
 
-    /// How the log is kept, with RUST_LOG taken into account.
+    /// The rules of the log. `rust_log` is the value of RUST_LOG.
     pub(super) fn log(&self, rust_log: Option<OsString>) -> Result<LogRules, String> {
         Ok(LogRules {
             directives: log::directives(self.debug, rust_log)?,
@@ -519,7 +524,7 @@ fn etcd_ttl(text: &str) -> Result<Duration, String> {
     values::seconds(text.trim(), 5..=300)
 }
 
-/// An address, in brackets or bare, or a name.
+/// Reads an address or a name. An IPv6 address may be in brackets.
 pub(super) fn host(text: &str) -> Result<ListenHost, String> {
     if text == "localhost" {
         return Ok(ListenHost::Address(LOCALHOST));
@@ -554,8 +559,8 @@ fn port(text: &str) -> Result<Unless<u16>, String> {
     port.ok_or_else(|| "expected 0-65535 or off".into())
 }
 
-/// A group's number. A name is looked up in the host's own list, because a static build cannot use
-/// the C library for that.
+/// Reads a group's number. A name is looked up in /etc/group, because a static build cannot look it
+/// up through the C library.
 fn group(text: &str) -> Result<u32, String> {
     let found = text.parse().ok().or_else(|| {
         let groups = fs::read_to_string("/etc/group").ok()?;

@@ -1,4 +1,4 @@
-//! The requests of one connection, carried out against its seat at the arbiter.
+//! Carries out the requests of one connection through its seat at the arbiter.
 
 use std::time::Duration;
 
@@ -13,28 +13,28 @@ use crate::table::{Answer, Ask, Refusal};
 use crate::text::Escaped;
 use crate::token::Fence;
 
-/// The client's end of the connection, as far as a request that may block concerns it.
+/// The client's end of the connection, as a request that may block needs it.
 pub(super) trait ClientEnd {
-    /// Whether a request may block: all replies to earlier ones have been sent, and the client is
-    /// watched for its hang-up.
+    /// Whether a request may block: all replies to earlier requests have been sent, and the client
+    /// is watched for a hang-up.
     fn is_ready_to_wait(&self) -> bool;
 
-    /// Sends unsent replies, and starts to watch for the client's hang-up.
+    /// Sends the unsent replies, and starts to watch the client for a hang-up.
     fn prepare_to_wait(&mut self) -> Result<(), Ending>;
 
     /// Whether the client may act as an operator, with this admin token or without one.
     fn is_operator(&self, admin_token: Option<&str>) -> bool;
 
-    /// Notes what has happened in the wait of a request. Must not block.
+    /// Notes an event during the wait of a request. Must not block.
     fn note(&mut self, event: WaitEvent);
 }
 
 /// What a server offers its clients.
 #[derive(Clone, Copy)]
 pub struct Offer {
-    /// The lease of a claim or a renewal that names none.
+    /// The lease of a claim or a renewal that does not name a lease.
     pub default_lease: Duration,
-    /// The longest lease of a claim: no grant may be held for longer.
+    /// The maximum lease of a claim. No grant may be held for longer.
     pub max_lease: Duration,
     /// What the server can do, for the answer to `hello`.
     pub abilities: Abilities,
@@ -54,7 +54,7 @@ impl Offer {
     }
 }
 
-/// Carries out a request: the only place in which a session waits for another client.
+/// Carries out a request. This is the only place where a session waits for another client.
 pub(super) fn carry_out(
     request: &Request<'_>,
     seat: &Seat,
@@ -119,8 +119,8 @@ pub(super) fn carry_out(
             return Ok(Reply::Ok);
         }
         Request::Ping => return Ok(Reply::Ok),
-        // No `auth` is due any more. The session knows whether this is the first `stable-ref`, and
-        // writes the replies to `stats` piece by piece.
+        // The session has already answered these itself, except `auth`, which is an error after the
+        // opening.
         Request::Auth(_)
         | Request::StableRef
         | Request::Stats
@@ -131,7 +131,8 @@ pub(super) fn carry_out(
     reply_to(answer)
 }
 
-/// How certain the reply to a request must be, and which holder it is about; none for all.
+/// How certain the reply to a request must be, and the fence of the holder that the reply is about;
+/// `None` means all holders.
 pub(super) fn certainty_of(request: &Request<'_>, reply: &Reply) -> (Certainty, Option<Fence>) {
     match (request, reply) {
         (
@@ -148,7 +149,7 @@ pub(super) fn certainty_of(request: &Request<'_>, reply: &Reply) -> (Certainty, 
         }
         (Request::Release { token, .. }, _) => (Certainty::Journaled, Some(token.fence)),
         (Request::Break { .. }, _) => (Certainty::Journaled, None),
-        // They promise nothing. The session sees to the statistics itself.
+        // Other replies promise nothing. The session itself notes what statistics promise.
         _ => (Certainty::None, None),
     }
 }
@@ -175,7 +176,7 @@ fn break_grants(
     if !peer.is_operator(admin_token) {
         return match admin_token {
             None => Ok(Reply::AuthFailed),
-            // A token is not to be guessed over and over.
+            // The connection ends, so that a client cannot guess the token over and over.
             Some(_) => Err(Ending::AuthFailed),
         };
     }
@@ -185,9 +186,10 @@ fn break_grants(
     })
 }
 
-/// Whether a request that may block must be tried first. It blocks only after the replies to
-/// earlier requests have been sent: a client that does not read them must not hold a place in a
-/// queue, and one that does needs them now. And a client that never waits is spared the watch.
+/// Whether a request that may block must first be tried without blocking. A request may block only
+/// after the replies to earlier requests have been sent: a client that does not read its replies
+/// must not hold a place in a queue, and a client that reads them needs them now. In addition, a
+/// client that never waits is not watched at all.
 fn must_prepare(wait_timeout: Duration, peer: &impl ClientEnd) -> bool {
     !wait_timeout.is_zero() && !peer.is_ready_to_wait()
 }

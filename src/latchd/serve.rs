@@ -22,11 +22,13 @@ use crate::text::{reason, Escaped};
 use super::connection::{self, SessionRules};
 use super::options::{Options, Sockets};
 
-/// The mode of the operator's socket: its user, and root, who may connect to any.
+/// The mode of the operator's socket: only the server's own user can connect, and root, who can
+/// connect to any socket.
 const OPERATOR_MODE: u32 = 0o600;
 
-/// A waiter with this many unread bytes behind its request has filled its window, and can no longer
-/// signal its end. This is half of the smallest window that Linux offers by default.
+/// A waiter with this many unread bytes behind its request is cut off. Such a waiter has filled its
+/// window, and can no longer signal its end. The number is half of the smallest window that Linux
+/// offers by default.
 const FLOOD_LEN: u64 = 32 * 1024;
 
 pub(super) fn listen(
@@ -46,7 +48,7 @@ pub(super) fn listen(
             let tcp = tcp.map(|(host, port)| host.addresses(port)).transpose()?;
             let tcp = tcp.unwrap_or_default();
             let mut listeners = server::listen(&tcp, unix.as_deref(), mode, group)?;
-            // A standby could not tell the active server who its operator is.
+            // In a cluster, a standby could not tell the active server which client is an operator.
             if options.operator_socket && options.etcd.is_none() {
                 let port = listeners.iter().find_map(Listener::port);
                 listeners.extend(port.and_then(listen_to_operator));
@@ -61,7 +63,8 @@ pub(super) fn listen(
     Ok(listeners.into_iter().map(with_tls).collect())
 }
 
-/// Makes the socket of the operator. It is a convenience: a server without it serves all others.
+/// Makes the operator's socket. A failure is only logged, because the server works without this
+/// socket.
 fn listen_to_operator(port: u16) -> Option<Listener> {
     let path = operator_socket::path_to_bind(port);
     let bound = unix_path::bind(&path, OPERATOR_MODE, None);
@@ -92,7 +95,7 @@ pub(super) fn start(
     accept_from_all("addr", listeners, connections, &workers).map_err(no_thread)
 }
 
-/// Tells the arbiter which peers have hung up.
+/// Tells the arbiter which peers have hung up, and cuts off waiters that flood their connections.
 fn report_hangups(watch: &HangupWatch, arbiter: &Arbiter, connections: &Connections) {
     let hung_up = |id| arbiter.hang_up(ConnId(id));
     let has_sent = |id| {

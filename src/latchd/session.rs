@@ -1,4 +1,5 @@
-//! The requests of one connection: reads them, has them carried out, writes replies, in order.
+//! The session of one connection: it reads requests, has them carried out and writes the replies,
+//! in order.
 
 mod statistics;
 
@@ -18,14 +19,14 @@ use crate::table::Refusal;
 use crate::text::Escaped;
 use crate::token::Fence;
 
-/// The requests of a connection, once it has been opened.
+/// The session of a connection that has been opened.
 pub(super) struct Session<'s, 'a> {
     rules: &'a SessionRules,
     seat: &'s Seat,
     input: &'s mut Input<'a>,
     outbox: &'s mut Outbox<'a>,
     malformed_count: u32,
-    /// The client has sent its one `stable-ref`.
+    /// The client has sent `stable-ref`, which it may do only once.
     has_stable_ref: bool,
 }
 
@@ -46,7 +47,7 @@ impl<'s, 'a> Session<'s, 'a> {
         }
     }
 
-    /// Serves requests until the connection ends. Returns why it does, and how many requests were
+    /// Serves requests until the connection ends. Returns the reason, and how many requests were
     /// malformed.
     pub(super) fn converse(mut self) -> (Ending, u32) {
         loop {
@@ -109,14 +110,16 @@ impl<'s, 'a> Session<'s, 'a> {
         self.input.end_frame();
         let sent_len = self.outbox.end_wait();
         if sent_len == Some(0) {
-            // Nothing was sent during the wait. If the user of telnet has typed Ctrl-C in it, that
-            // must be answered before the reply: telnet discards all that comes before its answer.
+            // Nothing was sent during the wait. If a telnet user has typed Ctrl-C in that time, it
+            // must be answered before the reply is sent: telnet discards everything that arrives
+            // before the answer to Ctrl-C.
             self.input.read_ready(&mut self.outbox.out);
         }
         self.outbox.add(&carried_out?, sent_len.unwrap_or(0))
     }
 
-    /// Names the cap in the log if the claim was refused for one: the client is not told which.
+    /// If a cap is the reason why a claim was refused, names the cap in the log. The client is not
+    /// told which cap it was.
     fn warn_of_cap(&self, reply: &Reply) {
         if !matches!(
             reply,
@@ -130,18 +133,18 @@ impl<'s, 'a> Session<'s, 'a> {
         }
     }
 
-    /// Replies `error` to a malformed request. Logs the first one of a connection, and counts the
-    /// others.
+    /// Replies `error` to a malformed request. Counts these requests, and logs the first one of the
+    /// connection.
     fn refuse_malformed(&mut self, error: ProtocolError) -> Result<(), Ending> {
-        // Any web page can have the browser send a text of its choice, such as requests of this
-        // protocol, but only behind a request line of HTTP.
+        // Any web page can have a browser send text of its choice, such as requests of this
+        // protocol, but only after the request line of HTTP.
         if is_http(self.input.frame()[0]) {
             return Err(Ending::OtherProtocol("http"));
         }
         if self.malformed_count == 0 {
             let (conn, reason) = (self.seat.id(), error.describe());
             let command = self.input.frame()[0];
-            // A client that is a line ahead or behind has its secret or a token in this place.
+            // If the client is off by one line, this line may be its secret or a token.
             match error.knows_command() {
                 true => debug!(
                     "refused conn={conn} reason={reason} command={}",
@@ -158,9 +161,9 @@ impl<'s, 'a> Session<'s, 'a> {
         self.outbox.add(&Reply::Error, 0)
     }
 
-    /// Decides what follows when the read timeout is over. A connection that holds or waits for a
-    /// key may idle between two requests as long as it likes: it would take the `error` before the
-    /// close for the answer to its next request.
+    /// Decides what to do when the read timeout is over between two requests. A connection that
+    /// holds a key or waits for one may be idle for any length of time. Before a close, the client
+    /// would get an `error`, and would take it for the answer to its next request.
     fn stay_idle(&mut self) -> Result<(), Ending> {
         let idle_since = self.seat.idle_since().ok_or(Ending::ReadTimeout)?;
         let closes_at = idle_since + self.rules.read_timeout;

@@ -21,21 +21,22 @@ use super::connection::SessionRules;
 use super::handover::{Handover, HandoverFile};
 use super::options::Options;
 
-/// How long the farewell waits while no connection closes. After a drain of thousands of waiters,
-/// their sessions take longer than this together.
+/// How long the farewell waits for the next connection to close. The limit applies to each
+/// connection, because the sessions of thousands of drained waiters take longer than this together.
 const FAREWELL: Duration = Duration::from_millis(600);
 
-/// Effectively unlimited.
+/// A time limit that is effectively unlimited.
 const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
 
-/// How long dismissed waiters have to read their answers before a hand-over.
+/// How long the waiters that a drain has refused have to read their replies before a hand-over.
 const ANSWERS_TO_WAITERS: Duration = Duration::from_millis(100);
 
-/// How long a server that hands over goes on granting, if holders are left whose clients cannot
-/// adopt their locks. If these ask for locks all the time, one of them always holds some.
+/// How long a server that hands over its leadership goes on granting while there are holders whose
+/// clients cannot adopt their locks. It must not do so without limit: if these clients ask for
+/// locks all the time, one of them always holds a lock.
 const GRANTS_GO_ON: Duration = Duration::from_secs(10);
 
-/// Why a server stops while it waits for holders.
+/// The reason in the log if a server stops while it waits for holders.
 const TIMED_OUT: &str = "shutdown-timeout";
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -44,7 +45,7 @@ enum Drained {
     TimedOut,
 }
 
-/// What the shutdown of a server works on.
+/// The parts of a server that its shutdown needs.
 pub(super) struct ServerEnd<'a> {
     pub(super) signals: &'a Receiver<()>,
     pub(super) arbiter: &'a Arbiter,
@@ -59,8 +60,8 @@ pub(super) struct ServerEnd<'a> {
 impl ServerEnd<'_> {
     /// Blocks until the server is to stop, drains it, and returns the exit status.
     pub(super) fn run(&self) -> ExitCode {
-        // A supervisor that has heard READY may have stopped listening since: its errors do not
-        // matter.
+        // The supervisor may no longer listen after READY, so errors of `notify` do not matter
+        // here.
         if self.becomes_idle() {
             let _ = notify("STOPPING=1\nSTATUS=Idle");
             info!("stopping reason=idle");
@@ -80,14 +81,15 @@ impl ServerEnd<'_> {
             Some(_) => DrainUntil::AllCanAdopt,
             None => DrainUntil::NoHolder,
         });
-        // From here on new claims are refused: an operator who reads this can rely on it.
+        // New claims are refused from here on. An operator who reads the next log line can rely on
+        // that.
         log_drain(self.arbiter);
         let _ = notify("STOPPING=1\nSTATUS=Draining");
         let Some(mut reason) = self.wait_for(&drained, deadline) else {
             return ExitCode::from(1);
         };
         if let Some(file) = self.handover {
-            // Lets the dismissed waiters have their replies.
+            // The waiters that the drain has refused get time to read their replies.
             std::thread::sleep(ANSWERS_TO_WAITERS);
             if self.hand_over(file) {
                 info!("stopping reason=handed-over");
@@ -107,7 +109,8 @@ impl ServerEnd<'_> {
         say_farewell(self.signals, self.connections, grace_left)
     }
 
-    /// Leaves what the last server has handed over to the next one: this one cannot start.
+    /// Hands the holders of the previous server on to the next one, because this server cannot
+    /// start.
     pub(super) fn give_back(&self) {
         if let Some(file) = self.handover {
             self.hand_over(file);
@@ -126,9 +129,9 @@ impl ServerEnd<'_> {
         }
     }
 
-    /// Leaves the holders to the next server; `false` if the file cannot be written. Otherwise no
-    /// request is carried out any more and no reply leaves, until the process ends: what a client
-    /// was told after the snapshot, the next server would not know.
+    /// Hands the holders over to the next server; `false` if the file cannot be written. After a
+    /// success, no request is carried out and no reply is sent until the process ends: the next
+    /// server would not know what happens after the snapshot.
     fn hand_over(&self, file: &HandoverFile) -> bool {
         let replies = self.session_rules.replies.write();
         let mut frozen = self.arbiter.freeze();
@@ -145,10 +148,10 @@ impl ServerEnd<'_> {
         true
     }
 
-    /// Leaves the holders to the next active server, as soon as all of them can come back to it.
-    /// Until then this server serves, and grants for a while. Afterwards no client is told anything
-    /// that promises a lock or an end of one, and the connections end with the process: an orderly
-    /// farewell would end the holders in the journal.
+    /// Hands the holders over to the next active server, as soon as all of their clients can come
+    /// back to that server. Until then this server serves its clients, and for a while it also
+    /// grants. Afterwards it confirms no change to any client. The connections end with the
+    /// process, because an orderly farewell would end the holders in the journal.
     fn hand_over_leadership(&self, node: &ClusterNode, deadline: Instant) -> ExitCode {
         info!("handing-over");
         let _ = notify("STOPPING=1\nSTATUS=Handing over");
@@ -175,8 +178,9 @@ impl ServerEnd<'_> {
         ExitCode::SUCCESS
     }
 
-    /// Lets no client in, cuts those off that can come back through another server, and has the
-    /// others finish. An orderly farewell would reach the active server as the end of its clients.
+    /// Ends a standby. It accepts no more clients, cuts off the clients that can come back through
+    /// another server, and lets the others finish. There is no orderly farewell, because the active
+    /// server would take it for the end of the clients.
     fn leave_cluster(&self, node: &ClusterNode, deadline: Instant) -> ExitCode {
         self.connections.close();
         self.listeners.iter().for_each(Listener::refuse);
@@ -196,8 +200,9 @@ impl ServerEnd<'_> {
         ExitCode::SUCCESS
     }
 
-    /// Blocks until no client has been connected and no slot held for the time of an idle exit, and
-    /// lets no client in then; or until a signal comes, with `false`.
+    /// Blocks until the server has been idle for the time of an idle exit: no client was connected,
+    /// and no slot was held. The server then accepts no more clients, and this returns `true`.
+    /// Returns `false` at a signal.
     fn becomes_idle(&self) -> bool {
         let (arbiter, idle_exit) = (self.arbiter, self.options.idle_exit);
         let started = Instant::now();
@@ -205,7 +210,8 @@ impl ServerEnd<'_> {
         while self.signals.recv_timeout(look_again) == Err(RecvTimeoutError::Timeout) {
             let Some(idle_exit) = idle_exit else { continue };
             let now = Instant::now();
-            // What is held without a connection is handed over.
+            // If there is a hand-over file, slots that are held without a connection do not count:
+            // they are handed over.
             let last_held = || match self.handover {
                 Some(_) => None,
                 None => arbiter.last_held(),
@@ -218,7 +224,7 @@ impl ServerEnd<'_> {
             if idle_for >= idle_exit && self.connections.close_if_empty(is_quiet) {
                 return true;
             }
-            // A client that is here now keeps the server for at least that long.
+            // A client that is here now keeps the server running for at least this time.
             let left = idle_exit.saturating_sub(idle_for);
             look_again = left.max(Duration::from_millis(1));
         }
@@ -226,9 +232,9 @@ impl ServerEnd<'_> {
     }
 }
 
-/// Ends all input, and lets the replies to earlier requests leave: while sessions end, for as long
-/// as is left of the grace period. A client that connects now waits in the backlog for the next
-/// server, if the socket is inherited.
+/// Ends all input, and lets the sessions send the replies to earlier requests. Waits while sessions
+/// end, but no longer than the rest of the grace period. If the socket is inherited, a client that
+/// connects now waits in the backlog for the next server.
 fn say_farewell(
     signals: &Receiver<()>,
     connections: &Arc<Connections>,
@@ -243,8 +249,8 @@ fn say_farewell(
     }
 }
 
-/// A channel that closes when no connection is open any more, when none has closed for `patience`,
-/// or after `at_most`.
+/// Returns a channel that closes when no connection is open any more, when no connection has closed
+/// for `patience`, or after `at_most`.
 fn none_left(
     connections: &Arc<Connections>,
     patience: Duration,
@@ -252,7 +258,7 @@ fn none_left(
 ) -> Receiver<()> {
     let (sender, none_left) = bounded(0);
     let connections = Arc::clone(connections);
-    // Without a thread, the sender is dropped: nothing is waited for.
+    // If the thread cannot be started, the sender is dropped, and nothing is waited for.
     let _ = spawn("farewell", move || {
         connections.wait_until_none(patience, at_most);
         drop(sender);

@@ -1,5 +1,5 @@
-//! What a server tells of itself: the JSON of `stats` (latch-protocol(7), STATISTICS), for sessions
-//! and for the HTTP door, which also tells the counters in the form of Prometheus.
+//! The statistics of a server, as the JSON of `stats` (latch-protocol(7), STATISTICS). They are for
+//! sessions and for the HTTP door, which also shows the counters in the format of Prometheus.
 
 use crate::arbiter::Arbiter;
 use crate::cluster::ClusterNode;
@@ -8,10 +8,11 @@ use crate::protocol::counters::{Figures, Oldest};
 use crate::protocol::{queues, stats};
 use crate::table::{KeySnapshot, Listing};
 
-/// What a page of statistics takes at the most, in bytes.
+/// The maximum memory of a page of statistics, in bytes.
 pub(super) const PAGE_LEN: usize = 64 * 1024;
 
-/// Pages of statistics before other threads get the processor: half a millisecond.
+/// The number of pages that are written before other threads get the processor. They take half a
+/// millisecond.
 const PAGES_AT_ONCE: usize = 8;
 
 pub(super) struct StatisticsSource<'a> {
@@ -20,10 +21,10 @@ pub(super) struct StatisticsSource<'a> {
     pub(super) log: &'a Log,
 }
 
-/// Statistics can be large, and a peer may not read them: they are written in pieces. `send` is
-/// called after each, and may empty what has been written so far.
+/// Statistics can be large, and a peer may not read them, so they are written in pieces. `send` is
+/// called after each piece, and may clear the buffer.
 impl StatisticsSource<'_> {
-    /// Writes all keys, in the form that every server knows.
+    /// Writes all keys, in the form that every version knows.
     pub(super) fn write_keys<E>(
         &self,
         out: &mut Vec<u8>,
@@ -38,7 +39,7 @@ impl StatisticsSource<'_> {
         Ok(())
     }
 
-    /// Writes who holds and waits for a key, or for all keys in use.
+    /// Writes who holds and who waits: for one key, or for all keys in use.
     pub(super) fn write_queues<E>(
         &self,
         key: Option<&str>,
@@ -70,13 +71,13 @@ impl StatisticsSource<'_> {
         Ok(())
     }
 
-    /// Writes what the server has counted: short beside the others.
+    /// Writes the server's counters. They are short, so they are written in one piece.
     pub(super) fn write_counters(&self, out: &mut Vec<u8>) {
         let (figures, oldest) = self.counters();
         figures.write_json(&oldest, out);
     }
 
-    /// What the server has counted, and its oldest waits and holds.
+    /// The server's counters, and its oldest waits and holds.
     pub(super) fn counters(&self) -> (Figures, Oldest) {
         let oldest = self.oldest();
         let (connection_count, snapshot) = self.arbiter.counters();
@@ -90,7 +91,7 @@ impl StatisticsSource<'_> {
         (figures, oldest)
     }
 
-    /// The oldest places of all keys, looked at in steps.
+    /// The oldest waits and holds of all keys. The keys are looked at page by page.
     fn oldest(&self) -> Oldest {
         let mut page_of = self.pages();
         let (mut oldest, mut listing) = (Oldest::default(), None);
@@ -104,7 +105,7 @@ impl StatisticsSource<'_> {
         }
     }
 
-    /// Gives a page of the keys, and how to go on.
+    /// Returns a function that gives one page of the keys, and where the next page begins.
     fn pages(&self) -> impl FnMut(Option<Listing>) -> (Vec<KeySnapshot>, Option<Listing>) + '_ {
         let mut page_count = 0;
         move |listing| {
@@ -114,8 +115,9 @@ impl StatisticsSource<'_> {
     }
 }
 
-/// Counts the pages of a long reply. On a host with one processor, the sessions that have a request
-/// to read run between them: otherwise each would wait for several ticks of the kernel's clock.
+/// Counts the pages of a long reply, and yields the processor after some of them. Otherwise, on a
+/// host with one processor, every session with a request to read would wait for several ticks of
+/// the kernel's clock.
 fn yield_after(page_count: &mut usize) {
     *page_count += 1;
     if *page_count % PAGES_AT_ONCE == 0 {

@@ -1,4 +1,4 @@
-//! What a client sends, in frames of lines, each line within its time.
+//! Reads what a client sends: frames of lines, each line within its time.
 
 use std::time::{Duration, Instant};
 
@@ -7,14 +7,14 @@ use crate::net::lines::{Buffered, LineReader, ReadEnd};
 use crate::net::stream::Stream;
 use crate::protocol::request::{line_limit, Frame};
 
-/// The lines on their way from a client.
+/// The frames that arrive from a client.
 pub(in crate::latchd) struct Input<'a> {
     stream: &'a Stream,
     lines: LineReader<3>,
     read_timeout: Duration,
-    /// The read timeout that the socket is set to.
+    /// The read timeout that is set on the socket.
     socket_timeout: Duration,
-    /// `None` at the beginning of a frame: the read timeout then begins with the next read.
+    /// `None` at the beginning of a frame: the read timeout then starts with the next read.
     deadline: Option<Deadline>,
 }
 
@@ -24,7 +24,7 @@ struct Deadline {
     awaited: Awaited,
 }
 
-/// What a deadline applies to. Telnet commands belong to neither, and so move no deadline.
+/// What a deadline applies to. A telnet command is not part of either, so it moves no deadline.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Awaited {
     /// The first byte of the next frame.
@@ -65,7 +65,8 @@ impl<'a> Input<'a> {
         self.lines.first_line().unwrap_or_default()
     }
 
-    /// Whether the current frame, none of whose lines has been looked for, begins with the byte.
+    /// Whether the current frame begins with `byte`. Call this before looking for a line of the
+    /// frame.
     pub(in crate::latchd) fn begins_with(&self, byte: u8) -> bool {
         self.lines.begins_with(byte)
     }
@@ -87,15 +88,15 @@ impl<'a> Input<'a> {
         self.awaited() != Awaited::NextFrame
     }
 
-    /// Lets the client begin its next frame until `at`.
+    /// Gives the client until `at` to begin its next frame.
     pub(in crate::latchd) fn stay_idle_until(&mut self, at: Instant) {
         let awaited = Awaited::NextFrame;
         self.deadline = Some(Deadline { at, awaited });
     }
 
-    /// Blocks until the client has sent more, or until it is time to look at the clock again; puts
+    /// Blocks until the client has sent more, or until the deadlines must be checked again. Puts
     /// the replies to telnet commands into `out`. Fails with [`Ending::ReadTimeout`] if what is
-    /// awaited, or `limit`, is overdue.
+    /// awaited has not arrived by its deadline or by `limit`.
     #[inline(always)] // as `Stream::write_within`
     pub(in crate::latchd) fn read(
         &mut self,
@@ -103,7 +104,8 @@ impl<'a> Input<'a> {
         out: &mut Vec<u8>,
     ) -> Result<(), Ending> {
         let begins = !self.is_within_frame() && self.deadline.is_none() && limit.is_none();
-        // Then the timeout of the socket is the whole deadline, and the clock need not be read.
+        // In the usual case, the timeout of the socket is the only deadline, and the clock need not
+        // be read.
         let is_usual = begins && self.socket_timeout == self.read_timeout;
         if !is_usual {
             self.set_timeout(limit)?;
@@ -112,7 +114,8 @@ impl<'a> Input<'a> {
         self.lines.take_answers(out);
         match read {
             Ok(()) => {
-                // A telnet command is no part of a request, and must not move the deadline again.
+                // Only a telnet command has arrived. It is not part of a request, so it must not
+                // move the deadline.
                 if is_usual && !self.is_within_frame() {
                     self.stay_idle_until(Instant::now() + self.read_timeout);
                 }
@@ -126,15 +129,15 @@ impl<'a> Input<'a> {
         }
     }
 
-    /// Reads what has arrived without blocking, as far as there is room; puts the replies to telnet
-    /// commands into `out`.
+    /// Reads what has arrived, without blocking and as far as there is room. Puts the replies to
+    /// telnet commands into `out`.
     pub(in crate::latchd) fn read_ready(&mut self, out: &mut Vec<u8>) {
         self.lines.read_ready(self.stream);
         self.lines.take_answers(out);
     }
 
-    /// Has the next read end at the deadline of what is awaited, or at `limit`. Fails if one of
-    /// them is over.
+    /// Sets the socket's timeout, so that the next read ends at the deadline of what is awaited or
+    /// at `limit`, whichever is earlier. Fails if that time has passed.
     fn set_timeout(&mut self, limit: Option<Instant>) -> Result<(), Ending> {
         let (now, awaited) = (Instant::now(), self.awaited());
         let deadline = self.deadline.filter(|it| it.awaited == awaited);

@@ -1,5 +1,5 @@
-//! The client's end of a connection: replies that have not been sent, and the watch over a client
-//! that waits.
+//! The output to one client: the replies that have not been sent, and the watch for a hang-up while
+//! the client waits.
 
 use std::net::Shutdown;
 
@@ -15,33 +15,34 @@ use crate::sys::trusted::is_own_or_root;
 use crate::table::ConnId;
 use crate::token::Fence;
 
-/// Replies are sent when no request is left in the buffer, or when they have this many bytes; each
-/// time the whole write timeout applies.
+/// Replies are sent when no request is left in the input buffer, or when the unsent replies have
+/// this many bytes. The whole write timeout applies each time.
 const FULL_LEN: usize = 16 * 1024;
 
-/// The room for replies in bytes: for a client that reads each reply before it sends its next
-/// request, and for one that sends many requests at a time.
+/// The initial room for replies in bytes. It is enough for a client that reads each reply before it
+/// sends its next request.
 const SMALL_CAPACITY: usize = 512;
+/// The room for replies in bytes for a client that sends many requests at a time.
 const CAPACITY: usize = FULL_LEN + 1024;
 
-/// The longest reply that is not sent in pieces, in bytes.
+/// The room in bytes that is kept for the next reply. Almost every reply fits into it.
 const MAX_REPLY_LEN: usize = 256;
 
-/// The replies on their way to a client.
+/// The replies to a client that have not been sent.
 pub(in crate::latchd) struct Outbox<'a> {
     stream: &'a Stream,
     rules: &'a SessionRules,
-    /// What has not been sent.
+    /// The unsent bytes.
     pub(in crate::latchd) out: Vec<u8>,
-    /// What the journal must have before that leaves.
+    /// What the journal must have before the unsent bytes may be sent.
     pub(in crate::latchd) promised: Promised,
     watch: &'a HangupWatch,
     conn: ConnId,
-    /// Whether the watch knows the socket: from the first wait on.
+    /// Whether the watch knows the socket. This is so from the first wait on.
     is_watched: bool,
-    /// Whether the watch reports what the client sends: during a long wait.
+    /// Whether the watch reports input from the client. This is so during a long wait.
     is_input_reported: bool,
-    /// How many bytes of the reply to a wait another thread has sent; `None` if the request in hand
+    /// How many bytes of the current request's reply another thread has sent; `None` if the request
     /// has not waited.
     sent_len: Option<usize>,
 }
@@ -66,7 +67,7 @@ impl<'a> Outbox<'a> {
         }
     }
 
-    /// Queues a reply, without its first `sent_len` bytes, which have been sent.
+    /// Queues a reply without its first `sent_len` bytes, which another thread has sent.
     pub(in crate::latchd) fn add(&mut self, reply: &Reply, sent_len: usize) -> Result<(), Ending> {
         let start = self.out.len();
         reply.write(&mut self.out);
@@ -76,13 +77,13 @@ impl<'a> Outbox<'a> {
         self.flush_if_full()
     }
 
-    /// Adds a line that is the whole reply.
+    /// Queues a reply that is given as a line without its LF.
     pub(in crate::latchd) fn add_line(&mut self, line: &str) -> Result<(), Ending> {
         self.out.extend(line.bytes().chain([b'\n']));
         self.flush_if_full()
     }
 
-    /// Notes what the next reply promises, about this holder or about all.
+    /// Notes what the next reply promises about `holder`; `None` means all holders.
     pub(in crate::latchd) fn promise(&mut self, certainty: Certainty, holder: Option<Fence>) {
         self.rules.promise(&mut self.promised, certainty, holder);
     }
@@ -100,8 +101,9 @@ impl<'a> Outbox<'a> {
         flush(&mut self.out, self.stream, self.rules)
     }
 
-    /// Where a long reply goes, and what sends it piece by piece: called when there may be no room
-    /// for the next piece. The pieces need no certainty.
+    /// Returns the buffer for a long reply, and a function that sends the buffer. Call that
+    /// function when there may be no room for the next piece. The pieces need not wait for the
+    /// journal.
     pub(in crate::latchd) fn in_pieces(
         &mut self,
     ) -> (
@@ -117,8 +119,8 @@ impl<'a> Outbox<'a> {
         (&mut self.out, send)
     }
 
-    /// Ends the wait of a request, if it has waited; gives how many bytes of its reply have been
-    /// sent.
+    /// Ends the wait of the current request. Returns how many bytes of the reply another thread has
+    /// sent; `None` if the request has not waited.
     pub(in crate::latchd) fn end_wait(&mut self) -> Option<usize> {
         if std::mem::take(&mut self.is_input_reported) {
             self.heed(InputReports::Ignored);
@@ -126,10 +128,10 @@ impl<'a> Outbox<'a> {
         self.sent_len.take()
     }
 
-    /// A peer that fills its window behind the wait counts as gone. The watch looks at what the
-    /// peer sends only while the wait is long.
+    /// Sets whether the watch reports input from the peer. During a long wait it must, because a
+    /// peer that fills its window behind the waiting request counts as gone.
     fn heed(&self, input: InputReports) {
-        // If this fails, a peer that floods the connection is seen to leave only later.
+        // If this fails, it is noticed only later that a peer that floods the connection has left.
         let _ = self.watch.set_input(self.stream, self.conn.0, input);
     }
 }
@@ -167,15 +169,16 @@ impl ClientEnd for Outbox<'_> {
     }
 }
 
-/// The reply to a wait, from the thread that ends it. The session has sent all other replies.
+/// The client's end for the thread that ends a wait: that thread sends the reply to the wait. The
+/// session has sent all earlier replies.
 impl ClientSocket for Stream {
     fn peer(&self) -> String {
         self.identity()
     }
 
     fn send_grant(&self, grant: Grant) -> usize {
-        // What has arrived may be a telnet command, which is answered first. A peer that has gone
-        // is sent nothing.
+        // The input may be a telnet command, which must be answered first. Or the peer may have
+        // gone, and then it is sent nothing.
         if self.is_readable() {
             return 0;
         }

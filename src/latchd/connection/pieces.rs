@@ -1,4 +1,4 @@
-//! The opening of a connection whose bytes arrive in any pieces.
+//! A check of openings whose bytes arrive in arbitrary pieces, for tests and fuzzers.
 
 use std::fs::File;
 use std::io::{ErrorKind, IoSlice, Read};
@@ -23,19 +23,21 @@ use crate::net::stream::Stream;
 use crate::protocol::abilities::Abilities;
 use crate::table::ConnId;
 
-/// The secret of a server that has one.
+/// The auth token of a server that has one.
 pub(crate) const SECRET: &[u8] = b"secret";
 
-/// The most bytes of a connection: the replies to them must fit into the socket's buffer.
+/// The maximum number of bytes that the client sends. The replies to them must fit into the
+/// socket's buffer.
 const MAX_LEN: usize = 1024;
 
-/// The most pieces behind the first. Each is in flight with a descriptor, which the system counts.
+/// The maximum number of pieces between the first and the last one. Each piece is sent with a
+/// descriptor, and the system limits the descriptors in flight.
 const MAX_PIECES: usize = 64;
 
 const HOUR: Duration = Duration::from_secs(3600);
 
-/// The result of an opening, and what it leaves to the session, do not depend on the pieces in
-/// which the bytes arrive.
+/// Asserts that the result of an opening, and what it leaves to the session, do not depend on the
+/// pieces in which the bytes arrive.
 pub fn opening(input: &[u8]) {
     let [secret, first_len, len, bytes @ ..] = input else {
         return;
@@ -72,12 +74,13 @@ fn rules(auth_token: Option<Box<[u8]>>) -> SessionRules {
 /// The result of an opening.
 #[derive(Debug, PartialEq, Eq)]
 struct Opened {
-    /// Why it ended in its opening; `None` if the session got what follows.
+    /// Why the connection ended in its opening; `None` if the session got the rest.
     refused: Option<String>,
     frames: Vec<[Vec<u8>; 3]>,
     end: String,
     replies: String,
-    /// The replies to telnet commands. They may come earlier than replies to the text before them.
+    /// The replies to telnet commands. They may come earlier than the replies to the text before
+    /// these commands.
     telnet: Vec<u8>,
 }
 
@@ -106,7 +109,7 @@ impl Opened {
         assert!(received.is_err_and(|error| error.kind() == ErrorKind::WouldBlock));
         sent.append(&mut outbox.out);
         let (replies, mut telnet) = apart(&sent);
-        // What follows the end is answered or not, as it happens to have arrived.
+        // Whether a telnet command after the end is answered depends on when it arrives.
         if !matches!(end, Ending::PeerClosed) {
             telnet.clear();
         }
@@ -120,7 +123,7 @@ impl Opened {
     }
 }
 
-/// Reads the frames that a session would be given.
+/// Reads the frames that a session would get. Returns why the connection ends.
 fn rest_of(input: &mut Input, outbox: &mut Outbox, frames: &mut Vec<[Vec<u8>; 3]>) -> Ending {
     loop {
         let read = match input.has_frame() {
@@ -138,8 +141,8 @@ fn rest_of(input: &mut Input, outbox: &mut Outbox, frames: &mut Vec<[Vec<u8>; 3]
     }
 }
 
-/// Sends bytes that no read gets together with others: a read of a Unix socket ends behind a
-/// message with a descriptor.
+/// Sends bytes that no read returns together with others. On a Unix socket, a read ends after a
+/// message that carries a descriptor.
 fn send_apart(client: &UnixStream, piece: &[u8]) {
     static NOTHING: OnceLock<File> = OnceLock::new();
     let nothing = NOTHING.get_or_init(|| File::open("/dev/null").expect("/dev/null"));
@@ -156,7 +159,7 @@ fn send_apart(client: &UnixStream, piece: &[u8]) {
     assert_eq!(sent, Ok(piece.len()));
 }
 
-/// Tells replies in text from those to telnet commands, which are IAC and two more bytes.
+/// Separates the replies in text from those to telnet commands, which are IAC and two more bytes.
 fn apart(sent: &[u8]) -> (String, Vec<u8>) {
     let (mut text, mut telnet) = (String::new(), Vec::new());
     let mut bytes = sent.iter();

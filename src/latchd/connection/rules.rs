@@ -17,10 +17,11 @@ use crate::token::Fence;
 
 pub struct SessionRules {
     pub offer: Offer,
-    /// How long a line may take, and how long a connection may idle that holds, waits for and has
-    /// enqueued nothing.
+    /// How long a line may take to arrive. Also how long a connection may be idle if it holds
+    /// nothing, waits for nothing and has enqueued nothing.
     pub read_timeout: Duration,
-    /// How long a reply may take, or each piece of a long one; `None` means no limit.
+    /// How long the client may take to accept a reply, or each piece of a long reply; `None` means
+    /// no limit.
     pub write_timeout: Option<Duration>,
     /// The token that `auth` must give before any other request.
     pub auth_token: Option<Box<[u8]>>,
@@ -30,7 +31,7 @@ pub struct SessionRules {
     pub auth_refusals: SourceThrottle<Option<IpAddr>>,
     /// Keeps refused claims from flooding the log.
     pub cap_warnings: SourceThrottle<Option<Cap>>,
-    /// Locked for writing while no reply may leave.
+    /// Locked for writing while no reply may be sent.
     pub replies: RwLock<()>,
     /// The log, which counts the lines that it drops.
     pub log: Log,
@@ -38,16 +39,16 @@ pub struct SessionRules {
     pub node: Option<Arc<ClusterNode>>,
 }
 
-/// What replies that have not been sent promise.
+/// What the unsent replies promise.
 #[derive(Default)]
 pub(in crate::latchd) struct Promised {
     certainty: Certainty,
-    /// The number of a change in the journal.
+    /// The number of the latest change that the journal must have.
     change: u64,
 }
 
 impl SessionRules {
-    /// Adds to `promised` what a reply promises about a holder, or about all.
+    /// Adds to `promised` what a reply promises about `holder`; `None` means all holders.
     pub(in crate::latchd) fn promise(
         &self,
         promised: &mut Promised,
@@ -60,7 +61,7 @@ impl SessionRules {
         }
     }
 
-    /// Blocks until replies may leave, and the journal has what they promise.
+    /// Blocks until replies may be sent and the journal has what they promise.
     pub(in crate::latchd) fn wait_for_journal(&self, promised: &mut Promised) {
         drop(self.replies.read());
         let Promised { certainty, change } = std::mem::take(promised);
@@ -77,7 +78,8 @@ impl SessionRules {
     }
 
     /// Whether the frame is `auth` with the right token. The comparison takes the same time
-    /// wherever a wrong token differs, and whatever else is wrong with the frame.
+    /// wherever a wrong token differs from the right one, and whatever else is wrong with the
+    /// frame.
     pub(in crate::latchd) fn accepts(&self, frame: Frame<'_>) -> bool {
         let [command, key, given] = frame;
         let token = self.auth_token.as_deref().unwrap_or_default();

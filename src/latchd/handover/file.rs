@@ -1,7 +1,8 @@
-//! The hand-over file: what one server leaves for the next. Pure.
+//! The hand-over file, in which one server leaves its holders for the next one. Pure: no I/O and no
+//! clock.
 //!
 //! The first line names the format, its version and a checksum of the rest. Then comes one JSON
-//! object a line: the next fence, and each holder in order of fences.
+//! object per line: first the next fence, then each holder in fence order.
 
 use std::fmt::Write;
 use std::sync::Arc;
@@ -14,15 +15,16 @@ use crate::protocol::limits;
 use crate::table::{HolderRecord, Key, Kind, Weight};
 
 const MAGIC: &str = "latchd-handover";
-/// The version that is written. The first one, which is read, too, has neither weights nor numbers.
+/// The version that is written. Version 1, which can still be read, has neither weights nor slot
+/// numbers.
 const VERSION: u64 = 2;
 
 /// What a server hands over.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Handover {
-    /// No fence from this one on has been used.
+    /// The first unused fence: neither this one nor any above it has been used.
     pub next_fence: u64,
-    /// The holders in order of fences, each with what is left of its lease.
+    /// The holders in fence order, each with the time that is left of its lease.
     pub holders: Vec<HolderRecord>,
 }
 
@@ -34,11 +36,11 @@ pub enum Unreadable {
     Broken,
 }
 
-/// The content of the file.
+/// Encodes a hand-over as the content of the file.
 pub fn encode(handover: &Handover) -> String {
     let mut body = format!("{}\n", json!({"next_fence": handover.next_fence}));
     for record in &handover.holders {
-        // Half a second that is left must not become none.
+        // Rounded up, so that a lease with half a second left is not written as 0.
         let left = record.lease.as_nanos().div_ceil(1_000_000_000);
         let holder = json!({
             "key": record.key.as_str(),
@@ -60,7 +62,7 @@ pub fn encode(handover: &Handover) -> String {
     format!("{MAGIC} {VERSION} {checksum:016x}\n{body}")
 }
 
-/// Reads the content of the file.
+/// Decodes the content of the file.
 pub fn decode(content: &[u8]) -> Result<Handover, Unreadable> {
     if !content.starts_with(MAGIC.as_bytes()) {
         return Err(Unreadable::Foreign);

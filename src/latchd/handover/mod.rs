@@ -1,5 +1,5 @@
-//! A restart in order that keeps every lock: one server writes its holders to a file, and the next
-//! one goes on from there (latchd(8), UPGRADES).
+//! An orderly restart that keeps every lock: one server writes its holders to a file, and the next
+//! one restores them from it. See latchd(8), UPGRADES.
 
 pub(crate) mod file;
 
@@ -18,18 +18,19 @@ use crate::text::{reason, unusable_file, Escaped};
 pub use file::Handover;
 use file::{decode, encode, Unreadable};
 
-/// How long the last server may keep the lock after its end was asked for.
+/// How long this server waits for the previous one, which is ending, to unlock the lock file.
 const LOCK_PATIENCE: Duration = Duration::from_secs(1);
 
-/// The place of the hand-over file, which no other server uses while this is there.
+/// The path of the hand-over file. While this value exists, no other server uses that path.
 pub struct HandoverFile {
     path: PathBuf,
-    /// Locked for the life of the process. A file of its own, because the other is replaced.
+    /// Locked for the life of the process. This is a separate file, because the hand-over file is
+    /// replaced.
     _lock: File,
 }
 
 impl HandoverFile {
-    /// Locks the place of the file, if there is to be one. Blocks for a second at most.
+    /// Locks the path of the hand-over file, if the options name one. Blocks for at most a second.
     pub fn lock(path: Option<&Path>) -> Result<Option<HandoverFile>, String> {
         let Some(path) = path else {
             return Ok(None);
@@ -47,7 +48,7 @@ impl HandoverFile {
         }))
     }
 
-    /// What the last server has left, if anything.
+    /// Reads what the previous server has left, if anything.
     pub fn read(&self) -> Result<Option<Handover>, String> {
         let unusable = |why: String| unusable_file("hand-over", &self.path, why);
         let content = self.content().map_err(|error| unusable(reason(&error)))?;
@@ -80,8 +81,8 @@ impl HandoverFile {
         Ok(Some(content))
     }
 
-    /// Has the arbiter go on from what the last server has left, and removes the file: from now on
-    /// it is out of date.
+    /// Restores the holders that the previous server has left, and removes the file: it is out of
+    /// date from now on.
     pub fn restore(&self, handover: &Handover, arbiter: &Arbiter) -> Result<(), String> {
         let unusable = |why: String| unusable_file("hand-over", &self.path, why);
         if !arbiter.restore(&handover.holders).is_empty() {
@@ -99,8 +100,8 @@ impl HandoverFile {
         Ok(())
     }
 
-    /// Writes the file, so that it would survive a power cut. On an error, no file is left: this
-    /// server goes on, and the file would soon be out of date.
+    /// Writes the file so that it survives a power cut. After an error no file is left, because
+    /// this server continues and the file would soon be out of date.
     pub fn write(&self, handover: &Handover) -> io::Result<()> {
         let staged = beside(&self.path, ".new");
         if let Err(error) = stage(&staged, encode(handover).as_bytes())
@@ -124,7 +125,8 @@ impl HandoverFile {
 
 /// Opens and locks a file; `None` if another process has locked it.
 fn lock_file(path: &Path) -> io::Result<Option<File>> {
-    // First, because another user who owns the file may have locked it, and opening would wait.
+    // The owner is checked first: another user who owns the file may have locked it, and opening it
+    // would wait.
     match fs::symlink_metadata(path) {
         Ok(metadata) => refuse_owner(metadata.uid())?,
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
@@ -137,7 +139,7 @@ fn lock_file(path: &Path) -> io::Result<Option<File>> {
     Ok(lock)
 }
 
-/// Refuses a file of another user, who can change, remove or lock it.
+/// Refuses a file of another user, because that user could change, remove or lock it.
 fn refuse_owner(owner: u32) -> io::Result<()> {
     match is_own_or_root(owner) {
         true => Ok(()),
@@ -147,20 +149,20 @@ fn refuse_owner(owner: u32) -> io::Result<()> {
 
 const START_WITHOUT: &str = "move it away to start without the locks in it";
 
-/// The file of this name with a suffix.
+/// The path with a suffix added to its file name.
 fn beside(path: &Path, suffix: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(suffix);
     name.into()
 }
 
-/// Makes a complete file, with its content on the disk.
+/// Creates a file, and returns when its content is on the disk.
 fn stage(path: &Path, content: &[u8]) -> io::Result<()> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
     }
-    // It contains tags and tokens, which other users must not read.
+    // The file contains tags and tokens, which other users must not read.
     let mut options = File::options();
     let mut file = options
         .write(true)

@@ -1,5 +1,4 @@
-//! The HTTP door in a build without it: the shape of `mod.rs`, and no values. The options refuse
-//! it.
+//! The stand-in for `mod.rs` in a build without HTTP, whose options refuse to open an HTTP door.
 
 use std::net::IpAddr;
 use std::sync::Arc;

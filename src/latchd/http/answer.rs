@@ -1,11 +1,11 @@
-//! An answer in HTTP on its way to the client.
+//! Writes the HTTP answer to a client.
 
 use std::time::{Duration, Instant};
 
 use super::request::HttpRefusal;
 use crate::net::stream::Stream;
 
-/// How long an answer may take to leave.
+/// How long a client may take to accept an answer.
 const ANSWER_TIME: Duration = Duration::from_secs(10);
 
 /// A long answer is sent in pieces of about this many bytes.
@@ -20,8 +20,8 @@ const TEXT: &str = "text/plain; charset=utf-8";
 pub(super) const JSON: &str = "application/json";
 pub(super) const METRICS: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// What all answers say: a browser must not keep them, guess their type, show them within another
-/// page, or load anything for the page but what this server has.
+/// The headers of every answer. A browser must not store the answer, guess its type or show it
+/// inside another page. The page may only load what this server has.
 const HEADERS: &str = "Connection: close\r\nCache-Control: no-store\r\n\
     X-Content-Type-Options: nosniff\r\nReferrer-Policy: no-referrer\r\n\
     Cross-Origin-Resource-Policy: same-origin\r\n\
@@ -29,10 +29,10 @@ const HEADERS: &str = "Connection: close\r\nCache-Control: no-store\r\n\
     img-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; \
     frame-ancestors 'none'\r\n\r\n";
 
-/// Whether an answer has left in full.
+/// Whether an answer has been sent in full.
 pub(super) type Sent = Result<(), ()>;
 
-/// The client's end of a connection, for its one answer.
+/// A connection on which one answer is sent to the client.
 pub(super) struct HttpAnswer<'a> {
     pub(super) stream: &'a Stream,
     due: Instant,
@@ -81,7 +81,7 @@ impl<'a> HttpAnswer<'a> {
         self.send("401 Unauthorized", TEXT, how, why.as_bytes())
     }
 
-    /// Answers with JSON of any length. Its end is that of the connection.
+    /// Answers with JSON of any length. The end of the connection is the end of the answer.
     pub(super) fn in_pieces(
         &self,
         write: impl FnOnce(&mut Vec<u8>, &dyn Fn(&mut Vec<u8>) -> Sent) -> Sent,
@@ -111,7 +111,7 @@ impl<'a> HttpAnswer<'a> {
         self.write(&mut out)
     }
 
-    /// Sends what has been written, within what is left of the time.
+    /// Sends the bytes in `out` within the time left for the answer, and clears `out`.
     fn write(&self, out: &mut Vec<u8>) -> Sent {
         let left = self.due.saturating_duration_since(Instant::now());
         let written = self.stream.write_within(out, Some(left));

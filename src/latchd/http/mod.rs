@@ -1,9 +1,9 @@
-//! The HTTP door: health, metrics, statistics and a page that shows them, all read-only. latchd(8),
-//! HTTP, describes it.
+//! The HTTP door: health, metrics, statistics and a page that shows them, all read-only. See
+//! latchd(8), HTTP.
 //!
-//! It has a limit of connections of its own, so that no crowd at this door keeps a client from its
-//! locks. Each connection gets one answer, within a time limit. A build without the feature has
-//! `absent.rs` in place of this module.
+//! The door has its own limit of connections, so that its clients cannot keep other clients from
+//! their locks. Each connection gets one answer, within a time limit. A build without the feature
+//! uses `absent.rs` in place of this module.
 
 mod answer;
 #[cfg(any(test, fuzzing))]
@@ -34,20 +34,21 @@ use crate::sys::secret;
 use answer::{HttpAnswer, Sent, FULL, JSON, METRICS};
 use request::{HttpRefusal, HttpRequest, Resource, MAX_HEAD_LEN};
 
-/// The most connections at once, and from one address.
+/// The maximum number of connections at once.
 pub(super) const MAX_CONNECTIONS: usize = 16;
+/// The maximum number of connections at once from one address.
 const MAX_PER_ADDRESS: usize = 8;
 
 /// How long a request may take to arrive.
 const REQUEST_TIME: Duration = Duration::from_secs(5);
 
-/// The delay of the answer to a wrong secret.
+/// How long the answer to a wrong secret is delayed.
 const AUTH_COOLDOWN: Duration = Duration::from_millis(100);
 
 /// How long a lingering close reads what the client still sends.
 const CLOSING_TIME: Duration = Duration::from_millis(250);
 
-/// Where the door is to be.
+/// Where the door will listen, and the names by which clients may address this server there.
 #[derive(Debug)]
 pub(super) struct DoorPlace {
     host: ListenHost,
@@ -55,14 +56,14 @@ pub(super) struct DoorPlace {
     names: Vec<String>,
 }
 
-/// The sockets of the door, before it is opened.
+/// The listening sockets of the door, before it answers requests.
 pub(super) struct Door {
     listeners: Arc<[Listener]>,
-    /// What clients may call this server.
+    /// The host names by which clients may address this server.
     names: Vec<String>,
 }
 
-/// What the answers are made from.
+/// Answers the requests at the door.
 struct Guide {
     arbiter: Arc<Arbiter>,
     rules: Arc<SessionRules>,
@@ -70,8 +71,8 @@ struct Guide {
 }
 
 impl DoorPlace {
-    /// A place at which clients may call the server by the names. A build without the feature
-    /// refuses the option that asks for it.
+    /// Returns a place for the door, where clients may address the server by `names`. In a build
+    /// without the feature, this function refuses the option that asks for the door.
     pub(super) fn wanted_by(
         _: &str,
         host: ListenHost,
@@ -83,7 +84,7 @@ impl DoorPlace {
 }
 
 impl Door {
-    /// Listens at the place, if there is one. Speaks TLS with this certificate, if there is one.
+    /// Listens at `place`, if there is one. If there is a certificate, the door speaks TLS with it.
     pub(super) fn bind(
         place: Option<DoorPlace>,
         certificate: Option<&Arc<Certificate>>,
@@ -103,7 +104,7 @@ impl Door {
         }))
     }
 
-    /// An address that other hosts reach.
+    /// An address of the door that other hosts can reach, if there is one.
     pub(super) fn exposed(&self) -> Option<IpAddr> {
         let mut addrs = self.listeners.iter().filter_map(Listener::tcp_addr);
         let is_exposed = |ip: &IpAddr| !ip.to_canonical().is_loopback();
@@ -152,7 +153,7 @@ impl Guide {
     fn read(&self, stream: &Stream) -> Option<Result<HttpRequest, HttpRefusal>> {
         let due = Instant::now() + REQUEST_TIME;
         let secret_len = self.rules.auth_token.as_deref().map_or(0, <[u8]>::len);
-        // Base64 makes four bytes of three.
+        // Base64 turns three bytes into four.
         let max_len = MAX_HEAD_LEN + 2 * secret_len;
         let _reservation = memory::reserve(2 * max_len, Purpose::Newcomer)?;
         request::read(max_len, |room| {
@@ -193,7 +194,8 @@ impl Guide {
         }
     }
 
-    /// Whether the request has the secret, if one is needed. A browser asks without it first.
+    /// Whether the request has the secret, if the server has one. A request without any secret is
+    /// not logged, because a browser always tries that first.
     fn is_let_in(&self, request: &HttpRequest, stream: &Stream) -> bool {
         let Some(token) = &self.rules.auth_token else {
             return true;
@@ -227,7 +229,7 @@ impl Guide {
             node,
             log: &self.rules.log,
         };
-        // A standby has a table of its own, in which there is nothing.
+        // The table of a standby is empty.
         let is_standby = node.is_some_and(|node| !node.is_active());
         if is_standby && resource != Resource::Metrics {
             return answer.text(

@@ -1,18 +1,18 @@
-//! A request in HTTP whose bytes arrive in any pieces.
+//! A check of HTTP requests whose bytes arrive in arbitrary pieces, for tests and fuzzers.
 
 use std::io::Read;
 
 use super::request::{self, HttpRefusal, HttpRequest};
 use crate::base64;
 
-/// The limit of a head in bytes: some inputs are longer.
+/// The maximum length of a head in bytes. Some inputs are longer.
 const MAX_LEN: usize = 3000;
 
 /// A name of the server.
 const NAME: &str = "db";
 
-/// The head of a request means the same in any pieces. The server goes by its addresses and names
-/// alone, and any secret can be given as a password.
+/// Asserts that a head means the same in any pieces, that the server answers only to its addresses
+/// and names, and that any secret can be given as a password.
 pub fn http_request(input: &[u8]) {
     let Some((size, head)) = input.split_first() else {
         return;
@@ -31,14 +31,15 @@ pub fn http_request(input: &[u8]) {
     assert_eq!(secret.as_deref(), Some(head));
 }
 
-/// Reads a head that arrives in pieces of this size, at most.
+/// Reads a head that arrives in pieces of at most `size` bytes.
 fn read(mut head: &[u8], max_len: usize, size: u64) -> Option<Result<HttpRequest, HttpRefusal>> {
     request::read(max_len, |room| {
         (&mut head).take(size).read(room).unwrap_or(0)
     })
 }
 
-/// Whether a host may be this server, written in another way than the server has it.
+/// Whether `host` may mean this server. This check is written differently from the server's own
+/// check.
 fn is_own(host: &str) -> bool {
     let host = host.to_ascii_lowercase();
     let (name, port) = host.split_once(':').unwrap_or((&host, ""));

@@ -1,4 +1,4 @@
-//! Requests in HTTP: what a client asks the door for, and whether it may. Pure.
+//! HTTP requests: what a client asks for, and whether it is allowed to. Pure: no I/O and no clock.
 
 use core::net::IpAddr;
 
@@ -7,10 +7,10 @@ use httparse::{Error, Status, EMPTY_HEADER};
 use crate::base64;
 use crate::text::in_brackets;
 
-/// The longest head of a request in bytes, without what a long secret adds.
+/// The maximum length of a request head in bytes, not counting the extra room for the secret.
 pub(super) const MAX_HEAD_LEN: usize = 8 * 1024;
 
-/// The most headers of a request.
+/// The maximum number of headers in a request.
 const MAX_HEADERS: usize = 64;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,11 +18,12 @@ pub(super) enum Resource {
     Health,
     Ready,
     Metrics,
-    /// The JSON of `stats` with each key line.
+    /// The JSON of `stats`. The next two are the JSON of `stats` with the key lines `holders` and
+    /// `counters`.
     Keys,
     Holders,
     Counters,
-    /// The page, and what it consists of.
+    /// The HTML page. The next three are its stylesheet, script and icon.
     Page,
     Style,
     Script,
@@ -53,9 +54,9 @@ impl Resource {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct HttpRequest {
     pub(super) resource: Resource,
-    /// The answer is to have no body.
+    /// The request is a HEAD, so the answer has no body.
     pub(super) is_head: bool,
-    /// The host that the client takes this server for.
+    /// The host name by which the client addressed this server.
     pub(super) host: Option<String>,
     /// The secret in the header `Authorization`.
     pub(super) secret: Option<Vec<u8>>,
@@ -70,8 +71,8 @@ pub(super) enum HttpRefusal {
     TooLong,
 }
 
-/// Reads the head of a request, of fewer than `max_len` bytes. `read` fills a buffer and returns
-/// how many bytes it has put there. `None` at the end of the input.
+/// Reads the head of a request, up to `max_len` bytes long. `read` fills a buffer and returns the
+/// number of bytes that it has put there. Returns `None` if the input ends before the head does.
 pub(super) fn read(
     max_len: usize,
     mut read: impl FnMut(&mut [u8]) -> usize,
@@ -92,7 +93,7 @@ pub(super) fn read(
     Some(Err(HttpRefusal::TooLong))
 }
 
-/// Reads the head of a request; `None` if it has not arrived in full.
+/// Parses the head of a request; `None` if the head has not arrived in full.
 fn parse(bytes: &[u8]) -> Result<Option<HttpRequest>, HttpRefusal> {
     let mut headers = [EMPTY_HEADER; MAX_HEADERS];
     let mut head = httparse::Request::new(&mut headers);
@@ -120,20 +121,21 @@ fn parse(bytes: &[u8]) -> Result<Option<HttpRequest>, HttpRefusal> {
     let host = hosts.next();
     let host = host.map(|host| std::str::from_utf8(host.value));
     let host = host.transpose().map_err(|_| HttpRefusal::Malformed)?;
-    // A client of HTTP 1.0 may leave it out; a browser never does.
+    // An HTTP/1.0 client may omit Host; browsers always send it.
     if hosts.next().is_some() || (host.is_none() && head.version == Some(1)) {
         return Err(HttpRefusal::Malformed);
     }
     Ok(Some(HttpRequest {
         resource: *resource,
         is_head,
-        // The header does not count beside an authority.
+        // An authority in the target overrides the Host header.
         host: authority.or(host).map(str::to_owned),
         secret: named("authorization").find_map(|header| secret(header.value)),
     }))
 }
 
-/// The authority that a target in absolute form names, and the path.
+/// Splits a target into its authority and its path. Only a target in absolute form has an
+/// authority.
 fn parts(target: &str) -> (Option<&str>, &str) {
     match target.split_once("://") {
         Some((_, rest)) if !target.starts_with('/') => {
@@ -144,8 +146,8 @@ fn parts(target: &str) -> (Option<&str>, &str) {
     }
 }
 
-/// The secret in the value of `Authorization`: a bearer's, or the password of any user, so that a
-/// browser can ask for it.
+/// The secret in the value of `Authorization`: a Bearer token, or the password of Basic
+/// authentication with any user name. Basic is accepted so that browsers can prompt for the secret.
 fn secret(value: &[u8]) -> Option<Vec<u8>> {
     let at = value.iter().position(|byte| *byte == b' ')?;
     let (scheme, given) = (&value[..at], value[at..].trim_ascii());
@@ -161,8 +163,9 @@ fn secret(value: &[u8]) -> Option<Vec<u8>> {
 }
 
 impl HttpRequest {
-    /// Whether the client means this server: by an address, as localhost, or by one of its `names`.
-    /// Otherwise a web page could have its own name resolve to this server, and then read all.
+    /// Whether the client addressed this server by an IP address, as localhost, or by one of its
+    /// `names`. Without this check, a web page could make its own host name resolve to this server
+    /// and read everything (DNS rebinding).
     pub(super) fn is_for(&self, names: &[String]) -> bool {
         let Some(host) = &self.host else {
             return true;

@@ -9,8 +9,8 @@ use crate::sys::memory::{self, Purpose};
 use crate::token::Fence;
 
 impl Session<'_, '_> {
-    /// Answers a request for statistics: `show` makes them in pages, for one of which there must be
-    /// memory.
+    /// Answers a request for statistics. `show` writes them in pages. Replies `error` if there is
+    /// no memory for a page.
     pub(super) fn show(
         &mut self,
         show: impl FnOnce(&mut Self) -> Result<(), Ending>,
@@ -30,8 +30,8 @@ impl Session<'_, '_> {
         self.show_in_pieces(|statistics, out, send| statistics.write_queues(key, out, send))
     }
 
-    /// The grant of a key that has this fence. Its client gives the lock up if there is none, so a
-    /// server that is no longer active must not answer. It fits in one piece.
+    /// Shows the grant of a key that has this fence. If there is none, the client gives its lock
+    /// up, so a server that is no longer active must not answer. The reply fits into one piece.
     pub(super) fn show_holder(&mut self, key: &str, fence: Fence) -> Result<(), Ending> {
         let out = &mut self.outbox.out;
         out.extend(b"ok {\"keys\":[");

@@ -1,4 +1,4 @@
-//! TLS on the TCP port in a build without it: the shape of `mod.rs`. The options refuse it.
+//! The stand-in for `mod.rs` in a build without TLS, whose options refuse TLS on the TCP port.
 
 use std::path::PathBuf;
 use std::sync::Arc;

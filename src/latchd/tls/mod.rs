@@ -1,6 +1,6 @@
-//! TLS on the TCP port: where the certificate comes from, and how it is read again.
+//! TLS on the TCP port: reads the certificate at the start, and again at SIGHUP.
 //!
-//! A build without TLS has `absent.rs` in place of this module.
+//! A build without TLS uses `absent.rs` in place of this module.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -13,10 +13,10 @@ use crate::text::Escaped;
 
 const DAY: u64 = 86_400;
 
-/// How long before a certificate expires the log says so.
+/// How long before a certificate expires the log warns about it.
 const EXPIRY_NOTICE: Duration = Duration::from_secs(14 * DAY);
 
-/// The certificate in the chain and with the key of these files, if the options name any.
+/// Reads the certificate chain and its key from these files, if the options name any.
 pub(super) fn certificate(
     files: Option<(PathBuf, PathBuf)>,
 ) -> Result<Option<Arc<Certificate>>, String> {
@@ -28,7 +28,7 @@ pub(super) fn certificate(
     Ok(Some(Arc::new(certificate)))
 }
 
-/// Warns of a certificate that is not valid, or soon will not be.
+/// Warns about a certificate that is not valid yet, expires soon or has expired.
 fn warn_of_validity(certificate: &Certificate) {
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     let now = now.unwrap_or_default();
@@ -43,7 +43,7 @@ fn warn_of_validity(certificate: &Certificate) {
     }
 }
 
-/// Reads the certificate again. One that is broken changes nothing.
+/// Reads the certificate again. If that fails, the old certificate stays in use.
 pub(super) fn reload(certificate: &Arc<Certificate>) {
     match certificate.reload() {
         Ok(()) => {
