@@ -1,4 +1,5 @@
-//! Untrusted text, escaped for messages and logs; messages about values and files; switches. Pure.
+//! Escapes untrusted text for messages and logs, words messages about values and files, and reads
+//! simple values. Pure: no I/O and no clock.
 
 use core::net::Ipv6Addr;
 use std::fmt;
@@ -9,13 +10,13 @@ use std::path::Path;
 use std::str::FromStr;
 
 /// Shows untrusted bytes: printable ASCII as it is, other bytes as `\xNN`. A value that could be
-/// misread beside others (empty, or with a blank, a quote, a backslash or `=`) is in double quotes,
-/// with its quotes and backslashes escaped.
+/// misread next to others is in double quotes, with its quotes and backslashes escaped. Such a
+/// value is empty, or has a space, a quote, a backslash or `=`.
 #[derive(Clone, Copy, Debug)]
 pub struct Escaped<'a>(pub &'a [u8]);
 
 impl<'a> Escaped<'a> {
-    /// Shows a path in one line.
+    /// Shows a path on one line.
     pub fn path(path: &'a Path) -> Escaped<'a> {
         Escaped(path.as_os_str().as_bytes())
     }
@@ -38,8 +39,8 @@ impl fmt::Display for Escaped<'_> {
     }
 }
 
-/// Shows untrusted bytes that nothing follows: UTF-8 as it is, but characters that
-/// [are not seen](is_unseen), and bytes that are not UTF-8, as `\xNN`.
+/// Shows untrusted bytes at the end of a line. UTF-8 is shown as it is, except for [characters that
+/// are not seen](is_unseen). These, and bytes that are not UTF-8, are shown as `\xNN`.
 #[derive(Clone, Copy, Debug)]
 pub struct Plain<'a>(pub &'a [u8]);
 
@@ -59,9 +60,9 @@ impl fmt::Display for Plain<'_> {
     }
 }
 
-/// Whether a character is not seen, ends a line, or changes the direction of writing: control
-/// characters, those that Unicode has as ignorable by default, separators of lines and paragraphs,
-/// and marks of annotations.
+/// Whether a character is not seen, ends a line, or changes the direction of writing. These are
+/// control characters, characters that Unicode declares ignorable by default, line and paragraph
+/// separators, and annotation marks.
 pub fn is_unseen(c: char) -> bool {
     const UNSEEN: [RangeInclusive<char>; 17] = [
         '\u{ad}'..='\u{ad}',
@@ -89,7 +90,7 @@ fn escape(bytes: &[u8], f: &mut fmt::Formatter<'_>) -> fmt::Result {
     bytes.iter().try_for_each(|byte| write!(f, "\\x{byte:02x}"))
 }
 
-/// A character as JSON has it in ASCII: `\uNNNN`, or two of that.
+/// A character as an ASCII escape in JSON: `\uNNNN`, or a pair of such escapes.
 #[derive(Clone, Copy, Debug)]
 pub struct JsonEscape(pub char);
 
@@ -102,12 +103,13 @@ impl fmt::Display for JsonEscape {
     }
 }
 
-/// The same JSON in printable ASCII. Only strings and line ends can have anything else.
+/// The same JSON in printable ASCII. `json` must be on one line: then only its strings can contain
+/// other characters.
 pub fn escaped_json(json: &str) -> String {
     escaped_where(json, |c| !matches!(c, ' '..='~'))
 }
 
-/// A JSON text on one line, with an escape in place of each character that [`Plain`] escapes.
+/// The same JSON, on one line, with an escape in place of each character that [`Plain`] escapes.
 pub fn without_hidden(json: &str) -> String {
     escaped_where(json, is_unseen)
 }
@@ -123,7 +125,8 @@ fn escaped_where(json: &str, is_escaped: impl Fn(char) -> bool) -> String {
     escaped
 }
 
-/// Says that `value` does not fit the option or variable `name`; `reason` says what does.
+/// The message for a `value` that is invalid for the option or variable `name`. `reason` says what
+/// is valid.
 pub fn invalid_value(value: &str, name: &str, reason: &str) -> String {
     format!(
         "invalid value '{}' for {name}: {reason}",
@@ -131,12 +134,13 @@ pub fn invalid_value(value: &str, name: &str, reason: &str) -> String {
     )
 }
 
-/// Says that a file, named by its purpose, cannot be used, and why.
+/// The message for a file that cannot be used. `what` is the purpose of the file.
 pub fn unusable_file(what: &str, file: &Path, why: impl fmt::Display) -> String {
     format!("cannot use the {what} file {}: {why}", Escaped::path(file))
 }
 
-/// A name, an address of IPv4 or one of IPv6 in brackets, and a port.
+/// Reads `HOST:PORT`. The host is a name, an IPv4 address, or an IPv6 address in brackets. The port
+/// must not be 0.
 pub fn host_and_port(text: &str) -> Option<(&str, u16)> {
     let (host, port) = text.rsplit_once(':')?;
     let is_part = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
@@ -148,24 +152,24 @@ pub fn host_and_port(text: &str) -> Option<(&str, u16)> {
     is_host.then_some((host, port))
 }
 
-/// What is in square brackets, as an address of IPv6 can be.
+/// The text in square brackets, such as an IPv6 address; `None` if there are no brackets.
 pub fn in_brackets(text: &str) -> Option<&str> {
     text.strip_prefix('[')?.strip_suffix(']')
 }
 
-/// A number in decimal digits and without a sign, if it fits.
+/// Reads a number in decimal digits without a sign; `None` if it does not fit the type.
 pub fn digits<N: FromStr>(text: &str) -> Option<N> {
     let is_plain = text.bytes().all(|byte| byte.is_ascii_digit());
     is_plain.then(|| text.parse().ok()).flatten()
 }
 
-/// A number in 16 hexadecimal digits.
+/// Reads a number of exactly 16 hexadecimal digits.
 pub fn hex(text: &str) -> Option<u64> {
     let is_number = text.len() == 16 && text.bytes().all(|digit| digit.is_ascii_hexdigit());
     is_number.then(|| u64::from_str_radix(text, 16).ok())?
 }
 
-/// A switch: `yes`, `true` or `1`, or their contraries, in any case.
+/// Reads a switch: `yes`, `true`, `1`, `no`, `false` or `0`, in upper or lower case.
 pub fn yes_or_no(text: &str) -> Result<bool, String> {
     match text.to_ascii_lowercase().as_str() {
         "1" | "yes" | "true" => Ok(true),

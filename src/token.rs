@@ -1,4 +1,4 @@
-//! Tokens: the credential of a holder, and the fence inside it. Pure.
+//! Tokens: the credential of a holder, and the fence in it. Pure: no I/O and no clock.
 
 use std::fmt::{self, Write};
 use std::hint::black_box;
@@ -18,8 +18,8 @@ impl fmt::Display for Fence {
 /// The credential of a holder: a fence, which orders grants and is no secret, and a salt, which
 /// makes the token unguessable.
 ///
-/// `==` takes a time that does not depend on the salt. The `Debug` form shows the fence only; the
-/// `Display` form is the whole token, which is a secret.
+/// A comparison with `==` takes a time that does not depend on the salt. The `Debug` form shows
+/// only the fence. The `Display` form is the whole token, which is a secret.
 ///
 /// ```
 /// use latchd::client::Token;
@@ -45,7 +45,7 @@ pub struct Token {
 pub struct Salt(pub u64);
 
 impl Salt {
-    /// Whether both are the same, in a time that does not depend on their bits.
+    /// Whether two salts are the same. The time that this takes does not depend on their bits.
     pub fn matches(self, other: Salt) -> bool {
         black_box(self.0 ^ other.0) == 0
     }
@@ -68,7 +68,7 @@ impl Token {
         digits
     }
 
-    /// Reads a token's text.
+    /// Reads a token from its text.
     pub(crate) fn from_digits(digits: &[u8]) -> Option<Token> {
         if digits.len() != Token::DIGITS {
             return None;
@@ -81,7 +81,7 @@ impl Token {
     }
 
     /// The number that rises with every grant of a server, over all keys. A resource that has seen
-    /// a higher fence must refuse the holder of this one.
+    /// a higher fence must refuse the holder of this token.
     pub fn fence(&self) -> u64 {
         self.fence.0
     }
@@ -109,13 +109,13 @@ impl fmt::Display for InvalidToken {
 
 impl std::error::Error for InvalidToken {}
 
-/// What a holder is told: its token, and how long the lease is.
+/// What a holder is told: its token, and the length of its lease.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Grant {
     /// The credential for renewing and releasing.
     pub token: Token,
-    /// The length of the lease, in whole seconds. For a client, it began between the request and
-    /// the reply.
+    /// The length of the lease, in whole seconds. The lease began at some time between the client's
+    /// request and the reply.
     pub lease: Duration,
 }
 
@@ -148,13 +148,13 @@ impl fmt::Debug for Token {
     }
 }
 
-/// Where fences come from: each above all before it.
+/// A source of fences. Each fence is higher than all fences before it.
 pub trait FenceSource: Send {
-    /// The next fence; `None` while none is certain to be new: nothing is granted then, and waiters
-    /// keep waiting.
+    /// The next fence. `None` while the source cannot be certain that a fence is new: then nothing
+    /// is granted, and waiters keep waiting.
     fn next_fence(&mut self) -> Option<u64>;
 
-    /// How many fences are reserved and not used; `None` if fences need no reservation.
+    /// The number of fences that are reserved and unused; `None` if fences need no reservation.
     fn reserved_left(&self) -> Option<u64> {
         None
     }

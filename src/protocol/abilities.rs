@@ -1,21 +1,22 @@
-//! What client and server can do beyond the first version of the protocol, as `hello` and its reply
-//! say it: latch-protocol(7), HELLO.
+//! The abilities that clients and servers have beyond the first version of the protocol. `hello`
+//! and its reply name them: see latch-protocol(7), HELLO.
 
 use std::fmt;
 
-/// The abilities that one side names. A word that the other side does not know is ignored.
+/// The abilities of one side. The other side ignores words that it does not know.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Abilities {
-    /// A client can adopt its grants over a new connection; a server knows `adopt` and `keep`.
+    /// A client with this ability can adopt its grants over a new connection. A server with it
+    /// knows `adopt` and `keep`.
     pub adopt: bool,
-    /// The server knows `shared`, `slots=` and `waiters=` behind a lease.
+    /// The server knows `shared`, `slots=` and `waiters=` after a lease.
     pub slots: bool,
-    /// The server's grants outlive its orderly end.
+    /// The server's grants survive its orderly end.
     pub keeps: bool,
 }
 
 impl Abilities {
-    /// Reads the words of one side.
+    /// Reads the abilities from the words of one side.
     pub fn parse<'a>(words: impl IntoIterator<Item = &'a str>) -> Abilities {
         let mut abilities = Abilities::default();
         for word in words {
@@ -29,7 +30,7 @@ impl Abilities {
         abilities
     }
 
-    /// Whether all of `needed` is there.
+    /// Whether all abilities in `needed` are present.
     pub fn includes(self, needed: Abilities) -> bool {
         let is_there = |needed: bool, ours: bool| ours || !needed;
         is_there(needed.adopt, self.adopt)
@@ -47,7 +48,7 @@ impl Abilities {
     }
 }
 
-/// The words, separated by blanks.
+/// The words, separated by spaces.
 impl fmt::Display for Abilities {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (index, word) in self.words().enumerate() {

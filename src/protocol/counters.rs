@@ -1,5 +1,4 @@
-//! What a server has counted since its start, and how much it has now; its JSON is in
-//! latch-protocol(7), STATISTICS.
+//! The counters and gauges of a server. latch-protocol(7), STATISTICS, describes their JSON.
 
 use std::time::Duration;
 
@@ -9,8 +8,8 @@ use crate::table::{CountersSnapshot, Key, KeySnapshot, Kind, Refusal};
 /// The kinds of keys with their names.
 const KINDS: [(Kind, &str); 2] = [(Kind::Lock, "lock"), (Kind::Semaphore, "semaphore")];
 
-/// The numbers of one server, as its JSON and the text of Prometheus have them. The numbers are
-/// text: not every reader has a type for each.
+/// The numbers of one server, for its JSON and for Prometheus. They are kept as text, so that a
+/// reader needs no numeric type for each of them.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Figures {
     pub version: Option<String>,
@@ -20,14 +19,14 @@ pub struct Figures {
     pub waits: Option<Histogram>,
 }
 
-/// A number with its name, or several that share one.
+/// A name with one number, or with several numbers.
 pub type Figure = (&'static str, Amount);
 
 #[derive(Debug, PartialEq, Eq)]
 pub enum Amount {
     /// `None` if the server does not have it.
     One(Option<String>),
-    /// Each with a name of its own.
+    /// Several numbers, each with a name of its own.
     ByName(Vec<(String, String)>),
 }
 
@@ -39,7 +38,7 @@ pub struct Histogram {
     pub buckets: Vec<(String, String)>,
 }
 
-/// The oldest wait and the oldest hold of all locks, and of all semaphores.
+/// The oldest wait and the oldest hold, both of locks and of semaphores.
 #[derive(Default)]
 pub struct Oldest {
     waits: [Option<(Key, Duration)>; KINDS.len()],
@@ -47,7 +46,8 @@ pub struct Oldest {
 }
 
 impl Oldest {
-    /// Takes a key into account. The first of its waiters and of its holders are its oldest.
+    /// Takes a key into account. The first waiter of a key is its oldest one, and so is the first
+    /// holder.
     pub fn add(&mut self, key: &KeySnapshot) {
         let at = KINDS.iter().position(|(kind, _)| *kind == key.kind);
         let at = at.expect("all kinds are listed");
@@ -66,7 +66,7 @@ impl Oldest {
 }
 
 impl Figures {
-    /// What a server has counted, with the oldest places of all keys.
+    /// Collects the numbers of a server. `oldest` must have taken all keys into account.
     pub fn new(
         connection_count: usize,
         bound_holder_count: usize,
@@ -123,7 +123,8 @@ impl Figures {
         }
     }
 
-    /// Appends them as one JSON object on one line, with the keys of the oldest places.
+    /// Appends the numbers as one JSON object on one line, with the keys of the oldest waits and
+    /// holds.
     pub fn write_json(&self, oldest: &Oldest, out: &mut Vec<u8>) {
         out.push(b'{');
         write_group("counters", &self.counters, out);
@@ -201,7 +202,7 @@ fn write_waits(waits: &Histogram, out: &mut Vec<u8>) {
     out.extend(b"]},");
 }
 
-/// Writes the comma before all entries but the first.
+/// Writes the comma in front of each entry except the first.
 fn separate(at: usize, out: &mut Vec<u8>) {
     if at > 0 {
         out.push(b',');

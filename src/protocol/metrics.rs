@@ -1,11 +1,12 @@
-//! The text format of Prometheus for what servers have counted: latchd(8), MONITORING.
+//! The counters and gauges of servers in the text format of Prometheus: see latchd(8), MONITORING.
 
 use super::counters::{Amount, Figures, Histogram};
 
-/// The histogram of waits.
+/// The name of the histogram of waits.
 const WAIT: &str = "latchd_grant_wait_seconds";
 
-/// A metric: the name of its figure, the label for the names of several numbers, and its help.
+/// A metric: the name of its figure, the label that distinguishes several numbers (empty for one
+/// number), and its help.
 pub type Metric = (&'static str, &'static str, &'static str);
 
 pub const COUNTERS: [Metric; 10] = [
@@ -82,10 +83,11 @@ pub const GAUGES: [Metric; 10] = [
     ),
 ];
 
-/// A server: its name, if its series are to have one, and its figures, if it gave any.
+/// A server: its name, if its series must have a label with it, and its figures, if the server gave
+/// any.
 pub type Server = (Option<String>, Option<Figures>);
 
-/// Each metric, with the series of all servers below it.
+/// The text for these servers: each metric, followed by the series of all servers.
 pub fn exposition(servers: &[Server]) -> String {
     let mut text = Exposition::default();
     text.begin(
@@ -133,16 +135,16 @@ pub fn exposition(servers: &[Server]) -> String {
     text.text
 }
 
-/// The text so far.
+/// The text that has been written so far.
 #[derive(Default)]
 struct Exposition {
     text: String,
-    /// The lines about a metric that has no series yet.
+    /// The header of the current metric, until a series of it is written.
     header: String,
 }
 
 impl Exposition {
-    /// Begins a metric. One without series is not mentioned.
+    /// Begins a metric. If no series follows, the metric does not appear in the text.
     fn begin(&mut self, name: &str, kind: &str, help: &str) {
         self.header = format!("# HELP {name} {help}\n# TYPE {name} {kind}\n");
     }
@@ -183,7 +185,7 @@ impl Exposition {
     }
 }
 
-/// A label's value as the format quotes it.
+/// Escapes the value of a label as the format requires.
 fn quoted(value: &str) -> String {
     value
         .replace('\\', "\\\\")

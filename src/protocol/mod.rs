@@ -1,5 +1,5 @@
-//! The latch protocol: latch-protocol(7). Pure functions between lines and values, for server and
-//! client.
+//! The latch protocol: see latch-protocol(7). Pure functions that convert between lines and values,
+//! for server and client.
 
 pub mod abilities;
 pub mod counters;

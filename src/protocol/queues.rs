@@ -1,17 +1,18 @@
-//! The JSON of `stats` for the queues of keys: latch-protocol(7), STATISTICS.
+//! The JSON of `stats` for the queues of keys: see latch-protocol(7), STATISTICS.
 
 use super::stats::{put, write_string, Seconds};
 use crate::table::{KeySnapshot, Kind, PlaceSnapshot};
 
-/// How many holders, and how many waiters, are shown of each of many keys.
+/// The maximum number of holders, and of waiters, that are shown for each key if all keys are
+/// shown.
 pub const PLACES_OF_EACH: usize = 16;
 
-/// How many holders, and how many waiters, are shown of a key that is asked for by its name.
+/// The maximum number of holders, and of waiters, that are shown for a key that is asked for by
+/// name.
 pub const PLACES_OF_ONE: usize = 64;
 
-/// Appends one key with its holders and waiters. `clients` tells, of each of them, who its peer is
-/// and what the peer says of itself. `drain` is called after every holder and waiter, and may empty
-/// what has been written so far.
+/// Appends one key with its holders and waiters. `clients` gives the peer and the tag of each of
+/// them, in the same order. `drain` is called after every holder and waiter, and may clear `out`.
 pub fn write_key<'a, E>(
     queue: &KeySnapshot,
     mut clients: impl Iterator<Item = (Option<&'a str>, Option<&'a str>)>,
@@ -62,7 +63,7 @@ fn write_place(place: &PlaceSnapshot, client: (Option<&str>, Option<&str>), out:
     let weight = place.weight.get();
     put!(out, ",\"slots\":{weight},\"age_s\":{}", Seconds(place.age));
     if let Some((fence, left)) = place.held {
-        // A string, since a fence may be larger than a number of JSON is exact.
+        // A string, because JSON readers may round a number as large as a fence.
         put!(
             out,
             ",\"fence\":\"{}\",\"lease_expires_in_s\":{}",

@@ -1,4 +1,4 @@
-//! One value in, one line out, and back: latch-protocol(7), REPLIES.
+//! Encoding and parsing of replies, one line each: see latch-protocol(7), REPLIES.
 
 use std::io::{self, Write};
 use std::time::Duration;
@@ -8,7 +8,7 @@ use super::limits;
 pub use crate::table::Refusal;
 pub use crate::token::Grant;
 
-/// What a client is answered.
+/// A reply to a client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reply {
     Ok,
@@ -16,9 +16,10 @@ pub enum Reply {
     Granted(Grant),
     /// `acquired` with token and lease.
     Acquired(Grant),
-    /// `ok` with the lease from now on.
+    /// `ok` with the lease, counted from now.
     Renewed(Duration),
-    /// `ok` with words, the answer to `hello`. A server without any says [`Reply::Ok`].
+    /// `ok` followed by ability words: the answer to `hello`. A server with no abilities sends
+    /// [`Reply::Ok`].
     Hello(Abilities),
     /// `ok` with a JSON object. The server writes it in pieces, see [`super::stats`].
     Stats(String),
@@ -29,7 +30,7 @@ pub enum Reply {
     Refused(Refusal),
 }
 
-/// The replies that are one word each.
+/// The replies that consist of a single word.
 const WORDS: [Reply; 12] = [
     Reply::Ok,
     Reply::Queued,
@@ -45,8 +46,8 @@ const WORDS: [Reply; 12] = [
     Reply::Refused(Refusal::Draining),
 ];
 
-/// Reads a reply from its line, without the line's end; `None` if it is none. The refusals that
-/// are written as `error` come back as [`Reply::Error`].
+/// Parses a reply from a line without its line ending; `None` if the line is not a valid reply.
+/// Refusals that are written as `error` are parsed as [`Reply::Error`].
 pub fn parse(line: &str) -> Option<Reply> {
     let Some((word, rest)) = line.split_once(' ') else {
         return WORDS.iter().find(|reply| reply.word() == line).cloned();
@@ -61,8 +62,8 @@ pub fn parse(line: &str) -> Option<Reply> {
     }
 }
 
-/// Whether these are words as `hello` is answered with. A token may begin with a letter too, but it
-/// is followed by a number.
+/// Whether these are words of the kind that answer `hello`. A token may also begin with a letter,
+/// but a number follows it.
 fn are_words(text: &str) -> bool {
     let begins_with_letter =
         |word: &str| word.starts_with(|first: char| first.is_ascii_lowercase());
@@ -81,10 +82,11 @@ fn parse_lease(seconds: &str) -> Option<Duration> {
 }
 
 impl Reply {
-    /// The longest line in bytes, but for [`Reply::Stats`]: `acquired`, a token and a lease.
+    /// The maximum length of a line in bytes, except for [`Reply::Stats`]. The longest line is
+    /// `acquired` with a token and a lease.
     pub const MAX_LEN: usize = 64;
 
-    /// Writes the reply's line to `out`, which must have room for it.
+    /// Writes the line of the reply to `out`, which must have room for it.
     pub fn write(&self, out: &mut impl Write) {
         let written = self.write_to(out);
         written.expect("there is room in memory");
@@ -105,7 +107,7 @@ impl Reply {
         }
     }
 
-    /// The first word of the reply's line.
+    /// The first word of the line.
     fn word(&self) -> &'static str {
         match self {
             Reply::Ok
@@ -129,11 +131,11 @@ impl Reply {
     }
 }
 
-/// Writes a blank, a number of seconds, and the end of the line. The machinery of `write!` would
-/// take longer than a grant.
+/// Writes a space, a number of seconds, and the end of the line. Formatting with `write!` would
+/// take longer than granting the lock itself.
 fn end_with_seconds(time: Duration, out: &mut impl Write) -> io::Result<()> {
     let mut seconds = time.as_secs();
-    // The longest number has 20 digits.
+    // A 64-bit number has at most 20 digits.
     let mut text = [b' '; 22];
     let end = text.len() - 1;
     text[end] = b'\n';

@@ -1,9 +1,9 @@
-//! Three lines in, one request out, and back: latch-protocol(7), REQUESTS.
+//! Encoding and parsing of requests, three lines each: see latch-protocol(7), REQUESTS.
 //!
-//! No I/O and no clock; total: any three lines are a request or a [`ProtocolError`]. A command is a
-//! variant of [`Request`], with its line in [`parse`], in [`Request::write`] and in [`HELP`];
-//! `latchd::requests` carries it out. Apart from these, a person may begin with a [`FirstWord`],
-//! and a server of a cluster with [`RELAY`].
+//! There is no I/O and no clock here. Any three lines are either a request or a [`ProtocolError`].
+//! A command is a variant of [`Request`]; its line is in [`parse`], in [`Request::write`] and in
+//! [`HELP`], and `latchd::requests` carries it out. Before the first request, a person may type a
+//! [`FirstWord`], and a server of a cluster may send [`RELAY`].
 
 use std::io::Write;
 use std::time::Duration;
@@ -16,29 +16,30 @@ use crate::token::Token;
 /// The first line of a connection that another server of a cluster passes on.
 pub const RELAY: &[u8] = b"relay";
 
-/// The first line of a request for the role of a server of a cluster.
+/// The first line of a request that asks a server of a cluster for its role.
 pub const CLUSTER: &[u8] = b"cluster";
 
-/// The command that opens a connection where a token is configured.
+/// The command that opens a connection if the server has an auth token.
 const AUTH: &[u8] = b"auth";
 
-/// The key line of `stats` for the queues of keys, and its first word for one grant.
+/// The key line of `stats` that asks for the queues of keys. To ask for one grant, a fence follows
+/// this word.
 const QUEUES: &str = "holders";
 
-/// The key line of `stats` for the counters.
+/// The key line of `stats` that asks for the counters.
 const COUNTERS: &str = "counters";
 
-/// In the place of a key or a fence: whichever there is.
+/// In the place of a key or of a fence: any key, or any fence.
 const ANY: &str = "_";
 
-/// The longest tag, in bytes.
+/// The maximum length of a tag, in bytes.
 pub const MAX_TAG_LEN: usize = 128;
 
 /// The lines of one request: command, key, argument.
 pub type Frame<'a> = [&'a [u8]; 3];
 
-/// The most bytes in a line of a frame, where the secret has `secret_len` bytes and may have blanks
-/// around it.
+/// The maximum length of a line of a frame, in bytes. `index` is the place of the line in the
+/// frame. The secret has `secret_len` bytes, and there may be spaces around it.
 pub fn line_limit(secret_len: usize, index: usize, command: &[u8]) -> usize {
     if index == 2 && command == AUTH {
         (secret_len + MAX_LINE_LEN).min(MAX_AUTH_LINE_LEN)
@@ -73,13 +74,13 @@ pub enum Request<'a> {
         token: Token,
         lease: Option<Duration>,
     },
-    /// `adopt`: renews a grant of either kind, which becomes this connection's
+    /// `adopt`: renews a grant of either kind, and ties it to this connection
     Adopt {
         key: &'a str,
         token: Token,
         lease: Option<Duration>,
     },
-    /// `keep`: renews a grant of either kind, which becomes no connection's
+    /// `keep`: renews a grant of either kind, and detaches it from every connection
     Keep {
         key: &'a str,
         token: Token,
@@ -87,19 +88,19 @@ pub enum Request<'a> {
     },
     /// `hello`: what the client can do
     Hello(Abilities),
-    /// `ping`, and also `barrier`: there are no other nodes to wait for
+    /// `ping`, and also `barrier`, because there are no other nodes to wait for
     Ping,
     /// `stable-ref`, which a connection may send once
     StableRef,
     /// `stats`
     Stats,
-    /// `stats` with the key line `holders`: of one key, or of all in use
+    /// `stats` with the key line `holders`: the queues of one key, or of all keys in use
     Queues(Option<&'a str>),
     /// `stats` with the key line `holders FENCE`: one grant of a key
     Holder { key: &'a str, fence: u64 },
     /// `stats` with the key line `counters`
     Counters,
-    /// `tag`: what the client says of itself
+    /// `tag`: what the client says about itself
     Tag(&'a str),
     /// `break`: ends the grant with this fence, or all grants of the key
     Break {
@@ -107,25 +108,25 @@ pub enum Request<'a> {
         fence: Option<u64>,
         admin_token: Option<&'a str>,
     },
-    /// `auth` with the secret. A session that expects one compares it before it parses anything.
+    /// `auth` with the secret. A server that has a secret checks it before it parses any request.
     Auth(&'a str),
 }
 
-/// What a client asks for. Weight and the cap on waiters are sent only behind a lease.
+/// What a claim asks for. Weight and the cap on waiters are written only if there is a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wanted<'a> {
     pub key: &'a str,
     pub kind: Kind,
     pub limit: Limit,
-    /// `None` is the server's default.
+    /// `None` means the server's default.
     pub lease: Option<Duration>,
-    /// `shared`, `slots=N`; `None` is a whole lock, or one slot.
+    /// `shared` or `slots=N`; `None` means a whole lock, or one slot of a semaphore.
     pub weight: Option<Weight>,
-    /// `waiters=N`: how many may wait already if this claim must wait, too.
+    /// `waiters=N`: how many claims may already be waiting if this claim must wait, too.
     pub max_waiters: Option<u32>,
 }
 
-/// What a claim may name behind its lease.
+/// The words that may follow the lease of a claim.
 const SHARED: &[u8] = b"shared";
 const SLOTS: &[u8] = b"slots=";
 const WAITERS: &[u8] = b"waiters=";
@@ -136,14 +137,14 @@ pub const HELP: &str = "ok commands, each with a line for its key and one for it
     sr TOKEN; n TOKEN [LEASE]; sn TOKEN [LEASE]; adopt TOKEN [LEASE]; keep TOKEN [LEASE]; hello; \
     ping; stats; tag TEXT; break FENCE; auth SECRET; or quit; see latch-protocol(7)";
 
-/// What a person may type before the first request: it has no second and third line.
+/// A word that a person may type before the first request. No second and third line follow it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FirstWord {
     /// `help`, `?`
     Help,
     /// `quit`
     Quit,
-    /// A line that a client sends after `help` all the same.
+    /// An empty line or `_`, which a client may send after `help` to complete a frame.
     Placeholder,
 }
 
@@ -159,7 +160,7 @@ impl FirstWord {
     }
 }
 
-/// Why three lines are no request. The reply is always `error`; the code is for the log.
+/// Why three lines are not a request. The reply is always `error`; the code is for the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProtocolError {
     InvalidCommand,
@@ -203,13 +204,13 @@ impl ProtocolError {
 pub fn parse(frame: Frame<'_>) -> Result<Request<'_>, ProtocolError> {
     let [command, key, argument] = frame;
     let key = text(key)?;
-    // The words of a request are read as bytes. Only ASCII need not be checked first.
+    // The words of the argument are read as bytes. ASCII is valid UTF-8 and needs no further check.
     if !argument.is_ascii() {
         text(argument)?;
     }
     let (command, kind) = match command {
         b"l" | b"e" | b"w" | b"r" | b"n" => (command, Kind::Lock),
-        // These are about a grant, whatever its kind.
+        // These commands apply to a grant of either kind, so the kind is not used.
         b"adopt" | b"keep" | b"break" => (command, Kind::Lock),
         b"sl" | b"se" | b"sw" | b"sr" | b"sn" => (&command[1..], Kind::Semaphore),
         _ => return parse_other(text(command)?, key, text(argument)?),
@@ -261,7 +262,7 @@ pub fn parse(frame: Frame<'_>) -> Result<Request<'_>, ProtocolError> {
     Ok(request)
 }
 
-/// Reads a request that is not about a key, or names it in another line.
+/// Reads a request that has no key, or has it in the argument.
 fn parse_other<'a>(
     command: &str,
     key: &str,
@@ -281,7 +282,8 @@ fn parse_other<'a>(
     }
 }
 
-/// Reads a `stats`, whose key line says which. What that says of one key is about `key`.
+/// Reads a `stats` request. `line` is the key line, which says what is asked for. `key` is the
+/// argument, which names the key if one is needed.
 fn parse_stats<'a>(line: &str, key: &'a str) -> Result<Request<'a>, ProtocolError> {
     let checked = || match limits::is_key(key) {
         true => Ok(key),
@@ -303,7 +305,7 @@ fn text(line: &[u8]) -> Result<&str, ProtocolError> {
     std::str::from_utf8(line).map_err(|_| ProtocolError::NotUtf8)
 }
 
-/// The words of an argument, taken one by one. It is text in UTF-8.
+/// The rest of an argument, whose words are taken one by one. It is valid UTF-8.
 struct Words<'a>(&'a [u8]);
 
 impl<'a> Words<'a> {
@@ -321,7 +323,7 @@ impl<'a> Words<'a> {
         Some(word)
     }
 
-    /// The same with white space as Unicode has it.
+    /// Like [`Words::next`], but words end at any white space of Unicode.
     fn next_of_unicode(&mut self) -> Option<&'a [u8]> {
         let rest = std::str::from_utf8(self.0)
             .expect("it is UTF-8")
@@ -366,7 +368,7 @@ impl<'a> Words<'a> {
     }
 
     fn token(&mut self) -> Result<Token, ProtocolError> {
-        // Most often it is the whole argument.
+        // In most cases the token is the whole argument.
         if let Some(token) = Token::from_digits(self.0) {
             self.0 = b"";
             return Ok(token);
@@ -397,7 +399,7 @@ impl<'a> Words<'a> {
 }
 
 impl Wanted<'_> {
-    /// Reads a word behind the lease. Each may be there once.
+    /// Reads a word after the lease. Each word may occur only once.
     fn refine(&mut self, word: &[u8]) -> Result<(), ProtocolError> {
         let out_of_range = ProtocolError::BadLimit;
         if word == SHARED && self.kind == Kind::Lock && self.weight.is_none() {
@@ -416,7 +418,7 @@ impl Wanted<'_> {
         Ok(())
     }
 
-    /// The words behind the lease.
+    /// The words after the lease.
     fn refinements(&self) -> String {
         let weight = self.weight.map(|weight| match self.kind {
             Kind::Lock => " shared".to_owned(),
@@ -427,8 +429,8 @@ impl Wanted<'_> {
     }
 }
 
-/// Reads an optional sign, then digits. A number below zero, or too large for the type, becomes
-/// the largest: it is out of every range.
+/// Reads an optional sign, then digits. A negative number, or one that is too large for the type,
+/// becomes the maximum of the type, which is out of every range.
 fn parse_integer(word: &[u8]) -> Result<u64, ProtocolError> {
     let (is_negative, digits) = match word {
         [b'-', digits @ ..] => (true, digits),
@@ -449,7 +451,7 @@ fn parse_integer(word: &[u8]) -> Result<u64, ProtocolError> {
 }
 
 impl Request<'_> {
-    /// Whether it has an auth token or an admin token in it.
+    /// Whether the request contains an auth token or an admin token.
     pub fn has_secret(&self) -> bool {
         match self {
             Request::Auth(_) => true,
@@ -459,7 +461,7 @@ impl Request<'_> {
     }
 
     /// Appends the request's three lines to `out`. [`parse`] reads the same request from them if
-    /// its key passes [`limits::is_key`] and its numbers are those of [`limits`].
+    /// its key passes [`limits::is_key`] and its numbers are within [`limits`].
     pub fn write(&self, out: &mut Vec<u8>) {
         let seconds = |time: Duration| time.as_secs().to_string();
         let limit = |wanted: Wanted<'_>| {

@@ -1,4 +1,4 @@
-//! The JSON of `stats`: latch-protocol(7), STATISTICS.
+//! The JSON of `stats`: see latch-protocol(7), STATISTICS.
 
 use std::fmt;
 use std::io::Write;
@@ -7,13 +7,14 @@ use std::time::Duration;
 use crate::table::{KeySnapshot, Kind};
 use crate::text::{is_unseen, JsonEscape};
 
-/// How many keys one visit to the table takes. Fewer keys than that are one snapshot; more are
-/// taken in steps, so that neither the table's mutex nor memory depends on their number.
+/// The maximum number of keys that are taken in one visit to the table. If there are more keys,
+/// they are taken in several visits, so that neither the time in the table's mutex nor the memory
+/// grows with their number.
 pub const PAGE_LEN: usize = 64;
 
-/// Writes the statistics as one JSON object on one line, each list sorted by key. `page_of` gives
-/// the first or the next keys of a listing, and how to go on unless these are the last ones.
-/// `drain` is called after every key, and may empty what has been written so far.
+/// Writes the statistics as one JSON object on one line, each list sorted by key. `page_of` returns
+/// a page of keys and where the next page begins; `None` if there is no next page. `drain` is
+/// called after every key, and may clear `out`.
 pub fn write_json<E, L>(
     connection_count: usize,
     mut page_of: impl FnMut(Option<L>) -> (Vec<KeySnapshot>, Option<L>),
@@ -55,9 +56,9 @@ pub fn write_json<E, L>(
     Ok(())
 }
 
-/// Appends what a server that is one of several says of itself to the object that [`write_json`]
-/// has written. Orphans are slots that are held over no connection since this server has taken
-/// over, `journal` is the time that a batch of the journal takes, smoothed.
+/// Appends what a server of a cluster says about itself to the object that [`write_json`] has
+/// written. `orphans` is the number of slots that have been held over no connection since this
+/// server took over. `journal` is the smoothed duration of a batch of the journal.
 pub fn append_cluster(epoch: u64, orphans: usize, journal: Duration, out: &mut Vec<u8>) {
     let microseconds = journal.as_micros();
     let (whole, rest) = (microseconds / 1000, microseconds % 1000);
@@ -84,7 +85,7 @@ fn write_key(snapshot: &KeySnapshot, out: &mut Vec<u8>) {
             put!(out, ",\"idle_s\":{idle}");
         }
         Kind::Lock => {
-            // A lock with waiters has a holder, except while the server can make no token.
+            // A lock with waiters has a holder, except while the server has no fence for a grant.
             let first = snapshot.holders.first();
             let conn = first.map_or(0, |holder| holder.conn.0);
             let held = first.and_then(|holder| holder.held);
@@ -105,7 +106,7 @@ fn write_key(snapshot: &KeySnapshot, out: &mut Vec<u8>) {
     out.push(b'}');
 }
 
-/// Seconds with three decimals. (To print a float would cost a small host ten kilobytes.)
+/// Seconds with three decimals. The code that prints a float would take ten kilobytes.
 pub(super) struct Seconds(pub(super) Duration);
 
 impl fmt::Display for Seconds {
@@ -119,7 +120,8 @@ pub(super) fn write_string(text: &str, out: &mut Vec<u8>) {
     for c in text.chars() {
         match c {
             '"' | '\\' => out.extend([b'\\', c as u8]),
-            // A terminal would act on these, and readers of JSON take them the same.
+            // A terminal could act on these characters. To readers of JSON, the escapes mean the
+            // same.
             _ if is_unseen(c) => put!(out, "{}", JsonEscape(c)),
             _ => out.extend(c.encode_utf8(&mut [0; 4]).bytes()),
         }

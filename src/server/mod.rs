@@ -1,5 +1,6 @@
-//! How a server starts and ends: its messages, its log, its signals, its sockets. inetd may give a
-//! server a client's socket as stderr; nothing but the protocol may be written there.
+//! The start and the end of a server: its messages, its log, its signals, its sockets. inetd may
+//! give a server a client's socket as stderr. In that case, nothing but the protocol may be written
+//! there.
 
 use std::fmt::Display;
 use std::io;
@@ -30,10 +31,10 @@ pub const CANNOT_START: u8 = 1;
 /// Exit status: the command line or a variable asks for something impossible.
 pub const USAGE: u8 = 2;
 
-/// How many attempts to pick a port that is free at all addresses.
+/// The number of attempts to find a port that is free at all addresses.
 const PORT_ATTEMPTS: u32 = 8;
 
-/// How long a server that inetd has started, and that cannot serve, takes to exit.
+/// How long a server under inetd that cannot serve waits before it exits.
 const PAUSE_BEFORE_RESTART: Duration = Duration::from_secs(1);
 
 /// Prints a text instead of serving, and returns the exit status.
@@ -45,8 +46,8 @@ pub fn print(program: &str, text: &str) -> ExitCode {
 }
 
 /// Reports in one line why `program` does not serve, and returns the exit status. The line goes to
-/// stderr, unless a client would read it. Under inetd it goes to the syslog too, and the exit is
-/// delayed: inetd starts the next server at once while a client waits.
+/// stderr, unless a client would read it there. Under inetd the line also goes to the syslog, and
+/// the exit is delayed, because inetd starts the next server at once while a client waits.
 pub fn refuse(program: &str, status: u8, reason: impl Display) -> ExitCode {
     if !inherited::is_client_socket(io::stderr()) {
         output::complain(program, &reason);
@@ -78,7 +79,7 @@ pub fn start_log(program: &'static str, rules: &LogRules) -> Result<Log, String>
     })
 }
 
-/// Starts a thread; an error is one line.
+/// Starts a thread. The error is a single-line message.
 pub fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<(), String> {
     thread::spawn(name, body).map_err(no_thread)
 }
@@ -88,7 +89,7 @@ pub fn no_thread(error: io::Error) -> String {
     cannot("start a thread")(error)
 }
 
-/// The message for what the system refuses.
+/// The message for a failed system call. `what` is what the server tried to do.
 pub fn cannot(what: &str) -> impl Fn(io::Error) -> String + '_ {
     move |error| format!("cannot {what}: {}", reason(&error))
 }
@@ -97,22 +98,23 @@ pub fn cannot(what: &str) -> impl Fn(io::Error) -> String + '_ {
 pub struct EndSignals {
     /// One message for each signal.
     pub received: Receiver<()>,
-    /// Readable once a signal has come.
+    /// Readable as soon as a signal has arrived.
     pub stop: Event,
 }
 
-/// Catches the signals that must not end a server, from now on. [`watch_signals`] does what they
-/// ask for. Rust ignores SIGPIPE in every program.
+/// Catches from now on the signals that must not end a server. [`watch_signals`] acts on them.
+/// SIGPIPE is not one of them, because Rust ignores it in every program.
 pub fn catch_signals() -> Result<Signals, String> {
     let signals = Signals::new([SIGHUP, SIGUSR1, SIGUSR2, SIGXFSZ]);
     let signals = signals.map_err(cannot("catch signals"))?;
-    // A program that waits for its own signals may have started us with all of them blocked.
+    // A parent process that waits for its own signals may have blocked all signals. This process
+    // has inherited that.
     let _ = SigSet::empty().thread_set_mask();
     Ok(signals)
 }
 
-/// Catches SIGTERM and SIGINT, too. SIGHUP has the log file opened again, and `reload` called
-/// for other files. The others are ignored.
+/// Catches SIGTERM and SIGINT, too. At SIGHUP, opens the log file again and calls `reload` for
+/// other files. Ignores the other signals.
 pub fn watch_signals(
     mut signals: Signals,
     log: &Log,
@@ -144,8 +146,8 @@ pub fn watch_signals(
     Ok(EndSignals { received, stop })
 }
 
-/// Listens on addresses, and on a path to which `mode` and `group` give access. An error names the
-/// place.
+/// Listens on `addresses`, and on a Unix socket at `path`; `mode` and `group` say who may connect
+/// to that socket. The error names the address or path.
 pub fn listen(
     addresses: &[SocketAddr],
     path: Option<&Path>,
@@ -161,8 +163,8 @@ pub fn listen(
     Ok(listeners)
 }
 
-/// Binds all addresses, those with port 0 to one port. Another program may have that port at one of
-/// them: then another port is picked.
+/// Binds all addresses. If their port is 0, all of them get the same port. If another program has
+/// that port at one of the addresses, another port is tried.
 fn bind_all(addresses: &[SocketAddr]) -> Result<Vec<Listener>, String> {
     let picks_port = addresses.len() > 1 && addresses[0].port() == 0;
     let mut attempts_left = if picks_port { PORT_ATTEMPTS } else { 1 };
@@ -175,8 +177,8 @@ fn bind_all(addresses: &[SocketAddr]) -> Result<Vec<Listener>, String> {
     }
 }
 
-/// Binds each address once. One that this host lacks is skipped if there is another: a name may
-/// have addresses of other hosts.
+/// Binds each address once. An address that this host does not have is skipped if another one can
+/// be bound, because a name may also have addresses of other hosts.
 fn bind_each(addresses: &[SocketAddr]) -> Result<Vec<Listener>, (SocketAddr, io::Error)> {
     let (mut listeners, mut lacking) = (Vec::new(), Vec::new());
     for mut address in addresses.iter().copied() {
@@ -222,8 +224,9 @@ pub fn print_port(listeners: &[Listener]) -> Result<(), String> {
     }
 }
 
-/// Removes the Unix sockets that this process has bound when it is dropped, also if the server
-/// cannot start after all. The threads that accept keep the listeners to the end.
+/// When dropped, removes the Unix sockets that this process has bound, even if the server cannot
+/// start after all. The listeners cannot do this, because the threads that accept keep them until
+/// the process ends.
 pub struct CleanUp<'a>(pub &'a [Listener]);
 
 impl Drop for CleanUp<'_> {
@@ -232,7 +235,7 @@ impl Drop for CleanUp<'_> {
     }
 }
 
-/// Keeps a crash from leaving a core file: it would have the secrets of the server in it.
+/// Keeps a crash from leaving a core file, which would contain the server's secrets.
 pub fn leave_no_core() {
     let limit = getrlimit(Resource::Core);
     // A limit of 1 also disables a piped core_pattern; 0 does not.
@@ -241,7 +244,7 @@ pub fn leave_no_core() {
         current: Some(little),
         ..limit
     };
-    // Up to the maximum any process may.
+    // Any process may set a limit up to the maximum.
     let _ = setrlimit(Resource::Core, little);
 }
 
