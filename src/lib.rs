@@ -1,14 +1,15 @@
-//! Locks, semaphores and leases in strict order of arrival, for hosts where everything is small.
+//! Locks, semaphores and leases in strict order of arrival, for small hosts.
 //!
 //! The package has four programs, `latchd`, `latch`, `lfpd` and `sema`, each with a manual page,
-//! and two libraries for other programs. Both block; neither needs a runtime.
+//! and two libraries for other programs. The calls of both libraries block; neither library needs
+//! an async runtime.
 //!
 //! # Locks of a server
 //!
 //! [`client`] acquires locks and semaphores of a `latchd` server, for processes on one host or on
 //! many. The server grants them in order of arrival, and takes them back when their holder dies. A
-//! guard renews its lease in the background, notices the loss of the lock in time, and has a fence
-//! for what the lock protects.
+//! guard renews its lease in the background and notices the loss of the lock in time. It also has a
+//! fence, by which the resource under the lock can refuse an earlier holder.
 //!
 //! ```
 //! use latchd::client::{Address, Client};
@@ -43,22 +44,22 @@
 //!
 //! # Features
 //!
-//! `programs` (default) builds the four programs. A program that needs only the libraries leaves it
-//! out, and compiles a handful of crates:
+//! `programs` (default) builds the four programs. A program that needs only the libraries leaves
+//! this feature out, and compiles only a handful of crates:
 //!
 //! ```toml
 //! latchd = { path = "../latchd", default-features = false }
 //! ```
 //!
-//! `tls` lets `latchd` speak TLS on its TCP port, and `latch` and [`client`] connect to such a
-//! server. It is off by default: it more than doubles the programs.
+//! `tls` lets `latchd` speak TLS on its TCP port, and lets `latch` and [`client`] connect to such a
+//! server. It is off by default, because it more than doubles the size of the programs.
 //! `http` (default) lets `latchd` show its statistics to a browser and to Prometheus.
-//! `cluster` makes several `latchd` one service, by way of etcd: see latchd-cluster(7). It adds
-//! no crate.
+//! `cluster` lets several `latchd` servers act as one service, by way of etcd: see
+//! latchd-cluster(7). It adds no crate.
 //!
 //! # For contributors
 //!
-//! The rest is about the source of the package.
+//! The rest of this page is about the source of the package.
 //!
 //! # Map
 //!
@@ -72,76 +73,84 @@
 //!   ground      net/   sys/   log/   text   base64
 //! ```
 //!
-//! No module uses one of a higher row; which of its own row and of those below it may use is in
-//! `tests/house/layering.rs`. `bin/latch-all` is the four programs in one (feature `multicall`),
-//! and `fuzzing/` what the fuzzers of `fuzz/` and the tests feed. Each folder of `tests/` is one
-//! program's, or the house's own rules; `cargo test -- --ignored` runs the long tests, and
-//! `LATCHD_TEST_PROGRAMS=FOLDER cargo test` tries the programs in that folder, which have the same
-//! features, instead of those that cargo has built: `packaging/try-static` does so.
+//! No module uses a module of a higher row. `tests/house/layering.rs` lists the modules of its own
+//! row and of lower rows that each module may use. `bin/latch-all` is the four programs in one
+//! (feature `multicall`). `fuzzing/` has the functions that the fuzzers of `fuzz/` and the tests
+//! call with their input.
+//!
+//! Each folder of `tests/` tests one program or one subject; `tests/house` checks the rules that
+//! hold for all files. `cargo test -- --ignored` runs the long tests. With
+//! `LATCHD_TEST_PROGRAMS=FOLDER`, `cargo test` tests the programs in that folder, which must have
+//! the same features, instead of those that cargo has built. `packaging/try-static` does so.
 //!
 //! # Where to change what
 //!
 //! - A command of the wire protocol: `Request`, `parse`, `Request::write` and `HELP` in
-//!   `protocol/request`, and its answers in `protocol/reply`. `carry_out` in `latchd/requests` does
-//!   what it asks for, with `certainty_of` beside it; a command that only shows something is
-//!   answered by `serve_frame` in `latchd/session`. `client/connection` sends it, and
-//!   latch-protocol(7) describes it. For lfpd: `lfpd/command`, `lfpd/reply` and `lfpd/session`.
+//!   `protocol/request`, and its replies in `protocol/reply`. `carry_out` in `latchd/requests`
+//!   carries the command out, and `certainty_of` in the same file says how certain its reply must
+//!   be. `serve_frame` in `latchd/session` answers commands that only show something.
+//!   `client/connection` sends commands, and latch-protocol(7) describes them. For lfpd:
+//!   `lfpd/command`, `lfpd/reply` and `lfpd/session`.
 //! - What may come before the first request of a connection: `latchd/opening`.
 //! - An option, and its text in `--help`: `latchd/options`, `latch/options`, `lfpd/options` or
-//!   `sema/options`, and the manual page. A command of `latch` or `sema`: the same file, and
-//!   `dispatch` in `latch/mod` or `main` in `sema/mod`. The completions are made from `--help`:
+//!   `sema/options`, and the manual page. For a command of `latch` or `sema`, also `dispatch` in
+//!   `latch/mod` or `main` in `sema/mod`. The completions are made from `--help` with
 //!   `LATCHD_BLESS=1 cargo test --test house completions`.
 //! - The rest of `--help`: `cli/help` for latch, latchd and lfpd, and `help` in `sema/options`.
 //! - A path of the HTTP server: `RESOURCES` in `latchd/http/request`, and `answer` in
-//!   `latchd/http/mod`; latchd(8), HTTP, describes it.
+//!   `latchd/http/mod`. latchd(8), HTTP, describes the paths.
 //! - A metric: `protocol/counters` and `protocol/metrics`.
 //! - When a lease begins and ends: `table/leases`; whether it may be renewed, and for how long:
 //!   `check_hold` in `table/mod`; when a client renews it: `client/guard/timing`.
-//! - Who is next, for a lock and for a semaphore: `next_in_line` and `must_wait` in `table/queue`,
-//!   and `serve_waiters` in `table/mod`. Lock files have no queue: `until_any` in `lockfile/wait`
-//!   tries the slots of `sema --slots`.
+//! - Which claim is next, for a lock and for a semaphore: `next_in_line` and `must_wait` in
+//!   `table/queue`, and `serve_waiters` in `table/mod`. Lock files have no queue: `until_any` in
+//!   `lockfile/wait` tries the slots of `sema --slots`.
 //! - What a session asks of the table: `arbiter/seat`.
-//! - The form of every line in the log: `LineStart` in `log/mod`. The words of a line are where the
-//!   event happens: search for its first word, such as `granted`.
-//! - TLS: the lowest version is in `VERSIONS` in `net/tls/mod`. `net/tls/certificate` has what a
-//!   server shows, and `net/tls/trust` what a client accepts.
+//! - The form of every line in the log: `LineStart` in `log/mod`. The rest of a line is in the code
+//!   that logs the event: search for the first word of the line, such as `granted`.
+//! - TLS: `VERSIONS` in `net/tls/mod` has the lowest version. `net/tls/certificate` has the
+//!   certificate of a server, and `net/tls/trust` what a client accepts.
 //! - A field of the lock file: `Record`, its `parse` and its `print`, in `lockfile/record`;
 //!   `stamped` in `lockfile/host` fills it in, and sema-lockfile(5) describes it.
-//! - When a lock file is stale: `judge` in `lockfile/staleness`; that of a serial device,
-//!   `lfpd/uucp/staleness`.
+//! - When a lock file is stale: `judge` in `lockfile/staleness`. When the lock file of a serial
+//!   device is stale: `lfpd/uucp/staleness`.
 //! - Which signals `latch run` and `sema run` forward to their command: `KEPT` in
-//!   `supervise/signals` lists those that they do not. Signals to a server: `watch_signals` in
-//!   `server/mod`.
+//!   `supervise/signals` lists the signals that they do not forward. Signals to a server:
+//!   `watch_signals` in `server/mod`.
 //! - An exit status, such as `BUSY` for a lock that is held: the constants at the top of
-//!   `latch/mod`, of `sema/mod`, and of `server/mod` for latchd and lfpd; `cli/failure` for what
-//!   latch and sema share, `supervise/shim` for a command that cannot be run.
+//!   `latch/mod`, of `sema/mod`, and of `server/mod` for latchd and lfpd. `cli/failure` has the
+//!   ones that latch and sema share, and `supervise/shim` those for a command that cannot be run.
 //!
 //! # The route of an `l`
 //!
-//! `net/listener` accepts, `net/workers` lends a thread, and `latchd/session` reads three lines
-//! through `net/lines`. `protocol/request` makes a request of them. `latchd/requests` asks the
-//! connection's seat at the `arbiter`, which locks its mutex, reads the clock and lets the `table`
-//! decide: granted, queued, or refused. If the claim is queued, the session's thread sleeps on its
-//! seat's condvar. The thread that frees the slot (a release, a disconnect, an operator's break, or
-//! a visit that finds a lease over, mostly the reaper's) has the table promote the first in line,
-//! sends that client its grant, and wakes its seat. All other replies the session writes itself,
-//! as lines of `protocol/reply`.
+//! `net/listener` accepts the connection, `net/workers` lends it a thread, and `latchd/session`
+//! reads three lines through `net/lines`. `protocol/request` makes a request of these lines.
+//! `latchd/requests` asks the connection's seat at the `arbiter`. The arbiter locks its mutex,
+//! reads the clock and lets the `table` decide whether the claim is granted, queued or refused. If
+//! the claim is queued, the session's thread sleeps on its seat's condvar.
 //!
-//! With a journal, the arbiter hands the changes of the table to `cluster/journal` before it
-//! releases its mutex. Then the session writes the grant to a wait, too, once the journal has it.
+//! A slot becomes free by a release, a disconnect, an operator's break, or a visit that finds an
+//! expired lease (mostly a visit of the reaper). The thread that frees the slot has the table
+//! promote the first in line, sends that client its grant, and wakes its seat. The session itself
+//! writes all other replies, as lines of `protocol/reply`.
+//!
+//! With a journal, the arbiter passes the table's changes to `cluster/journal` before it releases
+//! its mutex. In that case, the session itself also writes the grant that ends a wait, as soon as
+//! the journal has it.
 //!
 //! # Invariants
 //!
-//! - Truth is in the table, wake-ups are hints: a thread that wakes looks again.
+//! - Only the table says who holds what. A wake-up is a hint: a thread that wakes up looks at the
+//!   table again.
 //! - A lock is a claim of all slots of its key.
 //! - The first in line is granted as soon as the slots that it asks for are free, unless there is
-//!   no fence for its grant; and no client overtakes another.
-//! - Expired means dead, whether or not the reaper has come by.
+//!   no fence for its grant. No client overtakes another.
+//! - An expired lease is over, whether or not the reaper has noticed.
 //! - The order of fences is the order of grants.
-//! - With a journal, no client is told what the journal does not have.
+//! - With a journal, no client is told of a change that the journal does not have.
 
 #![forbid(unsafe_code)]
-// The modules that the library shares with the programs have parts that only the programs use.
+// The library and the programs share modules. Some parts of these are used only by the programs.
 #![cfg_attr(not(feature = "programs"), allow(dead_code, unused_imports))]
 
 #[cfg(feature = "programs")]
