@@ -1,4 +1,5 @@
-//! The changes of the holders, for a journal; and holders that a journal brings back.
+//! Changes of the holders, for a journal, and the restoring of holders from a journal or a
+//! hand-over.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,10 +11,10 @@ use super::types::{Ask, Claimant, ConnId, Key, Kind, Limit, Weight};
 use super::LockTable;
 use crate::token::{Fence, Token};
 
-/// A change of the holders to report to the journal, in order.
+/// A change of the holders, to be reported to the journal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// A slot is granted, or its lease was renewed for a longer time than ever before.
+    /// A claim was granted, or the record of its holder has changed.
     Held(HolderRecord),
     /// The grant with this fence has ended.
     Ended(Fence),
@@ -28,21 +29,22 @@ impl Change {
     }
 }
 
-/// A holder, as a journal knows it.
+/// A holder, as written to a journal or a hand-over file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HolderRecord {
     pub key: Key,
     pub kind: Kind,
     pub limit: Limit,
     pub weight: Weight,
-    /// The numbers of its slots in ascending order, if it has asked for them.
+    /// The numbers of its slots in ascending order, if the holder has asked for them.
     pub numbers: Arc<[u32]>,
     pub token: Token,
-    /// The longest lease that it was ever granted.
+    /// The length of its lease. A journal gets the longest lease since the grant was made, kept or
+    /// adopted; a hand-over file gets what is left of the present lease.
     pub lease: Duration,
-    /// Whether its client has asked to keep it.
+    /// Whether this is a kept grant: its client asked to keep it without a connection.
     pub is_kept: bool,
-    /// What the client of an orphan said of itself.
+    /// The tag that the client of an orphan gave itself.
     pub tag: Option<Arc<str>>,
 }
 
@@ -60,29 +62,31 @@ impl HolderRecord {
     }
 }
 
-/// What has changed since the changes were last taken.
+/// The changes that have not been taken yet.
 #[derive(Default)]
 pub(super) struct PendingChanges {
     changes: Vec<Change>,
-    /// The longest lease of each holder that was renewed for a longer time than it was granted.
+    /// The lease to record for each holder, if it is not the lease of its claim: the grant was
+    /// renewed for longer, kept or adopted.
     longest: BTreeMap<Fence, Duration>,
 }
 
 impl LockTable {
-    /// Notes changes from now on, for [`LockTable::changes`]. The caller must take them out.
+    /// Notes changes from now on. The caller must take them out of [`LockTable::changes`].
     pub fn note_changes(&mut self) {
         self.pending_changes.get_or_insert_default();
     }
 
-    /// The changes since they were last taken out; `None` unless they are noted.
+    /// The changes that the caller has not taken out yet; `None` if changes are not noted.
     pub fn changes(&mut self) -> Option<&mut Vec<Change>> {
         self.pending_changes
             .as_mut()
             .map(|pending| &mut pending.changes)
     }
 
-    /// Brings back a holder, as an orphan with its lease beginning now. The caps do not apply. Call
-    /// it with rising fences. `false` if it contradicts the other holders.
+    /// Restores a holder as an orphan, whose lease begins now. The caps do not apply. The caller
+    /// must restore the holders of a key in the order of their fences. Returns `false` if the
+    /// record contradicts the other holders.
     pub fn restore(&mut self, record: &HolderRecord, now: Instant) -> bool {
         let Token { fence, salt } = record.token;
         let ask = Ask {
@@ -110,7 +114,7 @@ impl LockTable {
         self.take_into_use(key);
         let conn = ORPHANS;
         let claimant = Claimant { conn, salt };
-        // The journal knows it already.
+        // The journal already has this holder.
         let pending = self.pending_changes.take();
         let place = self.add_holder(claimant, key, &ask, fence, now);
         self.pending_changes = pending;
@@ -125,8 +129,9 @@ impl LockTable {
         true
     }
 
-    /// The next fence, and each holder whose client knows its token, in order of fences, with what
-    /// is left of its lease. `tag_of` gives what the client of a connection says of itself.
+    /// The next fence, and a record of each holder whose client knows its token, in order of
+    /// fences. Each record has what is left of the lease. `tag_of` returns the tag that the client
+    /// of a connection gave itself.
     pub fn hand_over(
         &mut self,
         tag_of: impl Fn(ConnId) -> Option<Arc<str>>,
@@ -167,8 +172,9 @@ impl LockTable {
         (next_fence, records)
     }
 
-    /// Starts the leases of holders anew, if they are not over: that of a kept grant for as long as
-    /// its client asked to keep it, which may be shorter than its claim's.
+    /// Restarts the leases of these holders, unless a lease has run out or would get shorter. The
+    /// lease of a kept grant restarts with the length for which its client asked to keep it, which
+    /// may be shorter than the lease of its claim.
     pub fn begin_anew(&mut self, fences: &[Fence], now: Instant) {
         for fence in fences {
             let Some(id) = self.holders.get(fence).copied() else {
@@ -188,7 +194,7 @@ impl LockTable {
         }
     }
 
-    /// Notes that a place holds, or that its lease was renewed.
+    /// Notes a holder with this lease.
     pub(super) fn note_held(&mut self, id: PlaceId, fence: Fence, lease: Duration) {
         let Some(pending) = &mut self.pending_changes else {
             return;
@@ -208,7 +214,7 @@ impl LockTable {
         }));
     }
 
-    /// Notes that a lease was renewed, if that is for a longer time than ever before.
+    /// Notes that a lease was renewed, if the new lease is longer than all before it.
     pub(super) fn note_renewed(&mut self, id: PlaceId, lease: Duration) {
         let (Some(pending), Some(fence)) = (&mut self.pending_changes, self.places[id].fence())
         else {
@@ -221,7 +227,7 @@ impl LockTable {
         }
     }
 
-    /// Notes a holder once more: it has numbers, or it is kept.
+    /// Notes a holder again, because it now has slot numbers or is kept.
     pub(super) fn note_again(&mut self, id: PlaceId) {
         if let (Some(pending), Some(fence)) = (&self.pending_changes, self.places[id].fence()) {
             let longest = pending.longest.get(&fence).copied();
@@ -229,7 +235,7 @@ impl LockTable {
         }
     }
 
-    /// Notes that a holder is kept for this time, or that it is kept no more.
+    /// Notes that a holder is now kept, or is no longer kept, with this lease.
     pub(super) fn note_kept(&mut self, id: PlaceId, lease: Duration) {
         if let (Some(pending), Some(fence)) = (&mut self.pending_changes, self.places[id].fence()) {
             pending.longest.insert(fence, lease);
@@ -237,7 +243,7 @@ impl LockTable {
         }
     }
 
-    /// Notes that a holder holds no more.
+    /// Notes that a grant has ended.
     pub(super) fn note_ended(&mut self, fence: Fence) {
         if let Some(pending) = &mut self.pending_changes {
             pending.longest.remove(&fence);

@@ -1,4 +1,4 @@
-//! What one connection holds and waits for, and which of its phase-one entries have ended.
+//! The holdings of one connection, its places in queues, and its phase-one entries that have ended.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -12,31 +12,32 @@ use super::types::{ConnId, Holdings, Key, Kind, Refusal};
 use super::LockTable;
 use crate::token::Fence;
 
-/// Ended phase-one entries kept for one connection: each waits for a `w` that may never come.
+/// The maximum number of expired phase-one entries kept for one connection, because the `w` that
+/// would take such an entry may never come.
 pub(super) const MAX_ENDED: usize = 16;
 
-/// Everything that belongs to one connection, so that the cost of a disconnect depends on nothing
-/// else.
+/// Everything that belongs to one connection. The cost of a disconnect depends on this alone.
 pub(super) struct ConnectionEntry {
     /// The slots whose tokens the client knows.
     pub(super) held: ConnPlaces,
-    /// The other places: the client waits for them, or has enqueued for them.
+    /// The connection's other places: waiting claims, and grants whose tokens the client does not
+    /// know yet.
     pub(super) pending: ConnPlaces,
-    /// How many slots and places in queues it has. A place that becomes a slot counts once.
+    /// The number of the connection's grants and places in queues.
     pub(super) count: usize,
     pub(super) ended: EndedEntries,
-    /// When it last held or waited for anything.
+    /// When the connection last held or waited for anything.
     pub(super) last_busy: Instant,
-    /// Once it has disconnected.
+    /// Set once the connection has closed.
     pub(super) leaving: Option<Leaving>,
 }
 
-/// What is left to do for a connection that has disconnected.
+/// What is left to do for a connection that has closed.
 pub(super) struct Leaving {
     holdings: Holdings,
-    /// What its client said of itself, for slots that become orphans.
+    /// The tag that the client gave itself, for grants that become orphans.
     tag: Option<Arc<str>>,
-    /// The pending places that have not been looked at.
+    /// How many pending places have not been looked at.
     unseen_count: usize,
 }
 
@@ -52,7 +53,7 @@ impl ConnectionEntry {
         }
     }
 
-    /// The list for places whose client knows the token, or for the others.
+    /// The list of places whose tokens the client knows, or the list of the others.
     pub(super) fn list_of(&mut self, is_told: bool) -> &mut ConnPlaces {
         match is_told {
             true => &mut self.held,
@@ -61,9 +62,9 @@ impl ConnectionEntry {
     }
 }
 
-/// The phase-one entries of one connection that have ended before its `w` came: their leases have
-/// run out, their tokens were released elsewhere, or the drain has dismissed them. The entry that
-/// ended first is the first.
+/// The phase-one entries of one connection that ended before its `w` arrived: the lease ran out,
+/// another connection released the token, or the drain dismissed the claim. The entries are in the
+/// order in which they ended.
 #[derive(Default)]
 pub(super) struct EndedEntries(VecDeque<(Kind, Key, Refusal)>);
 
@@ -77,8 +78,9 @@ impl EndedEntries {
         self.0.is_empty()
     }
 
-    /// Adds an entry. Keeps at most [`MAX_ENDED`] whose leases have run out, and forgets the oldest
-    /// beyond that. The caps of the table bound how many the drain dismisses.
+    /// Adds an entry. Beyond [`MAX_ENDED`] entries whose leases have run out, forgets the oldest of
+    /// them. Dismissed entries need no limit here, because the caps of the table limit their
+    /// number.
     pub(super) fn add(&mut self, kind: Kind, key: Key, refusal: Refusal) {
         self.0.push_back((kind, key, refusal));
         let is_expired = |ended: &(Kind, Key, Refusal)| ended.2 == Refusal::LeaseExpired;
@@ -103,12 +105,12 @@ fn is_for(ended: &(Kind, Key, Refusal), kind: Kind, key: &str) -> bool {
 }
 
 impl LockTable {
-    /// Begins to remove a connection, whose client has this `tag`: its places in queues go first,
-    /// and then its slots pass on or become orphans, as `holdings` says. A grant that it has not
-    /// collected goes too, because the client does not know the token. A grant that it has adopted
-    /// provisionally becomes an orphan while it may: a late `adopt` on a connection that its client
-    /// has given up must not cost the client its lock. From now on the connection is granted
-    /// nothing.
+    /// Begins to remove a closed connection, whose client has this `tag`. Its places in queues are
+    /// removed first; then its grants end or become orphans, as `holdings` says. A grant that was
+    /// not collected ends in any case, because the client does not know its token. A grant that was
+    /// adopted provisionally becomes an orphan if the caps allow it: when a client has given up a
+    /// connection, a late `adopt` on that connection must not cost the client its lock. From now on
+    /// the connection is granted nothing.
     ///
     /// Takes constant time. The caller must then call [`LockTable::release_some`] until it returns
     /// `true`.
@@ -125,8 +127,9 @@ impl LockTable {
         }
     }
 
-    /// Takes up to `at_most` places and slots of a connection that has disconnected; `true` when
-    /// none is left. In steps, because a million would delay every other client for too long.
+    /// Removes up to `at_most` places and grants of a closed connection; `true` when none is left.
+    /// This is done in steps, because a million at once would delay every other client for too
+    /// long.
     pub fn release_some(&mut self, conn: ConnId, at_most: usize, now: Instant) -> bool {
         if self.has_turns_left {
             self.grant_owed_slots(now);
@@ -144,8 +147,8 @@ impl LockTable {
         false
     }
 
-    /// Takes one place or slot; `false` if there is none. The places go before the slots: otherwise
-    /// a slot could pass from the connection to itself.
+    /// Removes one place or grant; `false` if there is none. Places in queues go first: otherwise a
+    /// slot could pass from the connection to its own waiting claim.
     fn release_next(&mut self, conn: ConnId, now: Instant) -> bool {
         let Some(entry) = self.conns.get_mut(&conn) else {
             return false;
@@ -155,8 +158,8 @@ impl LockTable {
             let is_unseen = leaving.unseen_count > 0;
             leaving.unseen_count = leaving.unseen_count.saturating_sub(1);
             if is_unseen && self.places[id].fence().is_some() {
-                // An uncollected grant: it goes to the end, so that the waiting places are removed
-                // first.
+                // This grant was not collected. It moves to the end of the list, so that the
+                // waiting places are removed first.
                 entry.pending.remove(&mut self.places, id);
                 entry.pending.push(&mut self.places, id);
             } else {
@@ -176,16 +179,16 @@ impl LockTable {
         true
     }
 
-    /// Passes on a slot whose client left before the grant was sent. A grant that has ended since
-    /// then is ignored.
+    /// Ends a grant whose client left before the grant was sent, and passes its slots on. Does
+    /// nothing if the grant has ended already.
     pub fn take_back(&mut self, fence: Fence, now: Instant) {
         if let Some(holder) = self.holders.get(&fence).copied() {
             self.revoke(holder, GrantEnd::Abandoned, now);
         }
     }
 
-    /// The waiter whose turn it is. Removes the places of disconnected connections on the way: they
-    /// are granted nothing, and no other waiter waits behind them.
+    /// The waiter whose turn it is. Removes waiters of closed connections from the front of the
+    /// queue, because they are granted nothing and must not hold up other waiters.
     pub(super) fn next_to_serve(&mut self, key: KeyId, now: Instant) -> Option<PlaceId> {
         if self.leaving_count > 0 {
             while let Some(first) = self.keys[key].waiters.first() {
@@ -207,11 +210,12 @@ impl LockTable {
         })
     }
 
-    /// When `conn` last held or waited for anything: `now` if it does, `None` if it never did. It
-    /// holds a slot until the lease is ended, which may be a little after it runs out.
+    /// When `conn` last held or waited for anything: `now` if it still does, `None` if it never
+    /// did. A connection counts as holding until its lease is ended, which may be a little after
+    /// the lease has run out.
     pub fn connection_idle_since(&self, conn: ConnId, now: Instant) -> Option<Instant> {
         let entry = self.conns.get(&conn)?;
-        // An entry that has ended does not count: the `w` that it is kept for may never come.
+        // Ended phase-one entries do not count, because the `w` for such an entry may never come.
         let is_idle = entry.held.is_empty() && entry.pending.is_empty();
         Some(if is_idle { entry.last_busy } else { now })
     }

@@ -1,4 +1,4 @@
-//! What has happened in a table, and how much is in it now.
+//! Counters of the events in a table, and of its present contents.
 
 use std::time::Duration;
 
@@ -7,48 +7,49 @@ use super::types::{Answer, Refusal};
 use super::LockTable;
 
 /// The upper bounds of the buckets of [`WaitHistogram`] in milliseconds, each about three times the
-/// one before, up to an hour.
+/// previous bound, up to one hour.
 const WAIT_BOUNDS: [u64; 14] = [
     1, 3, 10, 30, 100, 300, 1_000, 3_000, 10_000, 30_000, 100_000, 300_000, 1_000_000, 3_600_000,
 ];
 
 /// Events since the table was made.
 ///
-/// **Invariant:** a grant ends in one way, so `grants` is `releases + expiries + breaks +
-/// abandonments` and the number of holders.
+/// **Invariant:** each grant ends in exactly one way, so `grants` equals `releases + expiries +
+/// breaks + abandonments` plus the current number of holders.
 #[derive(Clone, Debug, Default)]
 pub struct Counters {
-    /// Slots given to newcomers and waiters, and holders that were brought back.
+    /// Slots granted to new claims or to waiters; also holders restored after a hand-over or a
+    /// takeover.
     pub grants: u64,
-    /// Slots given back by clients with their tokens, and kept grants that have ended in time.
+    /// Slots that clients released with their tokens, and kept grants whose time was over.
     pub releases: u64,
-    /// Leases that began anew by a renewal.
+    /// Leases restarted by a renewal.
     pub renewals: u64,
     /// Slots whose leases have run out, except kept grants.
     pub expiries: u64,
     /// Slots taken away by an operator.
     pub breaks: u64,
-    /// Slots that passed on because the connection closed or the client no longer waited.
+    /// Slots given up because the connection closed or the client stopped waiting.
     pub abandonments: u64,
-    /// Claims that had a place in a queue and gave it up at the end of their wait timeout.
+    /// Claims that left their queue because their wait timeout was over.
     pub wait_timeouts: u64,
     pub disconnects: u64,
-    /// How long the claims that were queued waited for their grants.
+    /// How long queued claims waited until they were granted.
     pub waits: WaitHistogram,
-    /// Claims that found their key held and were not to wait.
+    /// Claims that found their key held and did not want to wait.
     pub busy: u64,
     refusals: [u64; Refusal::ALL.len()],
 }
 
-/// How many waits were how long.
+/// The distribution of wait times.
 #[derive(Clone, Debug, Default)]
 pub struct WaitHistogram {
     pub sum: Duration,
-    /// How many waits each bucket has; in the last one are those beyond the bounds.
+    /// The number of waits in each bucket; the last bucket holds waits longer than every bound.
     buckets: [u64; WAIT_BOUNDS.len() + 1],
 }
 
-/// The counters, and how much is in the table at the same time.
+/// The counters, and the contents of the table at the same moment.
 #[derive(Clone, Debug)]
 pub struct CountersSnapshot {
     pub counters: Counters,
@@ -56,18 +57,18 @@ pub struct CountersSnapshot {
     pub lock_count: usize,
     /// Semaphores that are held or waited for.
     pub semaphore_count: usize,
-    /// Keys that are known and not in use.
+    /// Known keys that are neither held nor waited for.
     pub idle_key_count: usize,
     pub holder_count: usize,
     pub waiter_count: usize,
-    /// Fences that are reserved and not used; `None` if fences need no reservation.
+    /// Reserved fences that are still unused; `None` if fences need no reservation.
     pub fences_left: Option<u64>,
     /// Whether new claims are refused because of a drain.
     pub is_draining: bool,
 }
 
 impl Counters {
-    /// How many requests were refused for this reason.
+    /// The number of requests refused for this reason.
     pub fn refusals(&self, reason: Refusal) -> u64 {
         self.refusals[reason as usize]
     }
@@ -94,7 +95,7 @@ impl WaitHistogram {
         self.buckets.iter().sum()
     }
 
-    /// Each bound, with the number of waits that were not longer.
+    /// Each bound, with the number of waits that were at most that long.
     pub fn cumulative(&self) -> impl Iterator<Item = (Duration, u64)> + '_ {
         let sums = self.buckets.iter().scan(0, |sum, count| {
             *sum += count;
@@ -105,7 +106,7 @@ impl WaitHistogram {
 }
 
 impl LockTable {
-    /// The same answer to a request, counted if the client does not get what it asked for.
+    /// Counts `answer` if the client did not get what it asked for, and returns it unchanged.
     pub fn counted(&mut self, answer: Result<Answer, Refusal>) -> Result<Answer, Refusal> {
         let counters = &mut self.counters;
         match answer {
@@ -117,7 +118,7 @@ impl LockTable {
         answer
     }
 
-    /// What has happened, and how much there is. Ends no lease.
+    /// The counters and the present contents. Does not end expired leases first.
     pub fn counters(&self) -> CountersSnapshot {
         let idle_key_count = self.idle.len();
         CountersSnapshot {

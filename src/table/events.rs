@@ -1,4 +1,4 @@
-//! What becomes of claims, noted for the log.
+//! Events in the life of claims, noted for the log.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -8,26 +8,26 @@ use super::types::{ConnId, Key};
 use super::LockTable;
 use crate::token::Fence;
 
-/// What has become of a claim.
+/// An event of a claim: it was granted, it stopped waiting, or its grant ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClaimEvent {
     pub fate: Fate,
     pub key: Key,
     /// The fence of the grant; `None` if the claim has only waited.
     pub fence: Option<Fence>,
-    /// The connection that has the claim; 0 is that of orphans.
+    /// The connection that has the claim; 0 for orphans.
     pub conn: ConnId,
-    /// What the client of an orphan said of itself.
+    /// The tag that the client of an orphan gave itself.
     pub orphan_tag: Option<Arc<str>>,
-    /// How long the claim waited, or held.
+    /// How long the claim had waited or held before this event.
     pub lasted: Duration,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
-    /// It holds now.
+    /// The claim holds now.
     Granted,
-    /// It no longer waits: its time is over, or its connection has closed.
+    /// The claim stopped waiting: its wait timeout was over, or its connection has closed.
     GaveUp,
     Ended(GrantEnd),
 }
@@ -35,7 +35,7 @@ pub enum Fate {
 /// How a grant ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GrantEnd {
-    /// A client gave the slot back with its token.
+    /// A client released the grant with its token.
     Released,
     /// The lease ran out.
     Expired,
@@ -46,13 +46,13 @@ pub enum GrantEnd {
 }
 
 impl LockTable {
-    /// Notes every event from now on. Without this, only those are noted that an operator must
-    /// hear of: a break, and a lease that ran out although it was to be renewed.
+    /// Notes every event from now on. Otherwise only two events are noted, because an operator must
+    /// see them: a break, and the expiry of a lease whose grant was not a kept one.
     pub fn note_all_events(&mut self) {
         self.notes_all_events = true;
     }
 
-    /// Whether there are events to be taken.
+    /// Whether [`LockTable::take_events`] has events to take.
     pub fn has_events(&self) -> bool {
         !self.events.is_empty()
     }
@@ -62,7 +62,7 @@ impl LockTable {
         self.events.drain(..)
     }
 
-    /// Notes what becomes of a claim that waits, or that holds with this fence. Most are not noted,
+    /// Notes an event of a claim, which waits or holds with this fence. Most events are not noted,
     /// and cost next to nothing.
     #[inline]
     pub(super) fn note_event(

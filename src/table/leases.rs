@@ -1,5 +1,5 @@
-//! The beginning and the end of leases, which of them an operation must end first, and the end of
-//! idle keys.
+//! Leases: their beginning and end, and which expired leases an operation must end first. Also the
+//! removal of idle keys.
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,7 @@ use super::LockTable;
 use crate::token::Fence;
 
 impl LockTable {
-    /// Makes a place that is in no list of its key a holder, whose lease begins now.
+    /// Turns a place that is in neither list of its key into a holder, whose lease begins now.
     pub(super) fn hold(&mut self, id: PlaceId, fence: Fence, now: Instant) {
         let place = &mut self.places[id];
         place.since = now;
@@ -27,7 +27,7 @@ impl LockTable {
         self.note_held(id, fence, lease);
     }
 
-    /// Takes a holder's slot away and passes it on.
+    /// Ends a grant and passes its slots on.
     pub(super) fn revoke(&mut self, id: PlaceId, end: GrantEnd, now: Instant) {
         let (key, held_count) = (self.places[id].key, self.leases.len());
         self.end_hold(id, end, now);
@@ -35,12 +35,12 @@ impl LockTable {
         self.promote(key, held_count, now);
     }
 
-    /// Takes a holder out of its key. Its place stays.
+    /// Takes a holder out of its key's holders. The place itself stays.
     pub(super) fn end_hold(&mut self, id: PlaceId, end: GrantEnd, now: Instant) {
         let lease_end = self.places[id].lease_end();
         let (expires_at, fence) = lease_end.expect("a holder has a lease");
         self.counters.end(match end {
-            // Its client has asked for this end.
+            // The client of a kept grant asked for it to end at this time.
             GrantEnd::Expired if self.places[id].is_kept => GrantEnd::Released,
             end => end,
         });
@@ -57,7 +57,7 @@ impl LockTable {
         self.note_ended(fence);
     }
 
-    /// Sets the end of a holder's lease.
+    /// Sets when a holder's lease ends.
     pub(super) fn begin_lease(&mut self, id: PlaceId, expires_at: Instant) {
         if let PlaceState::Held {
             fence,
@@ -71,8 +71,8 @@ impl LockTable {
     }
 
     /// Ends up to `at_most` of the leases that have run out by `now`, in the order in which they
-    /// ran out, and passes the slots on; ends fewer if many waiters must be granted. Calling it
-    /// early, late or twice is harmless.
+    /// ran out, and passes the slots on. Ends fewer if the slots must be granted to many waiters.
+    /// Calling it early, late or twice is harmless.
     pub fn expire_some(&mut self, at_most: usize, now: Instant) {
         if self.has_turns_left {
             return self.grant_owed_slots(now);
@@ -90,9 +90,9 @@ impl LockTable {
         }
     }
 
-    /// Whether a lease that matters within `scope` has run out by `now` and has not been ended. An
-    /// operation then ends all leases that ran out before it, too, and the time that takes grows
-    /// with their number: [`LockTable::expire_some`] does it in steps.
+    /// Whether a lease within `scope` has run out by `now` but has not been ended. An operation
+    /// would then have to end that lease and all leases that ran out earlier, in time proportional
+    /// to their number; [`LockTable::expire_some`] ends them in steps instead.
     pub fn is_behind(&self, scope: Scope<'_>, now: Instant) -> bool {
         if self.has_turns_left {
             return true;
@@ -104,14 +104,14 @@ impl LockTable {
         match scope {
             Scope::Nothing => false,
             Scope::Key(key) => is_due(key),
-            // What has run out must not count against a cap.
+            // An expired lease must not count against a cap.
             Scope::Ask(conn, ask) => is_due(ask.key) || self.is_at_a_cap(conn, ask),
             Scope::Everything => true,
         }
     }
 
-    /// Ends leases, in the order in which they ran out, until none that has run out by `now`
-    /// matters within `scope`.
+    /// Ends leases in the order in which they ran out, until no lease within `scope` is both
+    /// expired by `now` and not ended.
     pub(super) fn settle(&mut self, scope: Scope<'_>, now: Instant) {
         if !self.is_behind(scope, now) {
             return;
@@ -135,7 +135,7 @@ impl LockTable {
         }
     }
 
-    /// The lease that ran out first of all, if one has by `now`.
+    /// The lease that ran out first, if any has run out by `now`.
     fn first_due(&self, now: Instant) -> Option<(Instant, Fence)> {
         let (first, _) = self.leases.first_key_value()?;
         (first.0 <= now).then_some(*first)
@@ -151,7 +151,7 @@ impl LockTable {
         leases.filter(move |(expires_at, _)| *expires_at <= now)
     }
 
-    /// Whether any cap over more than one key is reached.
+    /// Whether any cap that spans several keys is reached.
     fn is_at_a_cap(&self, conn: ConnId, ask: &Ask<'_>) -> bool {
         self.names.len() >= self.caps.max_locks && !self.names.contains_key(ask.key)
             || self.leases.len() >= self.caps.max_slots
@@ -164,8 +164,8 @@ impl LockTable {
         self.leases.keys().next().map(|(expires_at, _)| *expires_at)
     }
 
-    /// Drops up to `at_most` keys that have been idle for `max_idle` by `now`; `true` when none is
-    /// left.
+    /// Drops up to `at_most` keys that have been idle for `max_idle` by `now`; `true` when no such
+    /// key is left.
     pub fn prune(&mut self, max_idle: Duration, at_most: usize, now: Instant) -> bool {
         let is_due = |since: Instant| now.saturating_duration_since(since) >= max_idle;
         for _ in 0..at_most {
@@ -177,7 +177,7 @@ impl LockTable {
         false
     }
 
-    /// Since when the key that has been idle longest has been idle.
+    /// When the key that has been idle longest became idle.
     pub fn idle_since(&self) -> Option<Instant> {
         self.idle.first().map(|key| self.keys[key].last_used)
     }

@@ -1,18 +1,18 @@
 //! Who holds, who waits and who has enqueued, for every key. Pure: the caller brings the time and
 //! the tokens.
 //!
-//! A claim takes a number of slots of a key, its weight. A lock is a claim of all slots, a shared
-//! lock one of a single slot; there is no second path. The first in line is granted as soon as its
-//! weight fits, and nobody overtakes it. Whatever its weight, a grant is one holder with one token
-//! and one lease, and counts once against the caps. Every operation first ends the leases that have
-//! run out by `now` and matter to it (its [`Scope`]), so an expired lease is dead whether or not
-//! the reaper has come by. Leases end in the order in which they run out, however few end at a
-//! time. Every operation that takes a holder or a waiter away ends in [`LockTable::promote`], which
-//! grants the free slots to those whose turn it is. A slot stays free only for want of a waiter, of
-//! a fence, or of room under the cap on grants.
+//! A claim takes a number of slots of a key: its weight. An exclusive lock takes all slots of its
+//! key, and a shared lock takes one, so locks and semaphores use the same code. The first waiter is
+//! granted its slots as soon as enough of them are free, and no later claim overtakes it. A grant
+//! of any weight is one holder with one token and one lease, and counts once against the caps.
+//! Every operation first ends the expired leases within its [`Scope`], so an expired lease has no
+//! effect even if the reaper has not yet run. Expired leases are always ended in the order in which
+//! they ran out. When a holder or a waiter is removed, [`LockTable::promote`] grants free slots to
+//! waiters. Slots that are enough for the first waiter stay free only if there is no fence, if the
+//! cap on grants is reached, or until the next step if many waiters must be granted.
 //!
-//! **Invariant:** nothing in `table/` reads a clock, takes a mutex, touches a socket or writes
-//! a log. Instants passed in never go back.
+//! **Invariant:** nothing in `table/` reads a clock, takes a mutex, touches a socket or writes a
+//! log. The instants passed to the table never go back.
 
 #[cfg_attr(not(feature = "cluster"), allow(dead_code))]
 mod changes;
@@ -51,8 +51,9 @@ pub use types::{
     Ticket, Weight,
 };
 
-/// Waiters that are granted slots in one step. The release of one lock can be the turn of any
-/// number of shared ones. To grant them all at once would delay every other client for too long.
+/// The maximum number of waiters that are granted slots in one step. After the release of one lock,
+/// any number of shared claims may be due. Granting all of them at once would delay every other
+/// client for too long.
 const GRANTED_AT_ONCE: usize = 200;
 
 /// All keys, with their holders and waiters.
@@ -69,23 +70,24 @@ pub struct LockTable {
     leases: BTreeMap<(Instant, Fence), PlaceId>,
     /// The idle keys, the one that has been idle longest first.
     idle: KeyList,
-    /// The waiters whose turn it is, one for each key: they lack a fence, or room under the cap.
+    /// The waiters whose turn it is but who lack a fence, or room under the cap on grants: at most
+    /// one for each key, by arrival.
     owed: BTreeMap<u64, PlaceId>,
-    /// Whether some of these can be granted in the next step.
+    /// Whether some waiters in `owed` can be granted slots in the next step.
     has_turns_left: bool,
-    /// What the clients of orphans said of themselves.
+    /// The tags that the clients of orphans gave themselves.
     orphan_tags: BTreeMap<Fence, Arc<str>>,
-    /// The numbers that slots of semaphores have.
+    /// The slot numbers in use, for semaphores.
     numbers: Numbers,
     waiter_count: usize,
-    /// How many orphans are kept.
+    /// How many orphans are kept grants.
     kept_count: usize,
-    /// The keys in use as semaphores.
+    /// How many keys are in use as semaphores.
     semaphore_count: usize,
-    /// The connections that have disconnected and have places or slots left.
+    /// How many closed connections still have places or slots.
     leaving_count: usize,
     counters: Counters,
-    /// The connections whose waits have ended since they were last taken.
+    /// The connections whose waits have ended, until [`LockTable::pop_resolved`] takes them.
     resolved: VecDeque<ConnId>,
     next_arrival: u64,
     /// How many keys have been made since the start.
@@ -97,7 +99,7 @@ pub struct LockTable {
     notes_all_events: bool,
     pending_changes: Option<Box<changes::PendingChanges>>,
     caps: Caps,
-    /// The cap for which a claim was refused last.
+    /// The cap that caused the latest refusal, until [`LockTable::take_cap_reached`] takes it.
     cap_reached: Option<Cap>,
     fences: Box<dyn FenceSource>,
 }
@@ -136,15 +138,16 @@ impl LockTable {
         }
     }
 
-    /// Asks for a key: it is granted now, or the claim is queued behind the earlier ones. It is
-    /// refused for the first of these that holds:
+    /// Claims a key: the claim is granted now, or queued behind the earlier claims. It is refused
+    /// for the first of these reasons that applies:
     ///
     /// - [`Refusal::Draining`]; [`Refusal::LimitMismatch`]; [`Refusal::MaxLocks`] if the connection
-    ///   has as much as it may;
-    /// - if it would be granted now: [`Refusal::MaxLocks`] for the grants in all,
-    ///   [`Refusal::NoToken`] while other waiters are owed slots, [`Refusal::MaxLocks`] for a new
-    ///   key, [`Refusal::NoToken`] without a fence;
-    /// - if it would wait: [`Refusal::MaxWaiters`] for the key, or in all.
+    ///   has reached its cap;
+    /// - if the claim would be granted now: [`Refusal::MaxLocks`] at the cap on grants,
+    ///   [`Refusal::NoToken`] while any waiter is owed slots, [`Refusal::MaxLocks`] at the cap on
+    ///   keys, [`Refusal::NoToken`] if there is no fence;
+    /// - if the claim would wait: [`Refusal::MaxWaiters`] at the claim's own maximum, the cap for
+    ///   one key, or the cap for all keys.
     pub fn acquire(
         &mut self,
         claimant: Claimant,
@@ -166,8 +169,8 @@ impl LockTable {
         Ok(Answer::Queued(Ticket { arrival, place }))
     }
 
-    /// Asks for a key without ever taking a place in its queue: [`Answer::WouldWait`] if it is not
-    /// granted now. Refuses as [`LockTable::acquire`] does.
+    /// Claims a key without ever queueing: [`Answer::WouldWait`] if the claim cannot be granted
+    /// now. Refuses as [`LockTable::acquire`] does.
     pub fn try_acquire(
         &mut self,
         claimant: Claimant,
@@ -206,7 +209,7 @@ impl LockTable {
         Ok(Answer::WouldWait)
     }
 
-    /// Records the cap that a claim is refused for.
+    /// Records the cap that a request has reached, and returns the matching refusal.
     fn refuse_at(&mut self, cap: Cap) -> Refusal {
         self.cap_reached = Some(cap);
         match cap {
@@ -215,17 +218,18 @@ impl LockTable {
         }
     }
 
-    /// The cap for which a claim was refused last, once.
+    /// Takes the cap that caused the latest refusal; `None` if it has been taken already.
     pub fn take_cap_reached(&mut self) -> Option<Cap> {
         self.cap_reached.take()
     }
 
-    /// Grants slots that are free to a newcomer, if no waiter is owed any.
+    /// Grants free slots to a new claim, if no waiter is owed any.
     ///
-    /// What comes free passes to the next waiters of its key in the same step, and the first of
-    /// them needs no room under the cap: it replaces the last holder. A slot that is free because
-    /// there is no fence or no room is owed to a waiter. While any is owed, no newcomer is granted
-    /// a slot of any key, so that none takes the slots or the room of a waiter.
+    /// A released slot passes to the next waiters of its key in the same step, and the first of
+    /// them needs no room under the cap on grants, because it replaces the previous holder. If no
+    /// fence or no room is left for a waiter, the slot stays free and is owed to that waiter. While
+    /// any slot is owed, no new claim is granted slots of any key, so that it cannot take the slot,
+    /// the fence or the room of a waiter.
     fn grant(
         &mut self,
         claimant: Claimant,
@@ -252,12 +256,12 @@ impl LockTable {
         Ok(Grant { token, lease })
     }
 
-    /// Looks whether a queued claim has been decided: [`Answer::WouldWait`] while it waits. A grant
-    /// that is alive is handed over with its lease started anew. Any other answer spends the
-    /// ticket.
+    /// Returns the result of a queued claim, or [`Answer::WouldWait`] while it waits. If the grant
+    /// is still alive, its lease restarts now. Any answer but `WouldWait` spends the ticket.
     ///
-    /// Ends no lease, because it is called for many tickets in one step. A grant whose lease has
-    /// run out is only refused once that lease has been ended, and waits until then.
+    /// Does not end expired leases first, because it is called for many tickets in one step. The
+    /// answer for a grant whose lease has run out is `WouldWait` until that lease has been ended,
+    /// and a refusal then.
     pub fn collect(&mut self, ticket: Ticket, now: Instant) -> Result<Answer, Refusal> {
         self.collect_place(ticket.place, now)
     }
@@ -280,8 +284,9 @@ impl LockTable {
         }
     }
 
-    /// Gives up a place. A grant that has arrived passes to the next waiter.
-    /// [`Refusal::Draining`] if the drain has dismissed the claim. Ends no lease.
+    /// Gives up a place. If the claim has been granted already, its slots pass to the next waiters.
+    /// [`Refusal::Draining`] if the drain has dismissed the claim. Does not end expired leases
+    /// first.
     pub fn cancel(&mut self, ticket: Ticket, now: Instant) -> Result<(), Refusal> {
         let dismissed = PlaceState::Ended(Refusal::Draining);
         let was_dismissed = self.places[ticket.place].state == dismissed;
@@ -292,9 +297,9 @@ impl LockTable {
         }
     }
 
-    /// Gives back a slot. If `conn` has enqueued for it, that ends the two phases: many clients
-    /// never send `w`. [`Refusal::NotHeld`] unless `token` is that of a live holder of `key`, used
-    /// as `kind`.
+    /// Releases a grant. If `conn` had enqueued for it, its phase-one entry ends too, because many
+    /// clients never send `w`. [`Refusal::NotHeld`] unless `token` belongs to a live holder of
+    /// `key` and the key is used as `kind`.
     pub fn release(
         &mut self,
         conn: ConnId,
@@ -312,8 +317,8 @@ impl LockTable {
         Ok(Answer::Released)
     }
 
-    /// Ends a grant as if its lease were over, at the request of `operator`, and returns the
-    /// connection that held it; `None` if no holder of the key has this fence.
+    /// Ends a grant at the request of `operator`, and returns the connection that held it; `None`
+    /// if no holder of the key has this fence.
     pub fn break_grant(
         &mut self,
         key: &str,
@@ -328,9 +333,10 @@ impl LockTable {
         Some(conn)
     }
 
-    /// Starts a lease anew, with the length `lease`. If `conn` has adopted the grant, the adoption
-    /// is no longer provisional. [`Refusal::NotHeld`] unless `token` is that of a live holder of
-    /// `key`, used as `kind`, or if the lease would end later than a grant may be held.
+    /// Restarts a lease with the length `lease`. If `conn` has adopted the grant, the adoption is
+    /// no longer provisional. [`Refusal::NotHeld`] unless `token` belongs to a live holder of `key`
+    /// and the key is used as `kind`, or if the lease would exceed the maximum hold time of a
+    /// grant.
     pub fn renew(
         &mut self,
         conn: ConnId,
@@ -346,8 +352,8 @@ impl LockTable {
         Ok(Answer::Renewed(lease))
     }
 
-    /// Makes sure that a grant may be held until the end of a lease that begins now, and, if it is
-    /// a kept one then, that it may be kept so long.
+    /// Checks a lease that begins now against the maximum hold time and, for a kept grant, against
+    /// the maximum keep time.
     fn check_hold(
         &self,
         id: PlaceId,
@@ -363,9 +369,9 @@ impl LockTable {
         }
     }
 
-    /// Starts a holder's lease anew, at the request of `conn`. The lease of a kept grant gets no
-    /// shorter. The client may have sent this renewal before it asked to keep the grant over
-    /// another connection, and a lease of seconds must not replace one of days.
+    /// Restarts a holder's lease at the request of `conn`, but never shortens the lease of a kept
+    /// grant. The client may have sent this renewal before it asked to keep the grant over another
+    /// connection, and a lease of seconds must not replace one of days.
     fn renew_holder(&mut self, id: PlaceId, conn: ConnId, lease: Duration, now: Instant) {
         let place = &self.places[id];
         if place.is_provisional && place.conn == conn {
@@ -380,12 +386,12 @@ impl LockTable {
         self.note_renewed(id, lease);
     }
 
-    /// How many slots and places a connection has.
+    /// How many grants and places in queues a connection has.
     pub fn connection_count(&self, conn: ConnId) -> usize {
         self.conns.get(&conn).map_or(0, |entry| entry.count)
     }
 
-    /// Whether a connection has a slot, even one that its client does not know of yet.
+    /// Whether a connection has a grant, even one that its client does not know of yet.
     pub fn has_slot(&self, conn: ConnId) -> bool {
         self.conns.get(&conn).is_some_and(|entry| {
             let mut pending = entry.pending.iter(&self.places);
@@ -393,7 +399,7 @@ impl LockTable {
         })
     }
 
-    /// Whether slots of a connection that has disconnected have yet to pass on.
+    /// Whether any closed connection still has places or slots.
     pub fn is_releasing(&self) -> bool {
         self.leaving_count > 0
     }
@@ -422,8 +428,7 @@ impl LockTable {
         }
     }
 
-    /// Grants the slots that waiters are owed, over all keys in order of arrival, or a part of
-    /// them.
+    /// Grants owed slots in order of the waiters' arrival over all keys, up to [`GRANTED_AT_ONCE`].
     pub fn grant_owed_slots(&mut self, now: Instant) {
         self.grant_some(GRANTED_AT_ONCE, now);
     }
@@ -436,7 +441,7 @@ impl LockTable {
                 Some(next) if next == place => {
                     self.serve_waiters(key, self.caps.max_slots, &mut at_most, now);
                 }
-                // The first one's connection has disconnected. The next one has its own arrival.
+                // The owed waiter's connection has closed, so the slot is owed to the next waiter.
                 Some(next) => self.owe(next),
                 None => self.note_if_idle(key, now),
             }
@@ -447,7 +452,7 @@ impl LockTable {
         self.has_turns_left = at_most == 0 && !self.owed.is_empty();
     }
 
-    /// Whether waiters are to be granted slots in another step. Every operation begins with that
+    /// Whether owed slots are left to grant in another step. The next operation begins with that
     /// step.
     pub fn has_turns_left(&self) -> bool {
         self.has_turns_left
@@ -472,12 +477,13 @@ impl LockTable {
         !self.leases.is_empty()
     }
 
-    /// The next connection whose wait may have ended. It should look again.
+    /// Takes the next connection whose wait may have ended. Its thread should look at the table
+    /// again.
     pub fn pop_resolved(&mut self) -> Option<ConnId> {
         self.resolved.pop_front()
     }
 
-    /// Makes room for a key that is not known yet, and adds it as an idle one.
+    /// Adds an unknown key as an idle one, and drops another idle key if the cap is reached.
     fn add_key(&mut self, ask: &Ask<'_>, now: Instant) -> Result<KeyId, Refusal> {
         if self.names.len() >= self.caps.max_locks && !self.drop_an_idle_key() {
             return Err(self.refuse_at(Cap::Locks));
@@ -485,7 +491,7 @@ impl LockTable {
         Ok(self.insert_key(ask, now))
     }
 
-    /// Adds a key that is not known yet, as an idle one.
+    /// Adds an unknown key as an idle one.
     fn insert_key(&mut self, ask: &Ask<'_>, now: Instant) -> KeyId {
         let key = Key::from(ask.key);
         let queue = KeyQueue::new(key.clone(), ask.kind, ask.limit, self.keys_made, now);
@@ -505,7 +511,7 @@ impl LockTable {
         self.names.remove(&queue.key).is_some()
     }
 
-    /// Removes a key that is about to be held from the idle ones.
+    /// Removes a key from the idle keys, because it is about to be held.
     fn take_into_use(&mut self, key: KeyId) {
         if self.keys[key].is_idle() {
             self.idle.remove(&mut self.keys, key);
@@ -528,15 +534,17 @@ impl LockTable {
     }
 
     fn find_token(&self, key: &str, token: Token) -> Option<PlaceId> {
-        // The fence is no secret, so it may be looked up; the salt is compared in constant time.
+        // The fence is not a secret, so a plain look-up is safe. The salt is compared in constant
+        // time.
         let holder = self.find_grant(key, token.fence);
         holder.filter(|id| self.places[*id].salt.matches(token.salt))
     }
 
-    /// Gives the waiters of `key` the slots that are free, and then those of other keys what they
-    /// are owed; a key without holders and waiters becomes idle. Every operation that takes a
-    /// holder or a waiter away ends here. `held_count` is how many grants there were before that
-    /// operation: a waiter that follows a holder needs no room under the cap.
+    /// Grants free slots to the waiters of `key`, and then owed slots to the waiters of other keys;
+    /// a key without holders and waiters becomes idle. Every operation that removes a holder or a
+    /// waiter calls this at its end, except a drain, which leaves no waiters. `held_count` is the
+    /// number of grants before that operation: a waiter that replaces a holder needs no room under
+    /// the cap.
     fn promote(&mut self, key: KeyId, held_count: usize, now: Instant) {
         let mut at_most = GRANTED_AT_ONCE;
         let max_held = held_count.max(self.caps.max_slots);
@@ -546,8 +554,8 @@ impl LockTable {
         }
     }
 
-    /// Gives the waiters of `key` the slots that are free, in order of arrival, while fewer than
-    /// `max_held` are held in all, and counts `at_most` down for each.
+    /// Grants free slots to the waiters of `key` in order of arrival, while fewer than `max_held`
+    /// grants exist in all. Each grant decrements `at_most`.
     fn serve_waiters(&mut self, key: KeyId, max_held: usize, at_most: &mut usize, now: Instant) {
         while let Some(id) = self.next_to_serve(key, now) {
             let has_room = *at_most > 0 && self.leases.len() < max_held;
@@ -566,7 +574,7 @@ impl LockTable {
         self.note_if_idle(key, now);
     }
 
-    /// Records that it is a waiter's turn.
+    /// Records that a slot is owed to a waiter, whose turn it is.
     fn owe(&mut self, id: PlaceId) {
         if let PlaceState::Waiting { arrival } = self.places[id].state {
             self.owed.insert(arrival, id);

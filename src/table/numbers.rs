@@ -1,8 +1,8 @@
-//! Slot numbers: a holder of slots of a semaphore that asks for their numbers gets the lowest ones
-//! that no other holder of the key has, and keeps them.
+//! Slot numbers. When a holder of semaphore slots asks for their numbers, it gets the lowest
+//! numbers that no other holder of the key has, and keeps them.
 //!
-//! Numbers are given when they are first asked for, not with the grant: most semaphores need none,
-//! and a journal knows their holders in a form that older servers can read.
+//! Numbers are given when a holder first asks, not with the grant: most semaphores need no numbers,
+//! and without them the journal's records can be read by older servers.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,27 +12,28 @@ use super::types::{ConnId, Kind, Weight};
 use super::LockTable;
 use crate::token::Fence;
 
-/// The most slots of a grant that get numbers: what is said of a holder stays short.
+/// The maximum number of slots of a numbered grant, so that the description of a holder stays
+/// short.
 pub(super) const MAX_NUMBERS: u32 = 128;
 
 #[derive(Default)]
 pub(super) struct Numbers {
-    /// The numbers in use, as runs of consecutive ones that are as long as possible: the first
-    /// number of each, and the one behind its last. So the lowest free number is found at once.
+    /// The numbers in use, as maximal runs of consecutive numbers: from the first number of each
+    /// run to the number after its last. The lowest free number is then found at once.
     runs: BTreeMap<(KeyId, u32), u32>,
-    /// Those of each grant, in ascending order.
+    /// The numbers of each grant, in ascending order.
     of_grants: BTreeMap<Fence, Arc<[u32]>>,
-    /// How many are in use, over all keys.
+    /// The total of numbers in use, over all keys.
     count: usize,
 }
 
 impl Numbers {
-    /// The numbers of a grant; none unless its holder has asked for them.
+    /// The numbers of a grant; empty unless its holder has asked for them.
     pub(super) fn of(&self, fence: Fence) -> Arc<[u32]> {
         self.of_grants.get(&fence).cloned().unwrap_or_default()
     }
 
-    /// Gives a grant these numbers, which are free.
+    /// Gives a grant these numbers, which must be free.
     pub(super) fn give(&mut self, fence: Fence, key: KeyId, numbers: &Arc<[u32]>) {
         numbers.iter().for_each(|number| self.take(key, *number));
         self.count += numbers.len();
@@ -47,7 +48,7 @@ impl Numbers {
         }
     }
 
-    /// The lowest numbers that are free, in ascending order.
+    /// The `count` lowest free numbers, in ascending order.
     fn lowest(&self, key: KeyId, count: u32) -> Arc<[u32]> {
         let runs = self.runs.range((key, 0)..=(key, u32::MAX));
         let runs = runs.map(|((_, start), end)| (*start, *end));
@@ -58,7 +59,7 @@ impl Numbers {
         gaps.take(count as usize).collect()
     }
 
-    /// Takes a number that is free.
+    /// Marks a free number as in use.
     fn take(&mut self, key: KeyId, number: u32) {
         let below = self.run_at(key, number);
         let below = below.filter(|(_, end)| *end == number);
@@ -83,13 +84,12 @@ impl Numbers {
             .is_some_and(|(_, end)| number < end)
     }
 
-    /// The run that a number is in, or else the last one below it.
+    /// The run that contains `number`, or else the nearest run below it.
     fn run_at(&self, key: KeyId, number: u32) -> Option<(u32, u32)> {
         let (&(of, start), &end) = self.runs.range(..=(key, number)).next_back()?;
         (of == key).then_some((start, end))
     }
 
-    /// All runs.
     #[cfg(any(test, fuzzing))]
     pub(super) fn runs(&self) -> impl Iterator<Item = (KeyId, std::ops::Range<u32>)> + '_ {
         let runs = self.runs.iter();
@@ -98,10 +98,10 @@ impl Numbers {
 }
 
 impl LockTable {
-    /// Gives numbers to the grant with this fence, if `conn` holds it and it is of slots of a
-    /// semaphore. A query by another connection changes nothing. A grant of several slots gets none
-    /// if they are very many, or if as many numbers are in use as slots may be held: memory is
-    /// bounded by the number of grants, not by their weights.
+    /// Numbers the slots of the grant with this fence, if `conn` holds it and the key is a
+    /// semaphore. A query by another connection changes nothing. A grant of several slots gets no
+    /// numbers if it has more than [`MAX_NUMBERS`] slots, or if more than `max_slots` numbers would
+    /// then be in use: memory is bounded by the cap on grants, not by their weights.
     pub fn number_slots(&mut self, conn: ConnId, key: &str, fence: Fence) {
         let found = self.find_grant(key, fence);
         let Some(id) = found.filter(|id| self.places[*id].conn == conn) else {
@@ -113,7 +113,8 @@ impl LockTable {
             || weight.get() <= MAX_NUMBERS && numbered_after <= self.caps.max_slots;
         let is_semaphore = self.keys[key].kind == Kind::Semaphore;
         if is_semaphore && has_room && self.numbers.of(fence).is_empty() {
-            // The holders never have more slots than there are, so they are below the limit.
+            // The holders never have more slots than the limit, so the lowest free numbers are
+            // below it.
             let numbers = self.numbers.lowest(key, weight.get());
             self.numbers.give(fence, key, &numbers);
             self.note_again(id);

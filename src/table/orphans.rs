@@ -1,6 +1,7 @@
-//! Orphans: holders that no connection has. A client had its grant kept, its connection ended
-//! without releasing it, or a journal or a hand-over has brought it back. An orphan lives until its
-//! lease ends, its token releases it, or a connection adopts it.
+//! Orphans: holders without a connection. A grant becomes an orphan if its client asks to keep it,
+//! if its connection closes without releasing it, or if a journal or a hand-over restores it. It
+//! stays an orphan until its lease ends, a client releases it with its token, or a connection
+//! adopts it.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,17 +11,18 @@ use super::types::{Answer, Cap, ConnId, Refusal, Scope};
 use super::LockTable;
 use crate::token::{Fence, Token};
 
-/// The connection of all orphans.
+/// The pseudo connection to which all orphans belong.
 pub(super) const ORPHANS: ConnId = ConnId(0);
 
 impl LockTable {
-    /// Renews a grant of either kind, and makes it one of `conn`, whichever connection had it. The
-    /// move is provisional until `conn` renews or adopts it once more: if the connection ends
-    /// before, an orphan is one again, and another grant is kept if it may be.
+    /// Renews a grant of a lock or of a semaphore, and moves it to `conn` from any other
+    /// connection. The move is provisional until `conn` renews or adopts the grant once more. If
+    /// `conn` closes before that, a grant that was an orphan becomes one again, and any other grant
+    /// becomes a kept one if the caps allow it.
     ///
-    /// [`Refusal::MaxLocks`] if `conn` has as much as it may, unless it has the grant already;
-    /// [`Refusal::NotHeld`] unless `token` is that of a live holder of `key`, or if the lease would
-    /// end later than a grant may be held.
+    /// [`Refusal::MaxLocks`] if `conn` has reached its cap and does not have the grant already;
+    /// [`Refusal::NotHeld`] unless `token` belongs to a live holder of `key`, or if the lease would
+    /// exceed the maximum hold time of a grant.
     pub fn adopt(
         &mut self,
         conn: ConnId,
@@ -29,7 +31,7 @@ impl LockTable {
         lease: Duration,
         now: Instant,
     ) -> Result<Answer, Refusal> {
-        // What has run out must not count against the connection's cap.
+        // An expired lease must not count against the connection's cap.
         self.settle(Scope::Everything, now);
         let holder = self.find_told(key, token);
         let is_own = holder.is_ok_and(|holder| self.places[holder].conn == conn);
@@ -49,13 +51,13 @@ impl LockTable {
         Ok(Answer::Renewed(lease))
     }
 
-    /// Renews a grant of either kind, and makes it a kept one: an orphan. It is distinguished from
-    /// other orphans because kept grants have a cap of their own. `tag_of` gives what the client of
-    /// a connection says of itself.
+    /// Renews a grant of a lock or of a semaphore, and makes it a kept grant: an orphan that counts
+    /// against a cap of its own. `tag_of` returns the tag that the client of a connection gave
+    /// itself.
     ///
-    /// [`Refusal::NotHeld`] if the lease is longer than grants may be kept or held, or unless
-    /// `token` is that of a live holder of `key`; [`Refusal::MaxLocks`] if as many grants are kept
-    /// as may be.
+    /// [`Refusal::NotHeld`] unless `token` belongs to a live holder of `key`, or if the lease would
+    /// exceed the maximum keep time or hold time, or if no grant may be kept; [`Refusal::MaxLocks`]
+    /// if the maximum number of grants is kept.
     pub fn keep(
         &mut self,
         key: &str,
@@ -85,17 +87,17 @@ impl LockTable {
         Ok(Answer::Renewed(lease))
     }
 
-    /// How many holders no connection has.
+    /// The number of orphans.
     pub fn orphan_count(&self) -> usize {
         self.connection_count(ORPHANS)
     }
 
-    /// What the client of an orphan said of itself.
+    /// The tag that the client of an orphan gave itself.
     pub fn orphan_tag(&self, fence: Fence) -> Option<&Arc<str>> {
         self.orphan_tags.get(&fence)
     }
 
-    /// Takes a holder from its connection, whose client says `tag` of itself.
+    /// Makes a holder an orphan. Its client gave itself `tag`.
     pub(super) fn make_orphan(&mut self, id: PlaceId, tag: Option<Arc<str>>, now: Instant) {
         self.move_slot(id, ORPHANS, now);
         if let (Some(fence), Some(tag)) = (self.places[id].fence(), tag) {
@@ -104,9 +106,10 @@ impl LockTable {
         }
     }
 
-    /// Makes an orphan of a grant whose connection ends while the adoption is provisional; `false`
-    /// if it may not be one. A grant that was no orphan before counts as kept from then on:
-    /// otherwise a client that adopts and leaves would have more kept than may be.
+    /// Makes a grant an orphan if its connection closes while its adoption is provisional and the
+    /// caps allow it; otherwise returns `false`. If the grant was not an orphan before its
+    /// adoption, it counts as kept from now on: otherwise a client that adopts and leaves could
+    /// exceed the cap on kept grants.
     pub(super) fn leave_adopted(
         &mut self,
         id: PlaceId,
@@ -130,7 +133,7 @@ impl LockTable {
         true
     }
 
-    /// Makes the adoption of a grant by its connection a lasting one, at the second renewal.
+    /// Makes a provisional adoption permanent, because the connection has renewed the grant since.
     pub(super) fn confirm_adoption(&mut self, id: PlaceId, lease: Duration) {
         self.places[id].is_provisional = false;
         if self.forget_orphan(id) {
@@ -138,7 +141,7 @@ impl LockTable {
         }
     }
 
-    /// Forgets what is known of a holder as an orphan. Returns whether it was kept.
+    /// Removes a holder's orphan tag and its kept mark. Returns whether the holder was kept.
     pub(super) fn forget_orphan(&mut self, id: PlaceId) -> bool {
         let place = &mut self.places[id];
         let was_kept = std::mem::take(&mut place.is_kept);
@@ -147,14 +150,14 @@ impl LockTable {
         was_kept
     }
 
-    /// When the lease of a grant that is kept is over.
+    /// When the lease of a kept grant ends; `None` for any other grant.
     pub(super) fn kept_until(&self, id: PlaceId) -> Option<Instant> {
         let place = &self.places[id];
         let lease_end = place.lease_end().filter(|_| place.is_kept);
         lease_end.map(|(until, _)| until)
     }
 
-    /// Moves a holder, whose client knows its token, to another connection.
+    /// Moves a holder to another connection. Its client must know its token.
     fn move_slot(&mut self, id: PlaceId, conn: ConnId, now: Instant) {
         self.end_phase(id);
         let place = &mut self.places[id];
@@ -168,7 +171,7 @@ impl LockTable {
         self.link_to_connection(id, now);
     }
 
-    /// The holder with this token, which its client knows.
+    /// The holder of `key` with this token, if its client has been told the token.
     fn find_told(&self, key: &str, token: Token) -> Result<PlaceId, Refusal> {
         let holder = self.find_token(key, token);
         let is_told = |id: &PlaceId| self.places[*id].is_told;

@@ -1,4 +1,4 @@
-//! The two phases: a connection enqueues for a key, and waits for its grant later.
+//! Two-phase claims: a connection first enqueues for a key, and waits for the grant later.
 
 use std::time::Instant;
 
@@ -6,17 +6,18 @@ use super::place::{PlaceId, PlaceState};
 use super::types::{Answer, Ask, Claimant, ConnId, Kind, Refusal, Scope, Ticket};
 use super::LockTable;
 
-/// A key that a connection has enqueued for and not yet waited for.
+/// The state of a claim that a connection has enqueued but not yet waited for.
 enum PhaseOne {
-    /// It waits or holds in this place.
+    /// The claim waits or holds, in this place.
     At(PlaceId),
-    /// It neither waits nor holds any more.
+    /// The claim neither waits nor holds any more.
     Ended(Refusal),
 }
 
 impl LockTable {
-    /// Asks for a key, and remembers it for [`LockTable::wait`] unless it is refused. An entry
-    /// whose lease is over makes way for the new one, or for the refusal.
+    /// Claims a key and, unless the claim is refused, adds a phase-one entry for
+    /// [`LockTable::wait`]. If the connection already has an entry whose lease has run out, that
+    /// entry is dropped first, even if the new claim is refused.
     pub fn enqueue(
         &mut self,
         claimant: Claimant,
@@ -45,9 +46,9 @@ impl LockTable {
         Ok(answer)
     }
 
-    /// Ends the two phases of a key that the connection has enqueued for: a grant that is alive is
-    /// handed over with its lease started anew. A claim that waits loses its entry and continues
-    /// with its ticket. Refuses as [`LockTable::try_wait`] does.
+    /// Ends the phase-one entry of a key that the connection has enqueued for. If the grant is
+    /// alive, its lease restarts now. A claim that still waits keeps its place, and the caller gets
+    /// its ticket. Refuses as [`LockTable::try_wait`] does.
     pub fn wait(
         &mut self,
         conn: ConnId,
@@ -63,8 +64,9 @@ impl LockTable {
         Ok(ticket.map_or(answer, Answer::Queued))
     }
 
-    /// As [`LockTable::wait`], but [`Answer::WouldWait`] if the claim waits, and the entry stays.
-    /// It also stays if only a fence is missing: that may take any time.
+    /// Like [`LockTable::wait`], but if the claim still waits, the answer is [`Answer::WouldWait`]
+    /// and the entry stays. The entry also stays if only a fence is missing, because a fence may
+    /// take any time to arrive; the answer is then [`Refusal::NoToken`].
     pub fn try_wait(
         &mut self,
         conn: ConnId,
@@ -91,8 +93,8 @@ impl LockTable {
         }
     }
 
-    /// Takes the ticket of a queued claim out of its phase-one entry; `None` if there is no such
-    /// entry.
+    /// Ends the phase-one entry of a queued claim and returns its ticket; `None` if there is no
+    /// such entry or its claim is not waiting.
     pub(super) fn take_ticket(&mut self, conn: ConnId, key: &str, kind: Kind) -> Option<Ticket> {
         let PhaseOne::At(place) = self.phase_one(conn, key, kind)? else {
             return None;
@@ -104,13 +106,13 @@ impl LockTable {
         Some(Ticket { arrival, place })
     }
 
-    /// Whether it is a waiter's turn, and only a fence is missing.
+    /// Whether it is the waiter's turn, and only a fence is missing.
     pub(super) fn lacks_fence(&self, place: PlaceId) -> bool {
         let queue = &self.keys[self.places[place].key];
         queue.next_in_line(&self.places) == Some(place) && self.leases.len() < self.caps.max_slots
     }
 
-    /// Makes a place an ordinary one, if it is a phase-one entry.
+    /// Turns a phase-one entry into an ordinary place. Does nothing to any other place.
     pub(super) fn end_phase(&mut self, id: PlaceId) {
         let place = &mut self.places[id];
         if std::mem::take(&mut place.is_enqueued) {

@@ -13,11 +13,11 @@ use crate::token::{Fence, Salt};
 pub(super) type Places = Slab<Place, 2>;
 pub(super) type PlaceId = Id<Place>;
 
-/// Places at one key: its holders, or its waiters.
+/// The holders of one key, or its waiters.
 pub(super) type KeyPlaces = List<Place, 0>;
 pub(super) type ConnPlaces = List<Place, 1>;
 
-/// The place of a holder, or of a waiter, which may become one.
+/// The place of a waiter or of a holder. A waiter that becomes a holder keeps its place.
 pub(super) struct Place {
     pub(super) conn: ConnId,
     /// Valid unless the place has ended.
@@ -26,23 +26,24 @@ pub(super) struct Place {
     pub(super) weight: Weight,
     pub(super) salt: Salt,
     pub(super) state: PlaceState,
-    /// When it was queued, or granted.
+    /// When the claim was queued or, if it holds, when it was granted.
     pub(super) since: Instant,
-    /// Whether the client knows its token.
+    /// Whether the client knows the token of the grant.
     pub(super) is_told: bool,
     /// Whether this is the phase-one entry of its connection for its key.
     pub(super) is_enqueued: bool,
-    /// Whether its connection has adopted it and not yet renewed it.
+    /// Whether the adoption by its connection is still provisional: the connection has neither
+    /// renewed the grant nor adopted it again.
     pub(super) is_provisional: bool,
-    /// Whether it was an orphan before that.
+    /// Whether the grant was an orphan before that adoption.
     pub(super) was_orphan: bool,
-    /// Whether it is an orphan because its client asked for that.
+    /// Whether the grant is a kept one: an orphan at the request of its client.
     pub(super) is_kept: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PlaceState {
-    /// In the queue, in order of arrival over all keys.
+    /// The place is in the queue. `arrival` is its number in order of arrival, over all keys.
     Waiting {
         arrival: u64,
     },
@@ -50,7 +51,8 @@ pub(super) enum PlaceState {
         fence: Fence,
         expires_at: Instant,
     },
-    /// Neither any more. Kept until the client asks for the result.
+    /// The claim neither waits nor holds any more. The refusal is kept until the client asks for
+    /// it.
     Ended(Refusal),
 }
 
@@ -72,8 +74,8 @@ impl Place {
 }
 
 impl LockTable {
-    /// Makes a place, and adds it to its connection. The caller adds it to its key. The client of a
-    /// new holder learns its token from the answer.
+    /// Makes a place and adds it to its connection; the caller adds it to its key. The place of a
+    /// new holder counts as told, because its client learns the token from the answer.
     pub(super) fn add_place(
         &mut self,
         claimant: Claimant,
@@ -101,7 +103,7 @@ impl LockTable {
         id
     }
 
-    /// Adds a place that holds its key at once.
+    /// Adds the place of a claim that is granted at once.
     pub(super) fn add_holder(
         &mut self,
         claimant: Claimant,
@@ -118,7 +120,7 @@ impl LockTable {
         id
     }
 
-    /// Adds a place to those of its connection.
+    /// Adds a place to the lists of its connection.
     pub(super) fn link_to_connection(&mut self, id: PlaceId, now: Instant) {
         let place = &self.places[id];
         let (conn, is_told) = (place.conn, place.is_told);
@@ -130,7 +132,7 @@ impl LockTable {
         entry.count += 1;
     }
 
-    /// Records that the client knows its token.
+    /// Records that the client knows the token of this place.
     pub(super) fn mark_token_known(&mut self, id: PlaceId) {
         let place = &mut self.places[id];
         if std::mem::replace(&mut place.is_told, true) {
@@ -142,7 +144,7 @@ impl LockTable {
         }
     }
 
-    /// Takes a waiter out of its queue. Its place stays.
+    /// Removes a waiter from its queue, but keeps its place.
     pub(super) fn withdraw(&mut self, id: PlaceId) {
         let place = &self.places[id];
         if let PlaceState::Waiting { arrival } = place.state {
@@ -152,13 +154,13 @@ impl LockTable {
         self.waiter_count -= 1;
     }
 
-    /// Takes a waiter that gives up out of its queue. Its place stays.
+    /// Like [`LockTable::withdraw`], for a waiter that gives up: also notes that event.
     pub(super) fn leave_queue(&mut self, id: PlaceId, now: Instant) {
         self.note_event(id, None, Fate::GaveUp, now);
         self.withdraw(id);
     }
 
-    /// Removes a place in any state, and grants the slots that this frees.
+    /// Removes a place in any state, and grants the slots that this frees to waiters.
     pub(super) fn abandon_place(&mut self, id: PlaceId, now: Instant) {
         let (key, held_count) = (self.places[id].key, self.leases.len());
         match self.places[id].state {
@@ -170,8 +172,8 @@ impl LockTable {
         self.promote(key, held_count, now);
     }
 
-    /// Ends a place that is in no list of its key. If its client has yet to be told, the refusal is
-    /// kept for it.
+    /// Ends a place that is in neither list of its key. If the client has not been told of the end,
+    /// the refusal is kept for the client.
     pub(super) fn record_refusal(&mut self, id: PlaceId, refusal: Refusal, now: Instant) {
         let place = &mut self.places[id];
         if place.is_enqueued {
@@ -190,13 +192,13 @@ impl LockTable {
         self.remove_place(id, now);
     }
 
-    /// Removes a place that is in no list of its key.
+    /// Removes a place that is in neither list of its key.
     pub(super) fn remove_place(&mut self, id: PlaceId, now: Instant) {
         self.end_phase(id);
         let place = &self.places[id];
         let (conn, is_told) = (place.conn, place.is_told);
         let has_ended = matches!(place.state, PlaceState::Ended(_));
-        // A connection that is gone may have left slots behind.
+        // The connection may have been removed before this place.
         if let Some(entry) = self.conns.get_mut(&conn) {
             entry.list_of(is_told).remove(&mut self.places, id);
             entry.count -= usize::from(!has_ended);

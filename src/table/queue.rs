@@ -12,8 +12,8 @@ pub(super) type KeyList = List<KeyQueue, 0>;
 
 /// The holders and the waiters of one key.
 ///
-/// **Invariants:** the holders never have more slots than there are; waiters are in order of
-/// arrival; holders are in order of grants, which is the order of their fences.
+/// **Invariants:** the holders' weights never add up to more than the key's slots; waiters are in
+/// order of arrival; holders are in order of their grants, which is the order of their fences.
 pub(super) struct KeyQueue {
     pub(super) key: Key,
     pub(super) kind: Kind,
@@ -22,9 +22,9 @@ pub(super) struct KeyQueue {
     pub(super) free: u32,
     pub(super) holders: KeyPlaces,
     pub(super) waiters: KeyPlaces,
-    /// Keys that were made later have a higher one.
+    /// The key's number in order of creation.
     pub(super) made: u64,
-    /// When the key was last held or waited for; it is idle since, unless it is in use.
+    /// When the key last became idle. Not valid while the key is in use.
     pub(super) last_used: Instant,
 }
 
@@ -46,7 +46,7 @@ impl KeyQueue {
         self.holders.is_empty() && self.waiters.is_empty()
     }
 
-    /// Makes sure that the key is used as `kind` with `limit`. An idle key takes them over.
+    /// Checks that the key is used as `kind` with `limit`. An idle key adopts both.
     pub(super) fn agree(&mut self, kind: Kind, limit: Limit) -> Result<(), Refusal> {
         if self.is_idle() {
             self.kind = kind;
@@ -60,14 +60,14 @@ impl KeyQueue {
         }
     }
 
-    /// The waiter whose turn it is: the first in line, if as many slots are free as it wants.
+    /// The waiter whose turn it is: the first one, if enough slots are free for its weight.
     pub(super) fn next_in_line(&self, places: &Places) -> Option<PlaceId> {
         let first = self.waiters.first();
         first.filter(|first| self.has_room(places[*first].weight))
     }
 
-    /// Whether a newcomer must queue. It need not behind a waiter whose turn it is: it is refused
-    /// then, because that waiter comes first.
+    /// Whether a new claim must queue. Behind a waiter whose turn it is, a new claim does not
+    /// queue: it is refused instead, because that waiter is owed its slots first.
     pub(super) fn must_wait(&self, weight: Weight, places: &Places) -> bool {
         let is_behind_waiter = || !self.waiters.is_empty() && self.next_in_line(places).is_none();
         !self.has_room(weight) || is_behind_waiter()

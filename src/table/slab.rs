@@ -1,12 +1,12 @@
-//! Values under small numbers, and lists of them.
+//! A store of values identified by small numbers, and linked lists of these values.
 //!
-//! All values of a slab are in one block of memory, which shrinks when most of it is unused: a
-//! hundred thousand waiters that leave keep no memory.
+//! All values of a slab are in one block of memory, which shrinks when most of it is unused: after
+//! a hundred thousand waiters have left, their memory is free again.
 //!
-//! A list is two links in each value. A `BTreeMap` in its place takes 160 bytes for its first
-//! entry, and 340 instructions to insert and remove it (callgrind). Each holder is in two lists,
-//! that of its key and that of its connection: a held lock takes 300 bytes now, and a pair of
-//! acquire and release 6 900 instructions.
+//! A list needs two links in each value. A `BTreeMap` instead would take 160 bytes for its first
+//! entry, and 340 instructions to insert and remove that entry (callgrind). Each holder is in two
+//! lists, one of its key and one of its connection. With these lists, a held lock takes 300 bytes,
+//! and an acquire and its release take 6 900 instructions.
 
 use std::cmp::Ordering;
 use std::fmt;
@@ -14,10 +14,10 @@ use std::marker::PhantomData;
 use std::num::NonZeroU32;
 use std::ops::{Index, IndexMut};
 
-/// A block of fewer values than this is kept.
+/// A block with room for at most this many values never shrinks.
 const MIN_CAPACITY: usize = 64;
 
-/// The number of a value. It is reused after the value is gone.
+/// The number of a value. Once the value has been removed, the number is reused.
 pub(super) struct Id<T>(NonZeroU32, PhantomData<fn() -> T>);
 
 impl<T> Id<T> {
@@ -111,7 +111,7 @@ impl<T, const LISTS: usize> Slab<T, LISTS> {
         Id::of(self.slots.len() - 1)
     }
 
-    /// Takes a value out. It must be in no list.
+    /// Removes a value, which must be in no list.
     pub(super) fn remove(&mut self, id: Id<T>) -> T {
         let value = self.slots[id.index()].value.take();
         let mut vacant = std::mem::replace(&mut self.vacant, List::new());
@@ -134,7 +134,7 @@ impl<T, const LISTS: usize> Slab<T, LISTS> {
     }
 }
 
-/// The capacity to shrink to, where most of a collection's memory is unused.
+/// The capacity to shrink to, if most of a collection's memory is unused.
 pub(super) fn sparse(len: usize, capacity: usize) -> Option<usize> {
     (capacity > MIN_CAPACITY && len < capacity / 8).then_some((len * 2).max(MIN_CAPACITY / 2))
 }
@@ -144,7 +144,7 @@ const GONE: &str = "a number is used only while its value is there";
 impl<T, const LISTS: usize> Index<Id<T>> for Slab<T, LISTS> {
     type Output = T;
 
-    // Shorter than a call, and part of every step of the table.
+    // Inlined, because the code is shorter than a call and every step of the table uses it.
     #[inline(always)]
     fn index(&self, id: Id<T>) -> &T {
         self.slots[id.index()].value.as_ref().expect(GONE)
@@ -158,7 +158,7 @@ impl<T, const LISTS: usize> IndexMut<Id<T>> for Slab<T, LISTS> {
     }
 }
 
-/// Values of a slab in order. A value may be in one list of each `ROLE` at a time.
+/// A linked list of a slab's values. A value may be in one list of each `ROLE` at a time.
 pub(super) struct List<T, const ROLE: usize> {
     first: Option<Id<T>>,
     last: Option<Id<T>>,
@@ -190,7 +190,7 @@ impl<T, const ROLE: usize> List<T, ROLE> {
         self.len == 0
     }
 
-    /// Adds a value behind the others.
+    /// Adds a value at the end.
     pub(super) fn push<const LISTS: usize>(&mut self, slab: &mut Slab<T, LISTS>, id: Id<T>) {
         slab.slots[id.index()].links[ROLE] = Links {
             previous: self.last,
@@ -204,7 +204,7 @@ impl<T, const ROLE: usize> List<T, ROLE> {
         self.len += 1;
     }
 
-    /// Takes a value out, which must be in this list.
+    /// Takes a value, which must be in this list, out of it.
     pub(super) fn remove<const LISTS: usize>(&mut self, slab: &mut Slab<T, LISTS>, id: Id<T>) {
         let links = &mut slab.slots[id.index()].links[ROLE];
         let Links { previous, next } = std::mem::replace(links, Links::NONE);
@@ -228,7 +228,7 @@ impl<T, const ROLE: usize> List<T, ROLE> {
         Some(first)
     }
 
-    /// Whether a value, which is in no other list of this role, is in this one.
+    /// Whether a value is in this list. The value must be in no other list of this role.
     pub(super) fn contains<const LISTS: usize>(&self, slab: &Slab<T, LISTS>, id: Id<T>) -> bool {
         self.first == Some(id) || slab.slots[id.index()].links[ROLE].previous.is_some()
     }

@@ -1,4 +1,4 @@
-//! What an operator may see of a table.
+//! Snapshots of a table, for operators.
 
 use std::ops::Bound;
 use std::sync::Arc;
@@ -10,25 +10,25 @@ use super::types::{ConnId, Key, Kind, Limit, Scope, Weight};
 use super::LockTable;
 use crate::token::Fence;
 
-/// How many keys one look at the queues takes, and about how many holders and waiters: what is
-/// known of them and of their clients is below 40 KB.
+/// The maximum number of keys that one call of [`LockTable::queues`] looks at, and the number of
+/// holders and waiters after which that call stops. Their description, with that of their clients,
+/// takes less than 40 KB.
 const KEYS_AT_ONCE: usize = 48;
 const PLACES_AT_ONCE: usize = 64;
 
-/// One key as it stood when the snapshot was taken: the first of its holders and of its waiters, in
-/// order.
+/// One key at the time of the snapshot, with the first of its holders and of its waiters.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeySnapshot {
     pub key: Key,
-    /// Used as this, now or last.
+    /// The kind of its present use, or of its previous use if the key is idle.
     pub kind: Kind,
-    /// Used with this limit, now or last.
+    /// The limit of its present use, or of its previous use if the key is idle.
     pub limit: Limit,
     /// How many of its slots are held.
     pub taken: u32,
     pub holder_count: usize,
     pub waiter_count: usize,
-    /// How long ago it was last in use; zero while it is.
+    /// How long the key has been idle; zero while it is in use.
     pub idle_for: Duration,
     /// The first of its holders, in order of grants.
     pub holders: Vec<PlaceSnapshot>,
@@ -39,9 +39,9 @@ pub struct KeySnapshot {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlaceSnapshot {
     pub conn: ConnId,
-    /// Since when it holds or waits.
+    /// How long the claim has held or waited.
     pub age: Duration,
-    /// How many slots it has or wants.
+    /// How many slots the claim holds or wants.
     pub weight: Weight,
     /// The numbers of its slots, if the holder has asked for them.
     pub numbers: Arc<[u32]>,
@@ -49,8 +49,9 @@ pub struct PlaceSnapshot {
     pub held: Option<(Fence, Duration)>,
 }
 
-/// How far a listing of all keys has come, in their order. Keys that were made since it began are
-/// not in it: a client that makes keys faster than they are listed would keep it from ending.
+/// The position of a listing of all keys, in sorted order. The listing leaves out keys that were
+/// made after it began: otherwise a client that makes keys faster than they are listed would keep
+/// it from ending.
 #[derive(Clone, Debug)]
 pub struct Listing {
     last: Key,
@@ -58,9 +59,9 @@ pub struct Listing {
 }
 
 impl LockTable {
-    /// What an operator may see of all keys, idle ones included, sorted. Looks at up to `at_most`
-    /// of them, and returns how to go on if there may be more. Of each, the first holder and the
-    /// first waiter.
+    /// Describes up to `at_most` keys in sorted order, including idle keys, each with its first
+    /// holder and its first waiter. Returns the position to continue from if there may be more
+    /// keys.
     pub fn snapshot(
         &mut self,
         listing: Option<Listing>,
@@ -76,9 +77,9 @@ impl LockTable {
         (page, next)
     }
 
-    /// Who holds and waits for the keys in use, sorted. Of each key, up to `places` holders and as
-    /// many waiters. Looks at a bounded number of keys, and returns how to go on if there may be
-    /// more.
+    /// Describes keys in use in sorted order, each with up to `places` holders and up to `places`
+    /// waiters. Looks at a bounded number of keys. Returns the position to continue from if there
+    /// may be more keys.
     pub fn queues(
         &mut self,
         listing: Option<Listing>,
@@ -98,7 +99,8 @@ impl LockTable {
         (queues, next)
     }
 
-    /// Shows up to `at_most` keys of the listing to `look`, until that has no room for more.
+    /// Passes up to `at_most` keys of the listing to `look`, until `look` returns `false` because
+    /// it has no room for more.
     fn list(
         &self,
         listing: Option<Listing>,
@@ -121,7 +123,7 @@ impl LockTable {
         None
     }
 
-    /// Who holds and waits for a key: up to `places` holders and as many waiters. `None` if it is
+    /// Describes a key with up to `places` holders and up to `places` waiters; `None` if the key is
     /// not in use.
     pub fn queue(&mut self, key: &str, places: usize, now: Instant) -> Option<KeySnapshot> {
         self.settle(Scope::Key(key), now);
@@ -129,16 +131,16 @@ impl LockTable {
         (!self.keys[key].is_idle()).then(|| self.describe_queue(key, places, now))
     }
 
-    /// A key with the one holder that has this fence, and without its waiters; `None` if there is
-    /// no such grant.
+    /// Describes a key with only the holder that has this fence, and without waiters; `None` if
+    /// there is no such grant.
     pub fn holder(&mut self, key: &str, fence: Fence, now: Instant) -> Option<KeySnapshot> {
         self.settle(Scope::Key(key), now);
         let holder = self.find_grant(key, fence)?;
         Some(self.describe_holder(holder, now))
     }
 
-    /// How many holders are of connections that are meant, and the first of them, each as
-    /// [`LockTable::holder`] gives it.
+    /// The number of holders whose connections satisfy `is_meant`, and the first `at_most` of these
+    /// holders, each described as by [`LockTable::holder`].
     pub fn holders_of(
         &self,
         is_meant: impl Fn(ConnId) -> bool,
@@ -152,20 +154,20 @@ impl LockTable {
         (holders().count(), first)
     }
 
-    /// The fences of a key's oldest grant and of its newest; `None` if it is not held.
+    /// The fences of a key's oldest and newest grants; `None` if the key is not held.
     pub fn fences(&self, key: &str) -> Option<(Fence, Fence)> {
         let holders = &self.keys[*self.names.get(key)?].holders;
         let fence = |id: PlaceId| self.places[id].fence();
         Some((fence(holders.first()?)?, fence(holders.last()?)?))
     }
 
-    /// The grant of a key that has this fence, if there is one.
+    /// The grant of `key` with this fence, if there is one.
     pub(super) fn find_grant(&self, key: &str, fence: Fence) -> Option<PlaceId> {
         let found = self.holders.get(&fence).copied();
         found.filter(|id| self.keys[self.places[*id].key].key.as_str() == key)
     }
 
-    /// A key with one holder, and without its waiters.
+    /// Describes a key with one holder, and without waiters.
     fn describe_holder(&self, holder: PlaceId, now: Instant) -> KeySnapshot {
         let mut queue = self.describe_queue(self.places[holder].key, 0, now);
         queue.holders.push(self.describe_place(holder, now));

@@ -1,4 +1,4 @@
-//! The nouns of the table: what a caller hands in and what it is told.
+//! The types of the table's interface: requests, answers, refusals and caps.
 
 use std::borrow::Borrow;
 use std::fmt;
@@ -12,7 +12,7 @@ use crate::token::Salt;
 
 /// A name that can be held. Cloning shares the text.
 ///
-/// Any string is a key to the table; which strings a client may use is the protocol's affair.
+/// Any string is a key to the table; the protocol decides which strings a client may use.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Key(Arc<str>);
 
@@ -43,9 +43,9 @@ impl fmt::Debug for Key {
 /// What a key is used as while it is held or waited for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
-    /// One holder at a time, or shared ones.
+    /// One exclusive holder, or several shared holders.
     Lock,
-    /// As many slots as the limit says.
+    /// As many single slots as the limit.
     Semaphore,
 }
 
@@ -59,7 +59,7 @@ impl Kind {
     }
 }
 
-/// How many slots of a semaphore there are.
+/// The number of slots of a semaphore.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limit(NonZeroU32);
 
@@ -85,7 +85,7 @@ impl Weight {
     /// One slot of a semaphore, or a shared lock.
     pub const ONE: Weight = Weight(NonZeroU32::MIN);
 
-    /// A whole lock, which has as many slots as shared claims can divide it into.
+    /// All slots of a lock: an exclusive claim. At most this many shared claims can hold one lock.
     pub const WHOLE: Weight = Weight(NonZeroU32::new(1_048_576).unwrap());
 
     /// A weight of `count` slots, or `None` for zero.
@@ -97,7 +97,7 @@ impl Weight {
         self.0.get()
     }
 
-    /// What a claim takes that names no weight.
+    /// The weight of a claim that does not state one.
     pub fn plain(kind: Kind) -> Weight {
         match kind {
             Kind::Lock => Weight::WHOLE,
@@ -116,29 +116,30 @@ impl fmt::Display for ConnId {
     }
 }
 
-/// A place in a queue; spent when its grant is collected.
+/// Identifies a place in a queue. Collecting the grant spends the ticket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ticket {
-    /// Its number in order of arrival, over all keys.
+    /// The claim's number in order of arrival, over all keys.
     pub(super) arrival: u64,
     pub(super) place: PlaceId,
 }
 
-/// What a client asks for.
+/// The parameters of a claim.
 #[derive(Clone, Copy)]
 pub struct Ask<'a> {
     pub key: &'a str,
     pub kind: Kind,
     pub limit: Limit,
     pub lease: Duration,
-    /// How many of the key's slots it takes at once.
+    /// How many of the key's slots the claim takes at once.
     pub weight: Weight,
-    /// The most claims that may already wait for the key if this one must wait, too.
+    /// The maximum number of claims in the queue after this one has joined it; beyond that, this
+    /// claim is refused.
     pub max_waiters: Option<u32>,
 }
 
 impl<'a> Ask<'a> {
-    /// A claim of a whole lock, or of one slot, that joins any queue.
+    /// A claim of a whole lock or of one slot, which may join a queue of any length.
     pub fn plain(key: &'a str, kind: Kind, limit: Limit, lease: Duration) -> Ask<'a> {
         Ask {
             key,
@@ -155,17 +156,18 @@ impl<'a> Ask<'a> {
 #[derive(Clone, Copy)]
 pub struct Claimant {
     pub conn: ConnId,
-    /// The secret half of the token to come. The claimant brings it along, so that a waiter's turn
-    /// never depends on the kernel's randomness.
+    /// The secret half of the future token. The claimant supplies it, so that granting a slot to a
+    /// waiter needs no random numbers from the kernel.
     pub salt: Salt,
 }
 
-/// What an operation looks at. Leases of other keys that have run out may be ended after it.
+/// The part of the table that an operation looks at. Expired leases outside it may be ended after
+/// the operation.
 #[derive(Clone, Copy)]
 pub enum Scope<'a> {
     Nothing,
     Key(&'a str),
-    /// The key that a connection asks for, and every lease if a cap is reached.
+    /// The key that a connection claims, and all keys if a cap is reached.
     Ask(ConnId, &'a Ask<'a>),
     Everything,
 }
@@ -173,23 +175,23 @@ pub enum Scope<'a> {
 /// The result of a request that is not refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// The key is held, and the lease runs from now.
+    /// The claim is granted, and its lease begins now.
     Granted(Grant),
-    /// The claim is queued; the ticket keeps its place.
+    /// The claim is queued, and the ticket identifies its place.
     Queued(Ticket),
-    /// The key is held by others, and the claim is not to wait, or not yet.
+    /// Other clients hold the key or wait for it, and the claim does not wait, or not yet.
     WouldWait,
-    /// The claim has waited, and the key has not come free in time.
+    /// The claim waited, and was not granted in time.
     TimedOut,
-    /// The peer has hung up. A claim that waited has given up its place.
+    /// The peer has hung up. If the claim was queued, it has lost its place.
     Gone,
-    /// The slot is free for others.
+    /// The grant has been released.
     Released,
-    /// The lease runs from now, for this time.
+    /// The lease begins again now, with this length.
     Renewed(Duration),
 }
 
-/// The caps for which a claim can be refused, by the options that set them.
+/// The caps at which a claim is refused, each named after the option that sets it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Cap {
     /// `--max-locks`
@@ -219,33 +221,33 @@ impl fmt::Display for Cap {
     }
 }
 
-/// Why the table says no: an answer, not an error.
+/// Why the table refuses a request: an answer, not an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
     /// The key is in use as the other kind, or with another limit.
     LimitMismatch,
-    /// As many keys as allowed are in use, as many slots as allowed are held, or the connection
-    /// has as many slots and places as it may.
+    /// The maximum number of keys is in use, the maximum number of grants exists, the connection
+    /// has its maximum number of grants and places, or the maximum number of grants is kept.
     MaxLocks,
-    /// As many waiters as allowed are queued, for the key or in all, or as many as the claim
-    /// tolerates.
+    /// The queue of the key has its maximum length, or the maximum length that the claim accepts,
+    /// or the maximum number of claims waits in all.
     MaxWaiters,
-    /// The lease of the grant was over before the grant was collected.
+    /// The lease of the grant ran out before the client collected the grant.
     LeaseExpired,
-    /// No live holder of that key has that token.
+    /// No live holder of the key has the given token.
     NotHeld,
-    /// Nothing new is granted any more.
+    /// The server is draining and accepts no new claims.
     Draining,
-    /// There is no fence or no randomness to make a token of.
+    /// No token can be made: there is no fence, or no random salt.
     NoToken,
-    /// There is a phase-one entry for this key already.
+    /// The connection already has a phase-one entry for this key.
     AlreadyEnqueued,
-    /// There is no phase-one entry for this key.
+    /// The connection has no phase-one entry for this key.
     NotEnqueued,
 }
 
 impl Refusal {
-    /// All refusals with their names in the statistics, in the order of their declaration.
+    /// All refusals in the order of their declaration, with their names in the statistics.
     pub const ALL: [(Refusal, &str); 9] = [
         (Refusal::LimitMismatch, "limit_mismatch"),
         (Refusal::MaxLocks, "max_locks"),
@@ -259,29 +261,29 @@ impl Refusal {
     ];
 }
 
-/// What becomes of the slots that a connection holds when it closes.
+/// What happens to a connection's slots when the connection closes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Holdings {
-    /// They pass on at once.
+    /// The slots pass on at once.
     Release,
-    /// They become orphans, which live until their leases end.
+    /// The grants become orphans, which live until their leases end.
     Keep,
 }
 
-/// The most that a table takes on.
+/// The maximum sizes and times that a table allows.
 #[derive(Clone, Copy, Debug)]
 pub struct Caps {
     /// Keys known to the table, idle ones included.
     pub max_locks: usize,
     pub max_slots: usize,
-    /// Slots held by one connection, together with its places in queues.
+    /// Grants of one connection, together with its places in queues.
     pub max_per_connection: usize,
     /// Waiters for one key; `None` for no cap.
     pub max_waiters: Option<usize>,
     pub max_waiters_total: usize,
-    /// Grants that are kept for clients without a connection.
+    /// Grants kept for clients that need no connection.
     pub max_kept: usize,
-    /// The longest lease of a grant that is kept.
+    /// The maximum lease of a kept grant.
     pub max_keep_time: Duration,
     /// How long a grant may be held, renewals included.
     pub max_hold: Duration,
