@@ -1,22 +1,23 @@
-//! What becomes of claims, told to the log in the order of the table.
+//! Reports the events of claims to the log, in the order of the table.
 
 use std::collections::BTreeMap;
 
 use super::{Arbiter, SeatState, State};
 use crate::table::{ClaimEvent, ConnId};
 
-/// Is told each event. Called under the arbiter's mutex: it must not block, nor call the arbiter.
+/// A function that receives each event. It runs under the arbiter's mutex, so it must neither block
+/// nor call the arbiter.
 pub type Account = Box<dyn Fn(&Told<'_>) + Send>;
 
-/// An event, and who the clients are.
+/// An event, with access to descriptions of the clients.
 pub struct Told<'a> {
     pub event: &'a ClaimEvent,
     seats: &'a BTreeMap<ConnId, SeatState>,
 }
 
 impl Arbiter {
-    /// Tells `account` what becomes of claims from now on: all events, or those that an operator
-    /// must hear of.
+    /// Reports events to `account` from now on: all of them, or only those that an operator must
+    /// see.
     pub fn account_to(&self, account: Account, tells_all: bool) {
         let mut state = self.state.lock();
         if tells_all {
@@ -27,12 +28,13 @@ impl Arbiter {
 }
 
 impl Told<'_> {
-    /// Who is on a connection; `None` if it has closed. Costs a few system calls the first time.
+    /// Describes the peer of a connection; `None` if the connection has closed. Costs a few system
+    /// calls the first time.
     pub fn peer(&self, conn: ConnId) -> Option<&str> {
         self.seats.get(&conn)?.peer()
     }
 
-    /// What the client says of itself, or said before its connection closed.
+    /// The tag that the client gave itself, perhaps before its connection closed.
     pub fn tag(&self) -> Option<&str> {
         match self.seats.get(&self.event.conn) {
             Some(seat) => seat.tag.as_deref(),
@@ -42,7 +44,8 @@ impl Told<'_> {
 }
 
 impl SeatState {
-    /// Remembered: a peer that has gone cannot be asked for any more.
+    /// The description of the peer. It is remembered, because the system cannot describe a peer
+    /// that has gone.
     fn peer(&self) -> Option<&str> {
         let socket = self.socket.as_ref()?;
         Some(self.peer.get_or_init(|| socket.peer().into()))

@@ -1,4 +1,4 @@
-//! The arbiter's time: the monotonic clock. Its tests have a virtual one in place of this.
+//! The arbiter's clock, which is monotonic. Tests replace this module with a virtual clock.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -16,8 +16,8 @@ impl Clock {
         Instant::now()
     }
 
-    /// Releases the mutex and sleeps until `wake` is notified or `at` has come, or without cause
-    /// for a shorter time.
+    /// Releases the mutex and sleeps until `wake` is notified or it is `at`. May also return
+    /// earlier, without a cause.
     pub(super) fn wait<T>(
         &self,
         wake: &Arc<Condvar>,

@@ -1,4 +1,4 @@
-//! The wait for the last holders, before the server ends.
+//! Waiting for the last holders before the server ends.
 
 use crossbeam_channel::{bounded, Receiver, Sender};
 
@@ -6,16 +6,16 @@ use super::operators::{statuses, KeyStatus};
 use super::{Arbiter, SeatState, State};
 use crate::table::{ConnId, Scope};
 
-/// Which holders are waited for, before the server ends.
+/// How long the server waits for holders before it ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DrainUntil {
     /// Until no key is held.
     NoHolder,
-    /// Until every holder can come back over another connection, or has none.
+    /// Until every grant that belongs to a connection can be adopted over another connection.
     AllCanAdopt,
 }
 
-/// What follows when no holder is waited for any more.
+/// What to do when the wait for holders is over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Then {
     Nothing,
@@ -25,15 +25,15 @@ pub(super) enum Then {
 pub(super) struct AwaitedHolders {
     until: DrainUntil,
     then: Then,
-    /// The connection that was waited for when this was last looked at.
+    /// A connection that was still waited for at the previous look.
     last_seen: Option<ConnId>,
-    /// Dropped when the wait is over.
+    /// Dropped when the wait is over, which closes the receiver's channel.
     _over: Sender<()>,
 }
 
 impl Arbiter {
-    /// How many holders are waited for, and the first of them, each as its key without others.
-    /// Costs system calls, outside the mutex.
+    /// The number of holders that the server waits for, and the first `at_most` of them, each as
+    /// its key with only that holder. Costs system calls, which are made without the mutex.
     pub fn awaited_holders(&self, at_most: usize) -> (usize, Vec<KeyStatus>) {
         let (visit, now) = self.visit(Scope::Everything);
         let Some(awaited) = &visit.awaited else {
@@ -49,7 +49,7 @@ impl Arbiter {
 }
 
 impl State {
-    /// Begins to wait for holders. The receiver's channel closes as soon as none is waited for.
+    /// Begins to wait for holders. The returned channel closes when the wait is over.
     pub(super) fn await_holders(&mut self, until: DrainUntil, then: Then) -> Receiver<()> {
         let (sender, receiver) = bounded(0);
         self.awaited = Some(AwaitedHolders {
@@ -61,7 +61,7 @@ impl State {
         receiver
     }
 
-    /// Ends the wait for holders if none is waited for any more.
+    /// Ends the wait for holders if no more holders need to be waited for.
     pub(super) fn end_wait_for_holders(&mut self) {
         let Some(awaited) = &mut self.awaited else {
             return;
@@ -69,11 +69,12 @@ impl State {
         let (table, seats) = (&self.table, &self.seats);
         let is_over = match awaited.until {
             DrainUntil::NoHolder => !table.has_holders(),
-            // The slots of a connection that ends pass on first.
+            // The slots of closed connections must pass on first.
             DrainUntil::AllCanAdopt if table.is_releasing() => false,
             DrainUntil::AllCanAdopt => {
                 let is_waited_for = |conn: &ConnId, seat: &SeatState| seat.is_bound(*conn, table);
-                // Mostly it is still the same one: not all connections are looked at in each visit.
+                // Usually the connection of the previous look is still waited for. It is checked
+                // first, so that most visits do not look at all connections.
                 let last_seen = awaited
                     .last_seen
                     .and_then(|conn| seats.get_key_value(&conn));

@@ -1,12 +1,12 @@
-//! The one door to the table: one mutex, the clock, and the wake-ups of the waiters.
+//! The only access to the table: a mutex, the clock, and the wake-ups of waiting threads.
 //!
-//! Truth is in the table, wake-ups are hints: a thread that wakes looks again. Every visit takes
-//! the mutex, reads the clock and acts on the table. On leaving it wakes the connections whose
-//! waits have ended (after the mutex is released), and the reaper if a lease now ends before the
-//! reaper would look.
+//! The table decides, and a wake-up is only a hint: a thread that wakes looks at the table again.
+//! Every visit takes the mutex, reads the clock and acts on the table. After releasing the mutex,
+//! the visit wakes the threads of connections whose waits have ended, and wakes the reaper if a
+//! lease now ends before the reaper would look.
 //!
-//! One mutex for all keys, no shards: a grant and its release take well under a microsecond
-//! together, a tenth of what the system calls around them cost (`examples/bench/`).
+//! One mutex for all keys is enough: a grant and its release together take well under a
+//! microsecond, a tenth of the cost of the system calls around them (`examples/bench/`).
 //!
 //! Lock order: `reserved`, then `state`, then the fence source's mutex.
 
@@ -55,27 +55,29 @@ pub use recorder::{Certainty, Recorder};
 pub use seat::{Seat, WaitEvent};
 use sync::{AtomicUsize, Condvar, Mutex, MutexGuard};
 
-/// Leases ended, idle keys dropped, or slots of a closed connection released, before other threads
-/// get their turn: about a fifth of a millisecond.
+/// How many leases are ended, idle keys dropped, or slots of a closed connection released, before
+/// other threads get the mutex: about a fifth of a millisecond of work.
 const RELEASED_AT_ONCE: usize = 200;
 
-/// Grants that one visit sends for other connections. The threads of the others send theirs. If no
-/// visit sent any, a contended key would lose 6 to 11 % of its rate on one core, a third on two.
+/// The maximum number of grants that one visit sends for other connections. Beyond that, each
+/// connection's own thread sends its grant. If visits sent no grants, a contended key would lose 6
+/// to 11 % of its rate on one core, and a third on two.
 const SENT_AT_ONCE: usize = 8;
 
-/// Claims between two looks at the memory that is left, and the most bytes that each may take.
+/// The number of claims between two checks of free memory, and the maximum length of a claim in the
+/// table, in bytes.
 const CLAIMS_AT_ONCE: usize = 256;
 const CLAIM_LEN: usize = 512;
 
-/// Bytes of a growing map for each holder or waiter.
+/// The bytes to reserve for each existing holder or waiter, because a map of them may grow.
 const MAP_ENTRY_LEN: usize = 160;
 
 #[derive(Clone, Copy)]
 pub struct Rules {
     pub caps: Caps,
-    /// What becomes of a connection's slots when it closes.
+    /// What happens to a connection's slots when the connection closes.
     pub holdings: Holdings,
-    /// The shortest time between two looks at idle keys.
+    /// The minimum time between two searches for idle keys.
     pub gc_interval: Duration,
     /// How long a key may be idle before it is dropped.
     pub gc_max_idle: Duration,
@@ -86,7 +88,7 @@ pub struct Arbiter {
     state: Mutex<State>,
     clock: Clock,
     reaper: Arc<Condvar>,
-    /// Outside the mutex, so that a wait for the kernel's randomness delays no other connection.
+    /// Not in `state`, so that a wait for the kernel's random numbers delays no other connection.
     salts: Salts,
     /// Claims that may still be made before free memory is checked again.
     claims_left: AtomicUsize,
@@ -98,25 +100,25 @@ struct State {
     now: Instant,
     table: LockTable,
     seats: BTreeMap<ConnId, SeatState>,
-    /// When the reaper wakes by itself; `None` if it sleeps until it is notified.
+    /// When the reaper wakes without a notification; `None` if it never does.
     reaper_looks_at: Option<Instant>,
     next_gc: Instant,
-    /// While holders are waited for, before the server ends.
+    /// Set while the server waits for holders before it ends.
     awaited: Option<AwaitedHolders>,
-    /// Takes the changes to the journal, if there is one.
+    /// The journal that receives the changes of holders, if there is one.
     recorder: Option<Box<dyn Recorder>>,
-    /// Receives what becomes of claims.
+    /// Receives the events of claims, for the log.
     account: Option<Account>,
 }
 
-/// The table, while no request is carried out.
+/// Access to the table while all requests are stopped.
 pub struct Frozen<'a> {
     state: MutexGuard<'a, State>,
     now: Instant,
 }
 
 impl Frozen<'_> {
-    /// The next fence and the holders, for the next server.
+    /// The next fence and the holders, for the server that takes over.
     pub fn hand_over(&mut self) -> (u64, Vec<HolderRecord>) {
         let State { table, seats, .. } = &mut *self.state;
         let tag_of = |conn| seats.get(&conn).and_then(|seat| seat.tag.clone());
@@ -124,13 +126,13 @@ impl Frozen<'_> {
     }
 }
 
-/// A client's socket, for the threads of other connections.
+/// A client's socket, as used by the threads of other connections.
 pub trait ClientSocket: Send + Sync {
-    /// Who the client is, for operators.
+    /// Describes the client to operators.
     fn peer(&self) -> String;
 
-    /// Sends the reply to a wait, and returns how many of its bytes the socket has taken: 0 is
-    /// possible. Must not block.
+    /// Sends the reply to a wait, and returns how many of its bytes the socket has taken, possibly
+    /// none. Must not block.
     fn send_grant(&self, grant: Grant) -> usize;
 
     /// Whether the peer has closed its side, or is gone. Must not block.
@@ -143,9 +145,9 @@ pub trait ClientSocket: Send + Sync {
 struct SeatState {
     wake: Arc<Condvar>,
     socket: Option<Arc<dyn ClientSocket>>,
-    /// Who the client is, once that has been asked for.
+    /// The socket's description of the client, once somebody has asked for it.
     peer: OnceCell<Box<str>>,
-    /// What the client says of itself.
+    /// The tag that the client gave itself.
     tag: Option<Arc<str>>,
     /// Whether the client can adopt its grants over another connection.
     can_adopt: bool,
@@ -154,22 +156,23 @@ struct SeatState {
 }
 
 impl SeatState {
-    /// Whether the connection holds a slot that its client cannot adopt over another one.
+    /// Whether the connection has a grant that its client cannot adopt over another connection.
     fn is_bound(&self, conn: ConnId, table: &LockTable) -> bool {
         !self.can_adopt && table.has_slot(conn)
     }
 }
 
-/// Who decides a connection's wait, and who writes to its socket. The states follow each other;
-/// `BeingSent` may be left out. The connection's own thread begins and ends the wait.
+/// The state of a connection's wait: which thread decides it, and which thread writes to the
+/// socket. A wait passes through these states in order, but may skip `BeingSent`. The connection's
+/// own thread begins and ends the wait.
 enum WaitState {
     NotWaiting,
-    /// Undecided. The thread that spends the ticket decides: the connection's own, or that of the
-    /// visit that frees the slot.
+    /// The claim is queued. The thread that spends the ticket decides the wait: either the
+    /// connection's own thread, or the thread whose visit frees the slot.
     Queued(Ticket),
-    /// Granted by that visit, whose thread is writing to the socket.
+    /// The thread whose visit freed the slot has granted the claim, and is writing to the socket.
     BeingSent,
-    /// The ticket is spent. The connection's own thread writes what is left of the reply.
+    /// The ticket is spent. The connection's own thread writes the rest of the reply.
     Decided {
         answer: Result<Answer, Refusal>,
         sent_len: usize,
@@ -177,7 +180,8 @@ enum WaitState {
 }
 
 impl Arbiter {
-    /// An arbiter with an empty table. Leases end promptly only while [`Arbiter::reap`] runs.
+    /// Creates an arbiter with an empty table. Leases end promptly only while [`Arbiter::reap`]
+    /// runs.
     pub fn new(rules: &Rules, fences: Box<dyn FenceSource>, salts: Salts) -> Self {
         let clock = Clock::new();
         Arbiter {
@@ -204,14 +208,14 @@ impl Arbiter {
         self.state.lock().seats.len()
     }
 
-    /// Ends the wait of `conn`, now or when it begins: its peer has hung up. It keeps its slots
-    /// until its seat is dropped. A connection without a seat is ignored.
+    /// Ends the wait of `conn`, because its peer has hung up. If the connection does not wait now,
+    /// its next wait ends as soon as it begins. The connection keeps its slots until its seat is
+    /// dropped. Does nothing if the connection has no seat.
     pub fn hang_up(&self, conn: ConnId) {
         self.mark_gone(conn, |_| true);
     }
 
-    /// Ends the wait of `conn` as if its peer had hung up. Returns whether there was an undecided
-    /// wait.
+    /// Ends an undecided wait of `conn` as if its peer had hung up. Returns whether there was one.
     pub fn cut_off(&self, conn: ConnId) -> bool {
         self.mark_gone(conn, |wait| matches!(wait, WaitState::Queued(_)))
     }
@@ -229,7 +233,7 @@ impl Arbiter {
         true
     }
 
-    /// Ends leases promptly, and drops idle keys. The body of the reaper thread: never returns.
+    /// Runs the reaper, which ends leases promptly and drops idle keys. Never returns.
     pub fn reap(&self) -> ! {
         let mut state = self.state.lock();
         loop {
@@ -237,7 +241,8 @@ impl Arbiter {
         }
     }
 
-    /// Ends what is due, or a part of it, then sleeps until there is more.
+    /// Ends due leases and drops due idle keys, then sleeps until more are due. Returns without
+    /// sleeping if there may be more to do at once.
     fn reap_once(&self, state: &mut MutexGuard<'_, State>) {
         let now = self.expire_due(state, Scope::Everything);
         if state.next_gc <= now {
@@ -256,7 +261,8 @@ impl Arbiter {
         self.clock.wait(&self.reaper, state, look_at);
     }
 
-    /// Refuses new claims and dismisses the waiters. The channel closes once `waits_for` is met.
+    /// Refuses new claims from now on and dismisses the waiters. The returned channel closes once
+    /// `waits_for` is met.
     pub fn begin_drain(&self, waits_for: DrainUntil) -> Receiver<()> {
         self.refuse_claims();
         let (mut visit, _) = self.visit(Scope::Everything);
@@ -269,15 +275,15 @@ impl Arbiter {
         visit.table.begin_drain(now);
     }
 
-    /// Stops all visits, and so all requests, until the result is dropped.
+    /// Blocks all requests until the result is dropped.
     pub fn freeze(&self) -> Frozen<'_> {
         let mut state = self.state.lock();
         let now = self.expire_due(&mut state, Scope::Everything);
         Frozen { state, now }
     }
 
-    /// All keys for an operator, sorted, up to `at_most` at once. Returns how to go on, unless
-    /// there are no more.
+    /// Describes up to `at_most` keys to an operator, in sorted order. Returns the position to
+    /// continue from if there may be more keys.
     pub fn snapshot(
         &self,
         listing: Option<Listing>,
@@ -287,7 +293,7 @@ impl Arbiter {
         visit.table.snapshot(listing, at_most, now)
     }
 
-    /// Grants the slots that waiters are owed because there was no fence for them.
+    /// Grants slots that waiters are owed, now that there may be fences for them.
     pub fn grant_owed_slots(&self) {
         let (mut visit, now) = self.visit(Scope::Nothing);
         visit.table.grant_owed_slots(now);
@@ -299,7 +305,8 @@ impl Arbiter {
         visit.table.last_held(now)
     }
 
-    /// Whether there is memory for one more claim: a failed allocation would end the process.
+    /// Whether there is memory for one more claim. Checked because a failed allocation would end
+    /// the process.
     fn has_room(&self) -> bool {
         let take = |left: usize| left.checked_sub(1);
         let left = &self.claims_left;
@@ -318,8 +325,8 @@ impl Arbiter {
         reserved.is_some()
     }
 
-    /// Takes the mutex and brings `scope` up to date. Dropping the visit releases the mutex, then
-    /// passes on what the visit has caused.
+    /// Takes the mutex and ends the expired leases within `scope`. Dropping the visit releases the
+    /// mutex, and then sends the resulting grants and wakes the threads concerned.
     fn visit(&self, scope: Scope<'_>) -> (Visit<'_>, Instant) {
         let mut state = self.state.lock();
         let now = self.expire_due(&mut state, scope);
@@ -327,7 +334,8 @@ impl Arbiter {
         (Visit { arbiter, state }, now)
     }
 
-    /// Visits the table until `act` returns `true`. Other threads get their turn between the steps.
+    /// Calls `act` with the table until `act` returns `true`. Other threads get the mutex between
+    /// the steps.
     fn visit_in_steps(&self, scope: Scope<'_>, mut act: impl FnMut(&mut State, Instant) -> bool) {
         let mut state = self.state.lock();
         loop {
@@ -339,12 +347,12 @@ impl Arbiter {
         }
     }
 
-    /// Ends the leases that have run out and matter within `scope`, and returns the time by which
-    /// they have. A million leases may run out in one instant, so other threads get their turn
-    /// between the steps.
+    /// Ends the expired leases within `scope`, and returns the present time. A million leases may
+    /// run out in one instant, so this is done in steps, and other threads get the mutex between
+    /// them.
     fn expire_due(&self, state: &mut MutexGuard<'_, State>, scope: Scope<'_>) -> Instant {
         loop {
-            // Read under the mutex, so that the table never sees time go back.
+            // The clock is read under the mutex, so that the table never sees time go back.
             let now = self.clock.now();
             state.now = now;
             let has_due = state.table.next_deadline().is_some_and(|at| at <= now);
@@ -359,11 +367,12 @@ impl Arbiter {
         }
     }
 
-    /// Lets other threads have the mutex between two steps, and passes on what this one has caused.
+    /// Lets other threads have the mutex between two steps. Meanwhile sends the grants that result
+    /// from the previous step, and wakes the threads concerned.
     ///
-    /// Unlocks fairly, so that a waiting thread runs before this one relocks. And a thread that has
-    /// a request to read gets this one's processor, if there is no other: otherwise it would wait
-    /// for several ticks of the kernel's clock.
+    /// Unlocks fairly, so that a waiting thread runs before this one relocks. Then yields the
+    /// processor: with a single core, a thread that has a request to read would otherwise wait for
+    /// several ticks of the kernel's clock.
     fn yield_lock(&self, state: &mut MutexGuard<'_, State>) {
         let wake_ups = self.take_wake_ups(state);
         MutexGuard::unlocked_fair(state, || {
@@ -372,15 +381,15 @@ impl Arbiter {
         });
     }
 
-    /// Releases the mutex, then passes on what this visit has caused.
+    /// Releases the mutex, then sends the resulting grants and wakes the threads concerned.
     fn unlock_and_wake(&self, mut state: MutexGuard<'_, State>) {
         let wake_ups = self.take_wake_ups(&mut state);
         drop(state);
         self.wake(wake_ups);
     }
 
-    /// Passes on what this visit has caused, before a sleep; `true` if the mutex was released for
-    /// that, so that the caller must look at the table once more.
+    /// Called before a sleep: sends the resulting grants and wakes the threads concerned. Returns
+    /// `true` if it released the mutex for that, so that the caller must look at the table again.
     fn wake_before_sleep(&self, state: &mut MutexGuard<'_, State>) -> bool {
         let wake_ups = self.take_wake_ups(state);
         if wake_ups.is_empty() {
@@ -390,7 +399,8 @@ impl Arbiter {
         true
     }
 
-    /// What a visit has caused for other threads, which is mostly nothing.
+    /// Reports the events and changes of a visit, and collects the threads that the visit must
+    /// wake. Usually there are none.
     fn take_wake_ups(&self, state: &mut State) -> WakeUps {
         state.tell_events();
         if let (Some(recorder), Some(changes)) = (&mut state.recorder, state.table.changes()) {
@@ -413,8 +423,9 @@ impl Arbiter {
             let Some(seat) = state.seats.get_mut(&conn) else {
                 continue;
             };
-            // With a journal, no grant leaves before it is certain: its own thread waits for that.
-            // A peer that has hung up is granted nothing: its own thread finds out.
+            // With a journal, the connection's own thread sends the grant, because it must first
+            // wait until the grant is certain. A peer that has hung up is granted nothing, as the
+            // connection's own thread will find.
             let may_send = wake_ups.sending_count < SENT_AT_ONCE && state.recorder.is_none();
             let socket = seat.socket.as_ref().filter(|_| may_send && !seat.is_gone);
             let mut sending = None;
@@ -440,9 +451,9 @@ impl Arbiter {
         wake_ups
     }
 
-    /// Sends grants and wakes threads, outside the mutex. A thread whose grant has been sent is
-    /// woken at once: that costs less than to have the hang-up watch wake it for its client's next
-    /// request.
+    /// Sends grants and wakes threads, without the mutex. A thread is woken even if its grant has
+    /// been sent: waking it now costs less than letting the hang-up watch wake it when the client
+    /// sends its next request.
     fn wake(&self, wake_ups: WakeUps) {
         for wake_up in wake_ups.first.into_iter().chain(wake_ups.rest) {
             if let Some((socket, grant)) = wake_up.sending {
@@ -460,8 +471,8 @@ impl Arbiter {
         }
     }
 
-    /// When the reaper should look: now, if waiters are left whose turn it is, or else at the end
-    /// of the next lease, or when an idle key is due.
+    /// When the reaper should look next: now, if owed slots are left to grant; otherwise at the end
+    /// of the next lease or when the next idle key is due, whichever is earlier.
     fn next_look(&self, state: &State) -> Option<Instant> {
         if state.table.has_turns_left() {
             return Some(state.now);
@@ -473,17 +484,18 @@ impl Arbiter {
     }
 }
 
-/// The arbiter's state, from the lock of its mutex to the wake-ups after it.
+/// Exclusive access to the arbiter's state. Dropping it releases the mutex, then sends grants and
+/// wakes threads.
 struct Visit<'a> {
     arbiter: &'a Arbiter,
-    /// `None` only while it is dropped.
+    /// `None` only while the visit is being dropped.
     state: Option<MutexGuard<'a, State>>,
 }
 
 const PRESENT: &str = "a visit has the mutex";
 
 impl<'a> Visit<'a> {
-    /// The mutex, for a wait.
+    /// The guard of the mutex, which a wait releases while it sleeps.
     fn guard(&mut self) -> &mut MutexGuard<'a, State> {
         self.state.as_mut().expect(PRESENT)
     }
@@ -511,7 +523,7 @@ impl Drop for Visit<'_> {
     }
 }
 
-/// The threads to wake. One of them, the usual number, needs no allocation.
+/// The threads to wake. The first one needs no allocation, and there is seldom a second.
 #[derive(Default)]
 struct WakeUps {
     first: Option<WakeUp>,
@@ -520,7 +532,7 @@ struct WakeUps {
     wake_reaper: bool,
 }
 
-/// A connection's thread to wake, and a grant to send first.
+/// A connection's thread to wake, and a grant to send before that.
 struct WakeUp {
     conn: ConnId,
     wake: Arc<Condvar>,

@@ -1,4 +1,4 @@
-//! What an operator may see of the queues and do about a holder.
+//! What operators can do: look at queues and counters, and break grants.
 
 use std::sync::Arc;
 
@@ -6,31 +6,33 @@ use super::{Arbiter, ClientSocket, State, Visit};
 use crate::table::{Cap, ConnId, CountersSnapshot, KeySnapshot, Listing, PlaceSnapshot, Scope};
 use crate::token::Fence;
 
-/// Grants that are broken before other threads get their turn. The log asks for the peer of each,
-/// which takes a hundredth of a millisecond over a Unix socket.
+/// How many grants are broken before other threads get the mutex. For each of them the log asks who
+/// the peer is, which takes a hundredth of a millisecond over a Unix socket.
 const BROKEN_AT_ONCE: usize = 20;
 
-/// Seats looked at before other threads get their turn: about a tenth of a millisecond.
+/// How many connections are counted before other threads get the mutex: about a tenth of a
+/// millisecond of work.
 const SEATS_AT_ONCE: usize = 1000;
 
 /// The queue of one key, with the clients in it.
 pub struct KeyStatus {
     pub queue: KeySnapshot,
-    /// Of each holder, then of each waiter.
+    /// The client of each holder, then of each waiter.
     clients: Vec<SeatedClient>,
 }
 
-/// What is known of the client in a seat.
+/// What the arbiter knows of a client.
 struct SeatedClient {
-    /// Dropped before the caller gets the status: it would keep the connection open.
+    /// Dropped before the caller gets the status, because a socket that is not dropped keeps the
+    /// connection open.
     socket: Option<Arc<dyn ClientSocket>>,
     peer: Option<Box<str>>,
     tag: Option<Arc<str>>,
 }
 
 impl KeyStatus {
-    /// Of each holder, then of each waiter: who its client is, and what the client says of itself;
-    /// `None` if the connection has closed.
+    /// For each holder, then for each waiter: a description of the client, which is `None` if the
+    /// connection has closed, and the client's tag, if it has one.
     pub fn clients(&self) -> impl Iterator<Item = (Option<&str>, Option<&str>)> {
         let clients = self.clients.iter();
         clients.map(|client| (client.peer.as_deref(), client.tag.as_deref()))
@@ -38,7 +40,8 @@ impl KeyStatus {
 }
 
 impl State {
-    /// What the client of a holder or a waiter says of itself, or said before its connection ended.
+    /// The tag that the client of a holder or a waiter gave itself, perhaps before its connection
+    /// closed.
     fn tag_of(&self, place: &PlaceSnapshot) -> Option<Arc<str>> {
         match (self.seats.get(&place.conn), place.held) {
             (Some(seat), _) => seat.tag.clone(),
@@ -49,9 +52,9 @@ impl State {
 }
 
 impl Arbiter {
-    /// Who holds and waits for the keys in use, sorted, some at once. Of each key, up to `places`
-    /// holders and as many waiters. Returns how to go on, unless there are no more. Costs system
-    /// calls, outside the mutex.
+    /// Describes a page of the keys in use in sorted order, each with up to `places` holders and up
+    /// to `places` waiters. Returns the position to continue from if there may be more keys. Costs
+    /// system calls, which are made without the mutex.
     pub fn queues(
         &self,
         listing: Option<Listing>,
@@ -62,17 +65,17 @@ impl Arbiter {
         (statuses(visit, queues), next)
     }
 
-    /// Who holds and waits for a key: up to `places` holders and as many waiters. `None` if it is
-    /// not in use. Costs system calls, outside the mutex.
+    /// Describes a key with up to `places` holders and up to `places` waiters; `None` if the key is
+    /// not in use. Costs system calls, which are made without the mutex.
     pub fn queue(&self, key: &str, places: usize) -> Option<KeyStatus> {
         let (mut visit, now) = self.visit(Scope::Key(key));
         let queue = visit.table.queue(key, places, now);
         statuses(visit, queue.into_iter().collect()).pop()
     }
 
-    /// A key with the one holder that has this fence, and without its waiters; `None` if there is
-    /// no such grant. If it is the holder that asks, `asker`, its slots have numbers from now on.
-    /// Costs system calls, outside the mutex.
+    /// Describes a key with only the holder that has this fence, and without waiters; `None` if
+    /// there is no such grant. If the holder is `asker`, the connection that asks, its slots get
+    /// numbers. Costs system calls, which are made without the mutex.
     pub fn holder(&self, key: &str, fence: Fence, asker: ConnId) -> Option<KeyStatus> {
         let (mut visit, now) = self.visit(Scope::Key(key));
         visit.table.number_slots(asker, key, fence);
@@ -80,14 +83,14 @@ impl Arbiter {
         statuses(visit, queue.into_iter().collect()).pop()
     }
 
-    /// How many connections have a seat, and what the table has counted.
+    /// The number of connections with a seat, and the counters of the table.
     pub fn counters(&self) -> (usize, CountersSnapshot) {
         let (visit, _) = self.visit(Scope::Everything);
         (visit.seats.len(), visit.table.counters())
     }
 
-    /// How many connections hold a slot and cannot adopt it over another connection. Looks at them
-    /// in steps, between which some may come and go.
+    /// How many connections have a grant that their client cannot adopt over another connection.
+    /// Counts in steps, between which connections may come and go.
     pub fn bound_holder_count(&self) -> usize {
         let (mut bound_count, mut next) = (0, ConnId(0));
         self.visit_in_steps(Scope::Everything, |state, _| {
@@ -104,16 +107,16 @@ impl Arbiter {
         bound_count
     }
 
-    /// The cap for which a claim was refused last, by whichever connection; `None` if the log has
-    /// been told already.
+    /// Takes the cap that caused the latest refusal of any connection; `None` if it has been taken
+    /// already.
     pub fn take_cap_reached(&self) -> Option<Cap> {
         self.state.lock().table.take_cap_reached()
     }
 
-    /// Ends grants of a key as if their leases were over: that with this fence, or all that there
-    /// are; tells whether there were any. A holder that has nothing else at the server loses its
-    /// connection, so that it finds out at once; `operator`, the connection that asks for this,
-    /// never does.
+    /// Ends the grant of a key that has this fence, or all present grants of the key if `fence` is
+    /// `None`. Returns whether there were any. A client that then has nothing else at the server
+    /// loses its connection, so that it finds out at once, unless it is the `operator` that asks
+    /// for this.
     pub fn break_grants(&self, key: &str, fence: Option<Fence>, operator: ConnId) -> bool {
         let fences = match fence {
             Some(fence) => Some((fence, fence)),
@@ -125,7 +128,8 @@ impl Arbiter {
         let (mut has_broken, mut losers) = (false, Vec::new());
         self.visit_in_steps(Scope::Key(key), |state, now| {
             for _ in 0..BROKEN_AT_ONCE {
-                // Waiters are granted the freed slots. Their grants are newer, and are not broken.
+                // Waiters are granted the freed slots. Their grants are newer than `newest`, so
+                // they are not broken.
                 let next = fence.or_else(|| state.table.fences(key).map(|(oldest, _)| oldest));
                 let next = next.filter(|next| (oldest..=newest).contains(next));
                 let break_it = |fence| state.table.break_grant(key, fence, operator, now);
@@ -133,7 +137,8 @@ impl Arbiter {
                     return true;
                 };
                 has_broken = true;
-                // Decided in this step: a claim that the client makes later must not be lost.
+                // This is decided now, because a claim that the client makes after this step must
+                // not be lost.
                 if conn != operator && state.table.has_nothing(conn) {
                     losers.extend(state.seats.get(&conn).and_then(|seat| seat.socket.clone()));
                 }

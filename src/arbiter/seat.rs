@@ -9,37 +9,38 @@ use super::{Arbiter, ClientSocket, SeatState, State, WaitState, RELEASED_AT_ONCE
 use crate::table::{Answer, Ask, Claimant, ConnId, Holdings, Kind, Refusal, Scope, Ticket};
 use crate::token::Token;
 
-/// After this time a wait is long, and worth a system call or two more.
+/// The time after which a wait counts as long. One or two more system calls do not matter then.
 const LONG_WAIT: Duration = Duration::from_secs(1);
 
 /// One connection's access to the arbiter. Dropping it disconnects: the connection loses its places
-/// in queues, and its slots are released or kept, as its `holdings` say.
+/// in queues, and its slots are released or become orphans, as `holdings` says.
 ///
 /// Only [`Seat::acquire`] and [`Seat::wait`] block. The other requests visit the table once. They
-/// take the mutex again only on behalf of other connections: to end many leases in steps, or to
-/// record that the grant of another connection has been sent.
+/// take the mutex more than once only to end many leases in steps, or to record that the grant of
+/// another connection has been sent; [`Seat::adopt`] also takes it to find the socket.
 pub struct Seat {
     arbiter: Arc<Arbiter>,
     conn: ConnId,
     wake: Arc<Condvar>,
-    /// What becomes of the connection's slots when it ends.
+    /// What happens to the connection's slots when it closes.
     holdings: Holdings,
 }
 
-/// What a request that blocks tells its caller.
+/// An event that a blocking request reports to its caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WaitEvent {
-    /// The claim is queued. Told under the mutex: the caller must not block.
+    /// The claim is queued. Reported under the mutex, so the caller must not block.
     Queued,
-    /// The wait has lasted for a second. Told once, without the mutex.
+    /// The wait has lasted for a second. Reported once, without the mutex.
     IsLong,
-    /// The thread that freed the slot has sent this many bytes of the reply. Told under the mutex.
+    /// The thread that freed the slot has sent this many bytes of the reply. Reported under the
+    /// mutex, so the caller must not block.
     ReplySent(usize),
 }
 
 impl Arbiter {
-    /// Gives a connection its seat. Its number must never have been used before. The grants it
-    /// waits for go through the socket, if it has one.
+    /// Gives a connection its seat. The number `conn` must never have been used before. If there is
+    /// a `socket`, the threads of other connections may send grants through it.
     pub fn connect(self: &Arc<Self>, conn: ConnId, socket: Option<Arc<dyn ClientSocket>>) -> Seat {
         let wake = Arc::default();
         let seat = SeatState {
@@ -70,9 +71,9 @@ impl Seat {
         &self.arbiter
     }
 
-    /// Asks for a key without taking a place in its queue: [`Answer::WouldWait`] if the claim would
-    /// wait. That is not counted, because the caller may go on to wait. Does not block, except
-    /// perhaps for the kernel's randomness.
+    /// Claims a key without ever queueing: [`Answer::WouldWait`] if the claim would have to wait.
+    /// The counters leave that answer out, because the caller may go on to wait. Does not block,
+    /// except perhaps for the kernel's random numbers.
     pub fn try_acquire(&self, ask: &Ask<'_>) -> Result<Answer, Refusal> {
         let claimant = self.claimant();
         let (mut visit, now) = self.arbiter.visit(Scope::Ask(self.conn, ask));
@@ -82,9 +83,9 @@ impl Seat {
         }
     }
 
-    /// Asks for a key. Blocks until it is granted or refused, the peer hangs up, or `wait_timeout`
-    /// is over. If that is zero, it is [`Seat::try_acquire`], and a claim that would wait is
-    /// counted.
+    /// Claims a key. Blocks until the claim is granted or refused, the peer hangs up, or
+    /// `wait_timeout` is over. With a timeout of zero this is [`Seat::try_acquire`], but the
+    /// counters include a claim that would have to wait.
     pub fn acquire(
         &self,
         ask: &Ask<'_>,
@@ -106,8 +107,8 @@ impl Seat {
         visit.table.counted(answer)
     }
 
-    /// Asks for a key, and keeps the grant or the place in the queue for [`Seat::wait`]. Does not
-    /// block, except perhaps for the kernel's randomness.
+    /// Claims a key, and keeps the grant or the place in the queue for [`Seat::wait`]. Does not
+    /// block, except perhaps for the kernel's random numbers.
     pub fn enqueue(&self, ask: &Ask<'_>) -> Result<Answer, Refusal> {
         let claimant = self.claimant();
         let (mut visit, now) = self.arbiter.visit(Scope::Ask(self.conn, ask));
@@ -115,7 +116,8 @@ impl Seat {
         visit.table.counted(answer)
     }
 
-    /// As [`Seat::wait`], but [`Answer::WouldWait`] if it would block; the place is kept.
+    /// Like [`Seat::wait`], but instead of blocking answers [`Answer::WouldWait`] and keeps the
+    /// place.
     pub fn try_wait(&self, key: &str, kind: Kind) -> Result<Answer, Refusal> {
         let (mut visit, now) = self.arbiter.visit(Scope::Key(key));
         match visit.table.try_wait(self.conn, key, kind, now) {
@@ -124,8 +126,9 @@ impl Seat {
         }
     }
 
-    /// Collects the grant of a key that was enqueued for. Blocks until it is there or refused, the
-    /// peer hangs up, or `wait_timeout` is over; the last two give up the place.
+    /// Collects the grant of a key that the connection has enqueued for. Blocks until the claim is
+    /// granted or refused, the peer hangs up, or `wait_timeout` is over. A hang-up and a timeout
+    /// give up the place.
     pub fn wait(
         &self,
         key: &str,
@@ -135,7 +138,8 @@ impl Seat {
     ) -> Result<Answer, Refusal> {
         let (mut visit, now) = self.arbiter.visit(Scope::Key(key));
         let answer = match visit.table.wait(self.conn, key, kind, now) {
-            // A try does not wait, so it is answered even if the peer has hung up.
+            // With a timeout of zero the claim does not wait, so a hang-up does not change the
+            // answer.
             Ok(Answer::Queued(ticket)) if wait_timeout.is_zero() => {
                 let cancelled = visit.table.cancel(ticket, now);
                 cancelled.map(|()| Answer::TimedOut)
@@ -148,16 +152,16 @@ impl Seat {
         visit.table.counted(answer)
     }
 
-    /// Gives back a slot, whichever connection it was granted to. [`Refusal::NotHeld`] if the token
-    /// is not that of a live holder.
+    /// Releases a grant of any connection. [`Refusal::NotHeld`] unless the token belongs to a live
+    /// holder.
     pub fn release(&self, key: &str, kind: Kind, token: Token) -> Result<Answer, Refusal> {
         let (mut visit, now) = self.arbiter.visit(Scope::Key(key));
         let released = visit.table.release(self.conn, key, kind, token, now);
         visit.table.counted(released)
     }
 
-    /// Starts a lease anew, whichever connection it was granted to. [`Refusal::NotHeld`] if the
-    /// token is not that of a live holder.
+    /// Restarts the lease of a grant of any connection. [`Refusal::NotHeld`] unless the token
+    /// belongs to a live holder, or if the lease would be too long.
     pub fn renew(
         &self,
         key: &str,
@@ -170,12 +174,12 @@ impl Seat {
         visit.table.counted(renewed)
     }
 
-    /// Starts a lease anew, and makes the grant one of this connection, whichever had it. The
-    /// client must renew the grant once: if the connection ends before that, the grant becomes an
-    /// orphan.
-    /// [`Answer::Gone`], and nothing changes, if the peer has hung up. [`Refusal::MaxLocks`] if the
-    /// connection has as much as it may; [`Refusal::NotHeld`] if the token is not that of a live
-    /// holder. Costs a system call.
+    /// Restarts the lease of a grant, and moves the grant to this connection from any other. The
+    /// client must then renew the grant once: if the connection closes before that, the grant
+    /// becomes an orphan if the caps allow it. If the peer has hung up, nothing changes and the
+    /// answer is [`Answer::Gone`]. [`Refusal::MaxLocks`] if the connection has reached its cap;
+    /// [`Refusal::NotHeld`] unless the token belongs to a live holder, or if the lease would be too
+    /// long. Costs a system call.
     pub fn adopt(&self, key: &str, token: Token, lease: Duration) -> Result<Answer, Refusal> {
         let has_hung_up = self.has_hung_up(&mut self.arbiter.state.lock());
         let (mut visit, now) = self.arbiter.visit(Scope::Everything);
@@ -186,9 +190,10 @@ impl Seat {
         visit.table.counted(adopted)
     }
 
-    /// Starts a lease anew, and takes the grant from its connection: it lives until the lease ends.
-    /// [`Refusal::MaxLocks`] if as many grants are kept as may be; [`Refusal::NotHeld`] if the
-    /// token is not that of a live holder, or if the lease is too long for a kept grant.
+    /// Restarts the lease of a grant, and makes the grant a kept one: it no longer belongs to a
+    /// connection, and lives until the lease ends. [`Refusal::MaxLocks`] if the maximum number of
+    /// grants is kept; [`Refusal::NotHeld`] unless the token belongs to a live holder, or if the
+    /// lease is too long for a kept grant.
     pub fn keep(&self, key: &str, token: Token, lease: Duration) -> Result<Answer, Refusal> {
         let (mut visit, now) = self.arbiter.visit(Scope::Everything);
         let State { table, seats, .. } = &mut *visit;
@@ -202,23 +207,23 @@ impl Seat {
         self.state_in(&mut self.arbiter.state.lock()).can_adopt = can_adopt;
     }
 
-    /// Has the grants of the connection outlive it, if its client can adopt them.
+    /// Lets the grants of the connection outlive the connection if its client can adopt them.
     pub fn keep_if_client_can_adopt(&mut self) {
         if self.state_in(&mut self.arbiter.state.lock()).can_adopt {
             self.holdings = Holdings::Keep;
         }
     }
 
-    /// Sets what the client says of itself, or clears it if that is empty. The caller bounds its
-    /// length.
+    /// Sets the tag that the client gives itself, or clears it if `tag` is empty. The caller limits
+    /// the length.
     pub fn set_tag(&self, tag: &str) {
         let tag = (!tag.is_empty()).then(|| Arc::from(tag));
         let old = std::mem::replace(&mut self.state_in(&mut self.arbiter.state.lock()).tag, tag);
         drop(old);
     }
 
-    /// The time since which the connection has neither held a lock nor waited for one, for which a
-    /// place in a queue counts. That is now, if it holds or waits; and `None` if it never did.
+    /// When the connection last had a grant or a place in a queue: now, if it still has one; `None`
+    /// if it never had one.
     pub fn idle_since(&self) -> Option<Instant> {
         let (visit, now) = self.arbiter.visit(Scope::Nothing);
         visit.table.connection_idle_since(self.conn, now)
@@ -233,7 +238,7 @@ impl Seat {
         Ok(Claimant { conn, salt })
     }
 
-    /// Blocks until a queued claim is decided. Spends the ticket in any case.
+    /// Blocks until a queued claim is decided, which spends the ticket in any case.
     fn wait_with(
         &self,
         state: &mut MutexGuard<'_, State>,
@@ -248,8 +253,8 @@ impl Seat {
         if sent_len > 0 {
             tell(WaitEvent::ReplySent(sent_len));
         } else if let Ok(Answer::Granted(grant)) = answer {
-            // The peer may have hung up shortly before its grant: then the slot passes to the next
-            // waiter, as if this had been known.
+            // The peer may have hung up shortly before the grant. Then the slot passes to the next
+            // waiter, as if the hang-up had been noticed in time.
             if self.has_hung_up(state) {
                 let now = self.arbiter.expire_due(state, Scope::Nothing);
                 state.table.take_back(grant.token.fence, now);
@@ -289,7 +294,7 @@ impl Seat {
                 self.state_in(state).wait = WaitState::Decided { answer, sent_len };
                 return (answer, sent_len);
             }
-            // This look may have ended the lease of another connection.
+            // This look at the table may have ended a lease, so other threads may have to be woken.
             if arbiter.wake_before_sleep(state) {
                 continue;
             }
@@ -302,7 +307,7 @@ impl Seat {
         }
     }
 
-    /// The answer to a queued claim, if there is one now. That spends the ticket.
+    /// The answer to a queued claim, if there is one now. An answer spends the ticket.
     fn decide(
         &self,
         state: &mut State,
@@ -310,12 +315,13 @@ impl Seat {
         deadline: Option<Instant>,
         now: Instant,
     ) -> Option<Result<Answer, Refusal>> {
-        // A peer that has hung up is granted nothing. If its grant arrives at the same time, the
-        // hang-up wins and the slot passes to the next waiter: the peer would not release it.
+        // A peer that has hung up is granted nothing. If the grant and the hang-up coincide, the
+        // hang-up wins and the slot passes to the next waiter, because the peer would not release
+        // it.
         if self.state_in(state).is_gone {
             return Some(state.table.cancel(ticket, now).map(|()| Answer::Gone));
         }
-        // A release may have granted the key between the last look and the deadline. The grant
+        // A release may have granted the key between the previous look and the deadline. The grant
         // wins: answering `timeout` now would strand the slot until its lease runs out.
         match state.table.collect(ticket, now) {
             Ok(Answer::WouldWait) if deadline.is_none_or(|deadline| now < deadline) => None,
@@ -348,7 +354,8 @@ impl Drop for Seat {
         arbiter.visit_in_steps(Scope::Nothing, |state, now| {
             let is_done = state.table.release_some(self.conn, RELEASED_AT_ONCE, now);
             if is_done {
-                // The events are those of this client.
+                // The events must be reported while this client's seat still exists, because they
+                // name the client.
                 state.tell_events();
                 state.seats.remove(&self.conn);
             }

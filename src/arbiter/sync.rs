@@ -1,5 +1,5 @@
-//! The arbiter's mutex, condvar and counter. With `--cfg shuttle` they are those of a scheduler
-//! that tries interleavings, for `tests/interleavings/`.
+//! The arbiter's mutex, condvar and counter. With `--cfg shuttle` they come from a scheduler that
+//! tries thread interleavings, for `tests/interleavings/`.
 
 #[cfg(not(all(test, shuttle)))]
 pub(super) use parking_lot::{Condvar, Mutex, MutexGuard};

@@ -1,4 +1,4 @@
-//! The arbiter's time in tests: it passes only when a test advances it.
+//! The arbiter's clock in tests: time passes only when a test advances it.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,7 +10,8 @@ pub(super) struct Clock(Mutex<Agenda>);
 
 struct Agenda {
     now: Instant,
-    /// The sleeps that end by themselves, and when. One that was woken stays until it is due.
+    /// The sleeps that have an end, each with that end. A sleep that was woken earlier stays here
+    /// until its end.
     sleeps: Vec<(Instant, Arc<Condvar>)>,
 }
 
@@ -43,8 +44,8 @@ impl Clock {
         wake.wait(guard);
     }
 
-    /// Lets time pass, and wakes the sleeps that are due. The caller has the mutex of the sleeps,
-    /// so that no other begins at the same time.
+    /// Lets time pass, and wakes the sleeps that are due. The caller must hold the mutex that the
+    /// sleeps release, so that no new sleep begins at the same time.
     #[cfg(not(shuttle))]
     pub(super) fn advance(&self, time: Duration) {
         self.wake(time);
@@ -69,7 +70,7 @@ impl Clock {
 }
 
 impl Arbiter {
-    /// Lets virtual time pass, in the middle of a visit perhaps.
+    /// Lets virtual time pass, perhaps in the middle of a visit.
     pub fn advance(&self, time: Duration) {
         self.clock.wake(time);
         let state = self.state.lock();
