@@ -1,4 +1,4 @@
-//! The open connections: a cap on their number, and a way to shut them all down.
+//! The open connections: caps on their number, and a way to shut all of them down.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -27,33 +27,33 @@ struct OpenStreams {
     streams: HashMap<u64, Arc<Stream>>,
     /// Connections per source, sorted by source; empty without a cap per source.
     per_source: Vec<(Source, usize)>,
-    /// When the last connection closed; meaningless while one is open.
+    /// When the most recent connection closed. Not meaningful while a connection is open.
     empty_since: Instant,
-    /// No further connection is accepted.
+    /// Whether accepting has stopped for good.
     closed: bool,
 }
 
-/// A connection's place under the caps; dropping it frees the place.
+/// An open connection, which counts against the caps until this is dropped.
 #[derive(Debug)]
 pub struct Admission {
     connections: Arc<Connections>,
-    /// The connection's number: counted from 1, never reused.
+    /// The connection's number, counted from 1 and never reused.
     pub id: u64,
     pub stream: Arc<Stream>,
-    /// The source that it counts against, if there is a cap per source.
+    /// The source that the connection counts against, if there is a cap per source.
     source: Option<Source>,
 }
 
-/// What a cap per source counts by.
+/// Where a connection comes from, for a cap on the connections from one source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Source {
     /// An address, or an IPv6 network of 64 bits.
     Address(IpAddr),
-    /// A user of this host. All unknown users count as one.
+    /// A user of this host. All unknown users together count as one source.
     User(Option<u32>),
 }
 
-/// The cap that turned a connection away; displayed as the log names it.
+/// The cap that a rejected connection would exceed. Its display form is the one in the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CapReached {
     Total,
@@ -78,9 +78,9 @@ impl fmt::Display for CapReached {
 }
 
 impl Connections {
-    /// Allows `max_connections` at once, and `max_per_source` of them from one address or one IPv6
-    /// /64 network; Unix sockets do not count against an address. A connection over a cap is sent
-    /// `farewell` and closed.
+    /// Allows at most `max_connections` at a time, and at most `max_per_source` from one address or
+    /// one IPv6 /64 network; Unix sockets do not count against an address. A connection that
+    /// exceeds a cap is sent `farewell` and closed.
     pub fn new(
         max_connections: usize,
         max_per_source: Option<usize>,
@@ -101,10 +101,10 @@ impl Connections {
         }
     }
 
-    /// Accepts a connection and gives it a number and a place. If it exceeds a cap, closes it and
-    /// returns the cap. `accept` must not block: it runs under the mutex, so that no connection
-    /// slips in while [`Connections::close_if_empty`] decides. Never returns once that or
-    /// [`Connections::close`] has stopped accepting.
+    /// Accepts a connection and gives it a number. If the connection exceeds a cap, closes it and
+    /// returns that cap. `accept` must not block: it runs under the mutex, so that no connection
+    /// slips in while [`Connections::close_if_empty`] decides. Blocks forever once
+    /// [`Connections::close_if_empty`] or [`Connections::close`] has stopped accepting.
     pub fn admit(
         self: &Arc<Self>,
         accept: impl FnOnce() -> io::Result<Stream>,
@@ -139,8 +139,8 @@ impl Connections {
         }))
     }
 
-    /// Stops accepting if no connection is open and `is_quiet` agrees; returns whether it has
-    /// stopped. Connections in the backlog are left to the next server on the socket.
+    /// Stops accepting if no connection is open and `is_quiet` returns `true`. Returns whether
+    /// accepting has stopped. Connections in the backlog are left to the next server on the socket.
     pub fn close_if_empty(&self, is_quiet: impl FnOnce() -> bool) -> bool {
         let mut open = self.open.lock();
         open.closed |= open.streams.is_empty() && is_quiet();
@@ -151,13 +151,13 @@ impl Connections {
         self.open.lock().closed = true;
     }
 
-    /// When the last connection closed; `None` while one is open.
+    /// When the most recent connection closed; `None` while a connection is open.
     pub fn empty_since(&self) -> Option<Instant> {
         let open = self.open.lock();
         open.streams.is_empty().then_some(open.empty_since)
     }
 
-    /// Bytes of connection `id` that have arrived but have not been read.
+    /// The number of bytes that have arrived on connection `id` and have not been read.
     pub fn unread_len(&self, id: u64) -> u64 {
         let open = self.open.lock();
         let stream = open.streams.get(&id);
@@ -171,8 +171,8 @@ impl Connections {
         }
     }
 
-    /// Blocks until no connection is open. Gives up after `limit`, or once none has closed for
-    /// `patience`.
+    /// Blocks until no connection is open. Gives up after `limit`, or when no connection has closed
+    /// for `patience`.
     pub fn wait_until_none(&self, patience: Duration, limit: Duration) {
         let deadline = Instant::now() + limit;
         let mut open = self.open.lock();
@@ -186,8 +186,8 @@ impl Connections {
 }
 
 impl Admission {
-    /// Counts the connection against the user behind it, who may have `max` of them. Only for
-    /// connections that do not count against an address.
+    /// Counts the connection against its user, who may have at most `max` connections. Only for a
+    /// connection that does not count against an address.
     pub fn count_for_user(&mut self, user: Option<u32>, max: usize) -> Result<(), CapReached> {
         debug_assert_eq!(self.source, None);
         let mut open = self.connections.open.lock();
@@ -197,7 +197,7 @@ impl Admission {
 }
 
 impl OpenStreams {
-    /// Counts one more connection from `source`, which may have `max`.
+    /// Counts one more connection from `source`, which may have at most `max` connections.
     fn count(&mut self, source: Source, max: usize) -> Result<Source, CapReached> {
         match self.place_of(source) {
             Ok(at) if self.per_source[at].1 < max => self.per_source[at].1 += 1,
@@ -207,7 +207,7 @@ impl OpenStreams {
         Ok(source)
     }
 
-    /// The index at which the source is counted, or where to insert it.
+    /// The index at which `source` is counted, or the index at which to insert it.
     fn place_of(&self, source: Source) -> Result<usize, usize> {
         let sources = &self.per_source;
         sources.binary_search_by_key(&source, |(known, _)| *known)

@@ -1,12 +1,13 @@
-//! Watching peers for hang-ups: one thread for all connections that have ever waited.
+//! Watching peers for hang-ups, on one thread for all connections that have ever waited.
 //!
-//! A session that waits for a lock does not read, so it does not see the end of the stream, nor one
-//! behind pipelined requests. A socket is registered once, before its first wait, edge-triggered:
-//! the watch costs a connection one system call and delays no reply, and nothing if it never waits.
-//! A closed socket leaves the watch by itself.
+//! A session that waits for a lock does not read, so it cannot see the end of the stream, which may
+//! also come after pipelined requests. Its socket is registered once, before the first wait, and
+//! edge-triggered. So the watch costs a connection one system call and delays no reply; it costs
+//! nothing if the connection never waits. The kernel removes a closed socket from the watch.
 //!
-//! The FIN of a peer that has filled our receive window cannot arrive: the kernel has no room for
-//! it. So a session that waits for long has the watch report input as well.
+//! If a peer has filled our receive window, its FIN cannot arrive, because the kernel has no room
+//! for it. So while a wait is long, the watch reports input as well, and the server cuts off a peer
+//! that sends too much during the wait.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -19,7 +20,7 @@ use super::stream::Stream;
 use crate::log::Throttle;
 use crate::text::reason;
 
-/// Hang-ups fetched per system call.
+/// The maximum number of events fetched by one system call.
 const BATCH_LEN: usize = 64;
 
 const HANG_UPS: EventFlags = EventFlags::RDHUP
@@ -29,12 +30,13 @@ const HANG_UPS: EventFlags = EventFlags::RDHUP
 /// Whether the watch reports input on a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InputReports {
-    /// Each time bytes arrive.
+    /// The watch reports each arrival of bytes.
     Reported,
     Ignored,
 }
 
-/// Watches sockets for hang-ups: a close, a half-close, a reset, or a host that has vanished.
+/// Watches sockets for hang-ups. A hang-up is a close, a half-close, a reset, or a host that has
+/// vanished.
 #[derive(Debug)]
 pub struct HangupWatch {
     epoll: OwnedFd,
@@ -49,7 +51,8 @@ impl HangupWatch {
         })
     }
 
-    /// Watches a socket under the number `id`. A hang-up that came before counts. Logs a failure.
+    /// Watches a socket, whose events are reported with the number `id`. An earlier hang-up is
+    /// reported, too. Logs a failure.
     pub fn watch(&self, stream: &Stream, id: u64) -> io::Result<()> {
         let data = EventData::new_u64(id);
         let watched = epoll::add(&self.epoll, stream, data, events(InputReports::Ignored));
@@ -60,15 +63,16 @@ impl HangupWatch {
         })
     }
 
-    /// Changes whether the watch reports a socket's input. Bytes that came before count.
+    /// Changes whether the watch reports a socket's input. Bytes that arrived earlier are reported,
+    /// too.
     pub fn set_input(&self, stream: &Stream, id: u64, input: InputReports) -> io::Result<()> {
         epoll::modify(&self.epoll, stream, EventData::new_u64(id), events(input))?;
         Ok(())
     }
 
-    /// Calls `hung_up` for each peer that has closed or half-closed its side or has vanished, and
-    /// `has_sent` when a socket has input to report. May call either more than once for one event.
-    /// Returns only when the watch itself fails.
+    /// Calls `hung_up` for each socket whose peer has hung up, and `has_sent` for each socket that
+    /// has input to report. May make several calls for one event. Returns only when the watch
+    /// itself fails.
     pub fn run(&self, hung_up: impl Fn(u64), has_sent: impl Fn(u64)) -> io::Error {
         let mut events = Vec::with_capacity(BATCH_LEN);
         loop {

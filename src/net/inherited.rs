@@ -1,4 +1,5 @@
-//! Inherited sockets: inetd and s6 pass one as descriptor 0, systemd lists them in LISTEN_FDS.
+//! Inherited sockets: inetd and s6 pass one socket as descriptor 0, and systemd passes sockets that
+//! LISTEN_FDS counts.
 
 use std::env;
 use std::io;
@@ -23,7 +24,7 @@ pub enum Inherited {
 }
 
 impl Inherited {
-    /// The listener; an error for a connected socket.
+    /// Returns the listener, or an error if the socket is connected.
     pub fn listening(self) -> io::Result<Listener> {
         match self {
             Inherited::Listening(listener) => Ok(listener),
@@ -43,8 +44,8 @@ pub fn from_stdin() -> io::Result<Inherited> {
     classify(stdin.as_fd().try_clone_to_owned()?)
 }
 
-/// The sockets counted by LISTEN_FDS, in order, each converted by `adopt`; empty if it is not set
-/// or is meant for another process (LISTEN_PID).
+/// The sockets that LISTEN_FDS counts, in order, each converted by `adopt`; empty if LISTEN_FDS is
+/// not set or if it is meant for another process (LISTEN_PID).
 pub fn from_environment<T>(adopt: impl Fn(Inherited) -> io::Result<T>) -> Result<Vec<T>, String> {
     /// The first descriptor passed by systemd.
     const FIRST_DESCRIPTOR: usize = 3;
@@ -71,7 +72,8 @@ pub fn from_environment<T>(adopt: impl Fn(Inherited) -> io::Result<T>) -> Result
     (0..count).map(take).collect()
 }
 
-/// Whether `output` is the socket on descriptor 0: a client would read what is written there.
+/// Whether `output` is the socket on descriptor 0. If so, a client may read whatever is written to
+/// `output`.
 pub fn is_client_socket(output: impl AsFd) -> bool {
     let (Ok(stdin), Ok(output)) = (fstat(io::stdin()), fstat(output)) else {
         return false;
@@ -80,8 +82,9 @@ pub fn is_client_socket(output: impl AsFd) -> bool {
         && FileId::from(&stdin) == FileId::from(&output)
 }
 
-/// Whether inetd or the like started this process, and may restart it at once: descriptor 0
-/// listens, or stderr is the socket on it. Some inetds leave stderr alone.
+/// Whether inetd or a similar program started this process, and may restart it at once: descriptor
+/// 0 is a listening socket, or stderr is the socket on descriptor 0. Checking stderr alone is not
+/// enough, because some inetds do not redirect it.
 pub fn started_by_inetd() -> bool {
     is_client_socket(io::stderr()) || matches!(sockopt::socket_acceptconn(io::stdin()), Ok(true))
 }
@@ -94,7 +97,8 @@ fn classify(socket: OwnedFd) -> io::Result<Inherited> {
     }
     if !sockopt::socket_acceptconn(&socket)? {
         let is_connected = rustix::net::getpeername(&socket).is_ok();
-        // A broken connection no longer has a peer address, but what the peer sent can be read.
+        // A broken connection no longer has a peer address, but the bytes that the peer sent can
+        // still be read.
         let is_broken = || matches!(sockopt::socket_error(&socket), Ok(Err(_)));
         return if is_connected || is_broken() {
             Ok(Inherited::Connected(socket))

@@ -1,4 +1,4 @@
-//! Splits a byte stream into frames of lines, in bounded memory however the bytes arrive.
+//! Splits a byte stream into frames of lines. Memory is bounded, however the bytes arrive.
 
 mod telnet;
 
@@ -11,39 +11,40 @@ use crate::sys::memory::{self, Purpose};
 use super::stream::Stream;
 use telnet::{Telnet, INTERRUPT};
 
-/// The usual maximum of the read buffer, in bytes; more input waits in the kernel.
+/// The usual maximum length of the read buffer, in bytes. Further input waits in the kernel.
 const BUFFER_LEN: usize = 4096;
 
-/// The initial size of the read buffer: enough for most peers.
+/// The initial length of the read buffer, in bytes: enough for most peers.
 const SMALL_BUFFER_LEN: usize = 512;
 
-/// How many bytes of a discarded line are kept.
+/// How many bytes at the start of an overlong line are kept.
 const HEAD_LEN: usize = 64;
 
 type LineLimit = Box<dyn Fn(usize, &[u8]) -> usize>;
 
 /// Splits a stream into frames of `N` lines each, and removes telnet commands.
 ///
-/// A line ends with LF, and every CR before the LF is stripped. The buffer starts small and doubles
-/// when the peer fills it. It grows beyond 4096 bytes only for a line with a higher limit, and
-/// shrinks again afterwards.
+/// A line ends with LF, and every CR before the LF is stripped. The buffer starts small, and
+/// doubles when the peer fills it. It grows beyond 4096 bytes only for a line with a higher limit,
+/// and shrinks again after that line.
 pub struct LineReader<const N: usize> {
     buffer: Vec<u8>,
     /// The start of the current frame.
     start: usize,
     /// The end of the buffered bytes.
     end: usize,
-    /// No line end is between the last one found and this offset.
+    /// How far the buffer has been searched for line ends.
     scanned: usize,
     /// The line ends of the current frame.
     ends: [usize; N],
     line_count: usize,
-    /// The current line exceeds its limit; only its head is kept.
+    /// Whether the current line exceeds its limit. If so, only its first bytes are kept, in `head`.
     overlong: bool,
     head: Vec<u8>,
     lines_seen: u32,
     limit: LineLimit,
-    /// The lowest limit. Most lines are shorter, so their own limit need not be asked for.
+    /// The lowest limit of any line. Most lines are shorter than this, so `limit` need not be
+    /// called for them.
     lowest_limit: usize,
     telnet: Telnet,
     answers: Vec<u8>,
@@ -53,9 +54,10 @@ pub struct LineReader<const N: usize> {
 pub enum Buffered {
     /// A whole frame: see [`LineReader::frame`].
     Frame,
-    /// The next read may bring the rest.
+    /// The frame is not complete yet. The caller should read more.
     Incomplete,
-    /// A line beyond its limit, read up to its LF. What follows is no longer aligned to frames.
+    /// A line exceeds its limit, and has been read up to its LF. The lines after it are no longer
+    /// aligned to frames.
     TooLong,
 }
 
@@ -65,15 +67,15 @@ pub enum ReadEnd {
     /// The peer has closed or half-closed its side.
     Eof,
     Timeout,
-    /// A telnet subnegotiation longer than the limit.
+    /// The peer has sent a telnet subnegotiation longer than the limit.
     Telnet,
     Broken(io::Error),
 }
 
 impl<const N: usize> LineReader<N> {
-    /// `limit` gives the maximum length of a line in bytes, without the LF. Its arguments are the
-    /// line's index in the frame and the first line of the frame (empty for line 0 itself). No line
-    /// may have a lower limit than line 0.
+    /// `limit` returns the maximum length of a line in bytes, not counting the LF. Its arguments
+    /// are the line's index in the frame and the first line of the frame (empty for line 0 itself).
+    /// No line may have a lower limit than line 0.
     pub fn new(limit: impl Fn(usize, &[u8]) -> usize + 'static) -> Self {
         LineReader {
             buffer: vec![0; SMALL_BUFFER_LEN],
@@ -103,8 +105,8 @@ impl<const N: usize> LineReader<N> {
         self.look_for(1)
     }
 
-    /// Looks for the first `line_count` lines of the frame; [`Buffered::Frame`] means they are
-    /// there.
+    /// Looks for the first `line_count` lines of the frame. [`Buffered::Frame`] means that they are
+    /// complete.
     fn look_for(&mut self, line_count: usize) -> Buffered {
         while self.line_count < line_count {
             if self.scanned == self.end {
@@ -126,7 +128,8 @@ impl<const N: usize> LineReader<N> {
             self.scanned = at + 1;
             self.lines_seen = self.lines_seen.wrapping_add(1);
             if self.buffer[at] == INTERRUPT {
-                // The caller judges first lines, and another one is the first now.
+                // The frame begins again after the interrupt. `Incomplete` lets the caller look at
+                // its new first line.
                 self.next_frame_at(at + 1);
                 return Buffered::Incomplete;
             } else if self.overlong || self.is_overlong(at - line_start) {
@@ -140,11 +143,12 @@ impl<const N: usize> LineReader<N> {
         Buffered::Frame
     }
 
-    /// Where an LF or an interrupt ends the current line, counted from `scanned`.
+    /// The offset from `scanned` of the LF or the interrupt that ends the current line.
     ///
-    /// An interrupt does not drop the beginning of the first line, which shows whether the peer
-    /// speaks another protocol. A stranger may choose what such a peer sends behind it: a server
-    /// chooses the session ID of its TLS clients.
+    /// Within the connection's first line, an interrupt does not count: the beginning of that line
+    /// must not be dropped, because it shows whether the peer speaks another protocol. A third
+    /// party may have chosen what such a peer sends next. For example, a TLS client sends a session
+    /// ID that a server has chosen.
     fn offset_of_end(&self, line_start: usize) -> Option<usize> {
         let unseen = &self.buffer[self.scanned..self.end];
         let offset = memchr2(b'\n', INTERRUPT, unseen)?;
@@ -155,7 +159,7 @@ impl<const N: usize> LineReader<N> {
         }
     }
 
-    /// The lines of the frame that [`LineReader::look`] found.
+    /// The lines of the frame that [`LineReader::look`] has found.
     pub fn frame(&self) -> [&[u8]; N] {
         debug_assert_eq!(self.line_count, N);
         let mut frame = [&[][..]; N];
@@ -172,7 +176,8 @@ impl<const N: usize> LineReader<N> {
         &self.head
     }
 
-    /// The bytes received so far of an incomplete frame.
+    /// The bytes of an incomplete frame that have been received; of an overlong line, only its
+    /// first bytes.
     pub fn incomplete(&self) -> &[u8] {
         match self.overlong {
             true => &self.head,
@@ -192,7 +197,7 @@ impl<const N: usize> LineReader<N> {
         self.line_count -= 1;
     }
 
-    /// Skips the frame or the overlong line that [`LineReader::look`] found.
+    /// Skips the frame or the overlong line that [`LineReader::look`] has found.
     pub fn advance(&mut self) {
         self.next_frame_at(self.scanned);
         if self.start == self.end {
@@ -206,12 +211,13 @@ impl<const N: usize> LineReader<N> {
     }
 
     /// Blocks until the peer sends something, or until the socket's read timeout. Returns at once
-    /// if what is behind an interrupt has not been looked at.
+    /// if bytes after an interrupt have not been looked at.
     pub fn read(&mut self, mut stream: impl Read) -> Result<(), ReadEnd> {
         if self.scanned < self.end {
             return Ok(());
         }
-        // Complete lines that arrived before it have been handled.
+        // The caller has already handled the complete lines that arrived before the endless
+        // command.
         if self.telnet.is_endless() {
             return Err(ReadEnd::Telnet);
         }
@@ -230,8 +236,8 @@ impl<const N: usize> LineReader<N> {
         Ok(())
     }
 
-    /// Reads what has arrived without blocking, as far as the buffer has room. Leaves it to the
-    /// next read to report the end of the stream.
+    /// Without blocking, reads the bytes that have arrived and for which the buffer has room. Does
+    /// not report the end of the stream; the next [`LineReader::read`] does.
     pub fn read_ready(&mut self, stream: &Stream) {
         self.compact();
         let from = self.chunk_start();
@@ -249,18 +255,19 @@ impl<const N: usize> LineReader<N> {
         }
     }
 
-    /// Identifies the line being received: differs from the lines around it. `None` between frames.
+    /// A number for the line being received, which differs from the number of the previous line;
+    /// `None` between frames.
     pub fn line_in_progress(&self) -> Option<u32> {
         let between_frames = self.start == self.end && !self.overlong;
         (!between_frames).then_some(self.lines_seen)
     }
 
-    /// Whether the current frame, none of whose lines has been looked for, begins with the byte.
+    /// Whether the current frame begins with `byte`. Must be called before looking for its lines.
     pub fn begins_with(&self, byte: u8) -> bool {
         !self.overlong && self.start < self.end && self.buffer[self.start] == byte
     }
 
-    /// Where the next chunk is read to.
+    /// The index in the buffer at which the next chunk is read.
     fn chunk_start(&self) -> usize {
         self.end + self.telnet.room_len()
     }
@@ -277,7 +284,7 @@ impl<const N: usize> LineReader<N> {
             let longest = self.line_start() + self.line_limit() + 2;
             let len = match 2 * self.buffer.len() {
                 double if double <= BUFFER_LEN => double,
-                // Only a line with a raised limit can fill the whole buffer.
+                // Only a line with a raised limit can fill a buffer of the usual maximum length.
                 double => double.min(longest.max(self.buffer.len() + 2)),
             };
             let Some(_reservation) = memory::reserve(len, Purpose::Service) else {

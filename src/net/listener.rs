@@ -1,4 +1,4 @@
-//! Listening sockets: binding, and accepting in spite of failures.
+//! Listening sockets: binding them, and accepting connections in spite of failures.
 
 use std::fmt;
 use std::io;
@@ -26,27 +26,29 @@ use super::tls::Certificate;
 use super::unix_path::BoundPath;
 use super::workers::Workers;
 
-/// The listen backlog: connections completed by the kernel but not yet accepted.
+/// The listen backlog: the maximum number of connections that the kernel has completed but that
+/// have not been accepted.
 pub(super) const BACKLOG: i32 = 4096;
 
-/// The send buffer in bytes: kernel memory that a client can pin by not reading.
+/// The length of the send buffer in bytes. A client that does not read can pin this much kernel
+/// memory.
 pub const SEND_BUFFER_LEN: usize = 16 * 1024;
 
-/// Back-off after a failed accept: doubles from the first to the longest.
+/// The pause after a failed accept: it doubles with each failure, from the first to the longest.
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
 pub enum Listener {
-    /// With a certificate if it speaks TLS.
+    /// A TCP socket; with a certificate if it speaks TLS.
     Tcp(TcpListener, Option<Arc<Certificate>>),
     /// A Unix socket; with its path if this process bound it.
     Unix(UnixListener, Option<BoundPath>),
 }
 
 impl Listener {
-    /// Listens on `addr`; port 0 picks a free one. The unspecified IPv6 address accepts IPv4 as
-    /// well.
+    /// Listens on `addr`; port 0 picks a free port. The unspecified IPv6 address accepts IPv4
+    /// connections as well.
     pub fn bind_tcp(addr: SocketAddr) -> io::Result<Listener> {
         let family = match addr {
             SocketAddr::V4(_) => AddressFamily::INET,
@@ -66,16 +68,16 @@ impl Listener {
     /// Adopts a listening TCP socket and sets its options.
     pub fn adopt_tcp(listener: TcpListener) -> io::Result<Listener> {
         listener.set_nonblocking(true)?;
-        // Accepted sockets inherit all of these, which saves the calls on each of them.
+        // Accepted sockets inherit all of these options, which saves the system calls to set them.
         keep_alive(&listener)?;
         // Urgent bytes stay in the stream, as telnet expects. Otherwise they would be lost, and the
-        // kernel would not count the bytes behind them as unread.
+        // kernel would not count the bytes after them as unread.
         where_known(sockopt::set_socket_oobinline(&listener, true))?;
         sockopt::set_socket_send_buffer_size(&listener, SEND_BUFFER_LEN)?;
         Ok(Listener::Tcp(listener, None))
     }
 
-    /// Makes a TCP listener speak TLS with this certificate; leaves a Unix one alone.
+    /// Makes a TCP listener speak TLS with this certificate. A Unix listener stays as it is.
     pub fn with_tls(self, certificate: Arc<Certificate>) -> Listener {
         match self {
             Listener::Tcp(listener, _) => Listener::Tcp(listener, Some(certificate)),
@@ -89,16 +91,17 @@ impl Listener {
         Ok(Listener::Unix(listener, made))
     }
 
-    /// Removes the Unix socket that this process bound, unless another one has replaced it.
+    /// Removes the path of the Unix socket that this process bound, unless another socket has
+    /// replaced it.
     pub fn clean_up(&self) {
         if let Listener::Unix(_, Some(path)) = self {
             path.remove();
         }
     }
 
-    /// Refuses new connections, and resets those not yet accepted.
+    /// Refuses new connections, and resets those that have not been accepted.
     pub fn refuse(&self) {
-        // Fails only if the socket was shut down before.
+        // This fails only if the socket has already been shut down.
         let _ = rustix::net::shutdown(self.socket(), rustix::net::Shutdown::Both);
         self.clean_up();
     }
@@ -122,7 +125,7 @@ impl Listener {
         let (failures, refusals) = (Throttle::default(), Throttle::default());
         let no_thread = Throttle::default();
         loop {
-            // Polling first is cheaper than an accept that finds no peer.
+            // Polling first costs less than an accept that finds no connection.
             self.wait_for_a_peer();
             match connections.admit(|| self.accept()) {
                 Ok(Ok(admission)) => {
@@ -152,7 +155,7 @@ impl Listener {
     }
 
     fn wait_for_a_peer(&self) {
-        // If the poll fails, the next accept reports why.
+        // If the poll fails, the next accept fails too, and its error is reported.
         let _ = poll(
             &mut [PollFd::from_borrowed_fd(self.socket(), PollFlags::IN)],
             None,
@@ -199,8 +202,9 @@ impl fmt::Display for Listener {
     }
 }
 
-/// Accepts from each listener on a thread of its own, and hands the connections to the workers.
-/// Logs the listening addresses under the name `addr`. Does not block.
+/// Starts a thread for each listener, which accepts connections and hands them to the workers. Logs
+/// the addresses of TCP listeners under the name `addr`, and the paths of Unix sockets. Does not
+/// block.
 pub fn accept_from_all(
     addr: &str,
     listeners: &Arc<[Listener]>,
@@ -221,7 +225,7 @@ pub fn accept_from_all(
     Ok(())
 }
 
-/// Whether accept failed for this connection only, so that the next can be tried at once.
+/// Whether accept failed for one connection only, so that it can be called again at once.
 fn concerns_one_peer(error: &io::Error) -> bool {
     matches!(
         Errno::from_io_error(error),

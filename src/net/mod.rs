@@ -1,6 +1,7 @@
-//! Sockets: binding, accepting, reading lines in bounded memory, noticing hang-ups.
+//! Sockets: binding them, accepting connections, reading lines in bounded memory, noticing
+//! hang-ups.
 //!
-//! **Invariant:** nothing here knows the commands of a protocol, or the table.
+//! **Invariant:** nothing in `net/` knows the commands of a protocol, or the table.
 
 #[cfg(feature = "programs")]
 pub mod connections;

@@ -29,7 +29,7 @@ pub enum Stream {
 
 impl Stream {
     pub fn set_read_timeout(&self, timeout: Duration) -> io::Result<()> {
-        // The system takes zero as no timeout.
+        // A timeout of zero would mean no timeout to the system.
         let timeout = timeout.max(Duration::from_millis(1));
         if let Stream::Tls(stream) = self {
             stream.set_read_timeout(timeout);
@@ -37,7 +37,7 @@ impl Stream {
         Ok(set_socket_timeout(self, Timeout::Recv, Some(timeout))?)
     }
 
-    /// The TCP socket; `None` for a Unix socket.
+    /// The TCP socket, also of a TLS stream; `None` for a Unix socket.
     fn tcp(&self) -> Option<&TcpStream> {
         match self {
             Stream::Tcp(stream) => Some(stream),
@@ -46,7 +46,7 @@ impl Stream {
         }
     }
 
-    /// Shuts down one or both directions. A peer that is gone is not an error.
+    /// Shuts down one or both directions. It does not matter if the peer is gone.
     pub fn shutdown(&self, how: Shutdown) {
         let _ = match self {
             Stream::Tcp(stream) => stream.shutdown(how),
@@ -55,8 +55,8 @@ impl Stream {
         };
     }
 
-    /// Describes the peer for operators: its address, or the process and the user behind a Unix
-    /// socket.
+    /// Describes the peer to operators: its address, or the process and the user at the other end
+    /// of a Unix socket.
     pub fn identity(&self) -> String {
         let Some(credentials) = self.credentials() else {
             return self.to_string();
@@ -67,8 +67,8 @@ impl Stream {
         format!("unix pid {pid} uid {uid}{name}")
     }
 
-    /// This end as [`Stream::identity`] describes it to the peer, without the program's name;
-    /// `None` if the socket no longer has a local address.
+    /// Describes this end the way [`Stream::identity`] describes it at the peer, but without the
+    /// program's name; `None` if the socket no longer has a local address.
     pub fn own_identity(&self) -> Option<String> {
         Some(match self.tcp() {
             Some(stream) => stream.local_addr().ok()?.to_string(),
@@ -79,13 +79,13 @@ impl Stream {
         })
     }
 
-    /// The user behind a Unix socket; `None` for other sockets, and for a user without a number in
-    /// this user namespace.
+    /// The user at the other end of a Unix socket; `None` for other sockets, and for a user without
+    /// a number in this user namespace.
     pub fn peer_uid(&self) -> Option<u32> {
         process::known_user(self.credentials()?.uid.as_raw())
     }
 
-    /// The process and the user behind a Unix socket; `None` for other sockets.
+    /// The process and the user at the other end of a Unix socket; `None` for other sockets.
     fn credentials(&self) -> Option<UCred> {
         match self {
             Stream::Unix(_) => sockopt::socket_peercred(self).ok(),
@@ -93,8 +93,8 @@ impl Stream {
         }
     }
 
-    /// The peer's address without the port, or its IPv6 network; `None` for a Unix socket, or if
-    /// the peer is gone.
+    /// The peer's IPv4 address or IPv6 /64 network; `None` for a Unix socket, or if the peer is
+    /// gone.
     pub fn source(&self) -> Option<IpAddr> {
         Some(match self.tcp()?.peer_addr().ok()?.ip().to_canonical() {
             IpAddr::V6(ip) => Ipv6Addr::from_bits(ip.to_bits() >> 64 << 64).into(),
@@ -102,7 +102,7 @@ impl Stream {
         })
     }
 
-    /// Bytes that have arrived but have not been read; over TLS, encrypted ones.
+    /// The number of bytes that have arrived and have not been read; over TLS, of encrypted bytes.
     pub fn unread_len(&self) -> u64 {
         ioctl_fionread(self).unwrap_or(0)
     }
@@ -128,7 +128,7 @@ impl Stream {
         matches!(poll(&mut polled, Some(&Timespec::default())), Ok(1..))
     }
 
-    /// Reads what has arrived without blocking; `None` if nothing has.
+    /// Reads bytes that have arrived, without blocking; `None` if there are none, or on an error.
     pub fn read_ready(&self, buffer: &mut [u8]) -> Option<usize> {
         if let Stream::Tls(stream) = self {
             return stream.read_ready(buffer);
@@ -139,8 +139,8 @@ impl Stream {
 
     /// Writes all of `bytes` within `timeout` (`None`: no limit), as [`write_within`] does.
     ///
-    /// Inlined up to the session's loop, as is the read: returning to a caller after a system call
-    /// is slow. The processor presumably mispredicts the return, because the kernel has overwritten
+    /// Inlined up to the session's loop, like the read, because a return right after a system call
+    /// is slow. Presumably the processor mispredicts the return, because the kernel has overwritten
     /// its return stack.
     #[inline(always)]
     pub fn write_within(&self, bytes: &[u8], timeout: Option<Duration>) -> io::Result<()> {
@@ -150,8 +150,8 @@ impl Stream {
         write_within(self.as_fd(), bytes, timeout, None)
     }
 
-    /// Sends as much of `bytes` as the socket takes without blocking, and returns how much that is.
-    /// Sends nothing over TLS, so that any thread may call this.
+    /// Sends as many of `bytes` as the socket takes without blocking, and returns their number. Any
+    /// thread may call this, because it sends nothing over TLS.
     pub fn send_once(&self, bytes: &[u8]) -> usize {
         if matches!(self, Stream::Tls(_)) {
             return 0;
@@ -162,7 +162,8 @@ impl Stream {
         send(self, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL).unwrap_or(0)
     }
 
-    /// Lingering close: discards input until the peer closes or `limit` has passed.
+    /// Discards input until the peer closes or `limit` has passed: the second half of a lingering
+    /// close.
     pub fn discard_for(&self, limit: Duration) {
         discard(limit, |scrap, left| {
             self.set_read_timeout(left)?;
@@ -171,16 +172,16 @@ impl Stream {
     }
 }
 
-/// A vanished host is noticed after idle + probes x interval = 30 s of silence.
+/// The keepalive times. A vanished host is noticed after 30 s of silence: idle + probes x interval.
 pub(super) const KEEPALIVE_IDLE: Duration = Duration::from_secs(15);
 pub(super) const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
 pub(super) const KEEPALIVE_PROBES: u32 = 3;
-/// The time in milliseconds within which the peer must acknowledge data; the kernel sends no
-/// keepalive while data is unacknowledged.
+/// How long the peer may leave data unacknowledged, in milliseconds. Meanwhile the kernel sends no
+/// keepalive probes, so they cannot notice a vanished host.
 pub(super) const USER_TIMEOUT_MS: u32 = 30_000;
 
-/// Has the kernel end a TCP connection within a minute if the other host has vanished, and send
-/// small writes at once. Sockets that a listener accepts inherit this.
+/// Makes the kernel end a TCP connection within a minute if the other host has vanished, and send
+/// small writes at once. Accepted sockets inherit these options from the listener.
 pub fn keep_alive(socket: &impl AsFd) -> io::Result<()> {
     sockopt::set_tcp_nodelay(socket, true)?;
     sockopt::set_socket_keepalive(socket, true)?;
@@ -190,7 +191,7 @@ pub fn keep_alive(socket: &impl AsFd) -> io::Result<()> {
     where_known(sockopt::set_tcp_user_timeout(socket, USER_TIMEOUT_MS))
 }
 
-/// Ignores the failure to set an option that multipath TCP sockets lack.
+/// Ignores the error of setting an option that multipath TCP sockets do not have.
 pub(super) fn where_known(set: rustix::io::Result<()>) -> io::Result<()> {
     match set {
         Err(Errno::NOPROTOOPT | Errno::OPNOTSUPP) => Ok(()),
@@ -199,11 +200,11 @@ pub(super) fn where_known(set: rustix::io::Result<()>) -> io::Result<()> {
 }
 
 /// Writes all of `bytes` to a socket, pipe or terminal within `timeout` (`None`: no limit), in one
-/// system call if the peer keeps up. A peer that reads a little now and then does not extend the
-/// time. Stops waiting once `stop` is readable.
+/// system call if the peer keeps up. A peer that reads only a little at a time does not extend the
+/// timeout. Stops waiting once `stop` is readable.
 ///
-/// Fails with [`io::ErrorKind::TimedOut`] if the peer does not read in time; some of the bytes may
-/// have been sent.
+/// Fails with [`io::ErrorKind::TimedOut`] if the peer does not read in time, or `stop` is readable.
+/// Some of the bytes may have been sent.
 #[inline(always)] // as `Stream::write_within`
 pub fn write_within(
     output: BorrowedFd<'_>,
@@ -211,7 +212,7 @@ pub fn write_within(
     timeout: Option<Duration>,
     stop: Option<BorrowedFd<'_>>,
 ) -> io::Result<()> {
-    // Most writes do not wait, so the clock is read only for those that do.
+    // Most writes do not wait, so the clock is read only when a write must wait.
     let mut deadline = None;
     let mut is_socket = true;
     loop {
@@ -224,7 +225,8 @@ pub fn write_within(
             Ok(len) if len == bytes.len() => return Ok(()),
             Ok(len) => bytes = &bytes[len..],
             Err(Errno::INTR | Errno::AGAIN) => {}
-            // A write to a pipe may block, unless poll has reported room.
+            // This is a pipe or a terminal, to which a write may block unless poll has reported
+            // room.
             Err(Errno::NOTSOCK) => is_socket = false,
             Err(error) => return Err(error.into()),
         }
@@ -234,7 +236,8 @@ pub fn write_within(
     }
 }
 
-/// Blocks until `output` takes more. Fails at the deadline, or once `stop` is readable.
+/// Blocks until `output` has room. Fails with [`io::ErrorKind::TimedOut`] at the deadline, or once
+/// `stop` is readable.
 fn wait_for_room(
     output: BorrowedFd<'_>,
     deadline: Option<Instant>,
@@ -247,17 +250,17 @@ fn wait_for_room(
     ];
     let count = 1 + usize::from(stop.is_some());
     wait_for(&mut polled[..count], deadline)?;
-    // The kernel may have a little room long before poll reports it. A write into that room would
-    // count as progress of a peer that does not read.
+    // The kernel may have a little room long before poll reports any. A write into that room would
+    // look like progress, though the peer does not read.
     if is_over || polled[0].revents().is_empty() {
         return Err(io::ErrorKind::TimedOut.into());
     }
     Ok(())
 }
 
-/// Calls `read`, with the time left, and discards what it returns, until it fails, returns nothing,
-/// or `limit` has passed. Closing a socket with unread bytes makes the kernel send a reset, which
-/// can destroy a reply in flight.
+/// Discards input before a close: calls `read` with the time left until it fails, reaches the end
+/// of the stream, or `limit` has passed. If a socket is closed with unread bytes, the kernel sends
+/// a reset, which can destroy a reply in flight.
 pub fn discard(limit: Duration, mut read: impl FnMut(&mut [u8], Duration) -> io::Result<usize>) {
     let deadline = Instant::now().checked_add(limit);
     let mut scrap = [0; 512];

@@ -1,4 +1,5 @@
-//! The paths of listening Unix sockets: taken over from a dead server, never from a living one.
+//! The paths of listening Unix sockets. A server takes over the path of a dead server, but never
+//! that of a living one.
 
 use std::fs;
 use std::io;
@@ -21,25 +22,26 @@ use crate::text::Escaped;
 
 use super::listener::{Listener, BACKLOG};
 
-/// How long another process may have the directory locked before we go on without the lock.
+/// How long to wait for another process's lock on the directory before going on without the lock.
 const LOCK_PATIENCE: Duration = Duration::from_secs(2);
 
 /// The path of a socket that this process has bound.
 #[derive(Debug)]
 pub struct BoundPath {
     path: PathBuf,
-    /// Another server may have put its own socket there since.
+    /// The socket that was bound. Another server may later put its own socket at the same path.
     identity: FileId,
 }
 
-/// Listens on `path`; `mode` and `group` say who may connect. The socket of a dead server is
-/// replaced; a living server makes it fail with [`io::ErrorKind::AddrInUse`], any other file with
-/// [`io::ErrorKind::AlreadyExists`]. Changes the umask for a moment, so no other thread may be
-/// making files.
+/// Listens on `path`; `mode` and `group` say who may connect. Replaces the socket of a dead server.
+/// Fails with [`io::ErrorKind::AddrInUse`] if a living server has the path, or with
+/// [`io::ErrorKind::AlreadyExists`] if the path is any other file. Changes the umask for a moment,
+/// so no other thread may create files at that time.
 pub fn bind(path: &Path, mode: u32, group: Option<u32>) -> io::Result<Listener> {
-    // Two servers that both find a dead server's socket must not remove each other's. The one that
-    // locks the directory looks, removes and listens before the other looks. But whoever may read
-    // the directory can keep it locked, and must not keep a server from its start.
+    // If two servers find the socket of a dead server, neither may remove the other's new socket.
+    // The server that locks the directory looks, removes and listens before the other server looks.
+    // But any user who may read the directory can keep it locked, and must not thereby prevent a
+    // server from starting.
     let directory = Directory::of(path)?;
     match lock_within(&directory, LOCK_PATIENCE) {
         Ok(true) => {}
@@ -55,7 +57,7 @@ pub fn bind(path: &Path, mode: u32, group: Option<u32>) -> io::Result<Listener> 
         None,
     )?;
     let address = SocketAddrUnix::new(path)?;
-    // Until the group is set, only the owner may connect.
+    // Only the owner may connect until the group is set.
     let first_mode = if group.is_some() { 0o600 } else { mode };
     let umask = rustix::process::umask(Mode::from_raw_mode(!first_mode & 0o777));
     let bound = rustix::net::bind(&socket, &address);
@@ -67,7 +69,7 @@ pub fn bind(path: &Path, mode: u32, group: Option<u32>) -> io::Result<Listener> 
         identity: FileId::from(&found),
     };
     listen(&socket, BACKLOG).inspect_err(|_| made.remove())?;
-    // Other modes only come from a default access list of the directory.
+    // The mode differs only if the directory has a default access list.
     if group.is_some() || found.st_mode & 0o777 != mode {
         let by_descriptor = format!("/proc/self/fd/{}", name.as_raw_fd());
         if !is_own_listener(&by_descriptor, &address)? {
@@ -78,8 +80,8 @@ pub fn bind(path: &Path, mode: u32, group: Option<u32>) -> io::Result<Listener> 
     Listener::adopt_unix(socket.into(), Some(made))
 }
 
-/// Opens the name of the socket that was just bound. Whoever may write to the directory may have
-/// put another file in its place.
+/// Opens the path of the socket that was just bound. Fails if another process has meanwhile put a
+/// file of another kind in its place.
 fn open_name(path: &Path) -> io::Result<(OwnedFd, Stat)> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let name = openat(CWD, path, flags, Mode::empty())?;
@@ -90,7 +92,7 @@ fn open_name(path: &Path) -> io::Result<(OwnedFd, Stat)> {
     }
 }
 
-/// Sets the group and the mode of a socket, which is open for its name alone.
+/// Sets the group and the mode of a socket through a descriptor opened with O_PATH.
 fn give_access(
     name: &OwnedFd,
     by_descriptor: &str,
@@ -104,8 +106,8 @@ fn give_access(
     fs::set_permissions(by_descriptor, fs::Permissions::from_mode(mode))
 }
 
-/// Whether this process listens on the socket at `path`, and has bound it to `address`. Only a
-/// client of the socket learns that from the kernel, so this connects and hangs up.
+/// Whether the socket at `path` is one that this process listens on and has bound to `address`. The
+/// kernel tells this only to a client of the socket, so this function connects and hangs up.
 fn is_own_listener(path: &str, address: &SocketAddrUnix) -> io::Result<bool> {
     let client = client_socket()?;
     match connect(&client, &SocketAddrUnix::new(path)?) {
@@ -122,7 +124,7 @@ fn replaced() -> io::Error {
     io::Error::other("another file was put in its place")
 }
 
-/// A socket whose connect does not block: the backlog of a living server may be full.
+/// A socket whose connect does not block, even if the backlog of a living server is full.
 fn client_socket() -> io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
@@ -130,7 +132,7 @@ fn client_socket() -> io::Result<OwnedFd> {
 }
 
 impl BoundPath {
-    /// Removes the socket, unless another one has taken its place.
+    /// Removes the socket, unless another file has taken its place.
     pub(super) fn remove(&self) {
         if lstat(&self.path).is_ok_and(|found| FileId::from(&found) == self.identity) {
             let _ = fs::remove_file(&self.path);
@@ -138,7 +140,8 @@ impl BoundPath {
     }
 }
 
-/// Removes the socket of a dead server, and nothing else.
+/// Removes the socket of a dead server. Fails if the path is the socket of a living server, or any
+/// other file.
 fn remove_dead_socket(path: &Path) -> io::Result<()> {
     let found = match lstat(path) {
         Err(Errno::NOENT) => return Ok(()),
@@ -152,7 +155,7 @@ fn remove_dead_socket(path: &Path) -> io::Result<()> {
     }
     match connect(client_socket()?, &SocketAddrUnix::new(path)?) {
         Err(Errno::CONNREFUSED) => fs::remove_file(path),
-        // A server that accepts, a full backlog, or a socket that this process may not connect to.
+        // The server accepts, its backlog is full, or this process may not connect to the socket.
         _ => Err(io::ErrorKind::AddrInUse.into()),
     }
 }

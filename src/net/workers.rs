@@ -1,4 +1,4 @@
-//! A pool of session threads: each serves one connection, then parks for the next.
+//! A pool of session threads. Each thread serves one connection, then parks until the next.
 //!
 //! Spawning a thread per connection would cost a third of the rate of short connections.
 
@@ -13,8 +13,9 @@ use crate::sys::thread::spawn;
 
 use super::connections::Admission;
 
-/// How many idle threads are kept, and for how long. Idle threads pin memory after a burst, so not
-/// for long; at a high rate of connections no thread idles that long.
+/// The maximum number of parked threads, and how long a thread stays parked. The time is short,
+/// because parked threads hold memory after a burst of connections. At a high rate of connections,
+/// no thread is parked that long.
 const MAX_PARKED: usize = 64;
 const PARKED_FOR: Duration = Duration::from_millis(500);
 
@@ -38,8 +39,8 @@ impl Workers {
         })
     }
 
-    /// Serves the connection on a parked or a new thread, without waiting. Drops the connection if
-    /// no thread can be had.
+    /// Serves the connection on a parked or a new thread, without blocking. Drops the connection if
+    /// no thread can be started.
     pub fn run(self: &Arc<Self>, admission: Admission) -> io::Result<()> {
         match self.sender.try_send(admission) {
             Ok(()) => Ok(()),

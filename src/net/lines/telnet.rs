@@ -1,8 +1,8 @@
-//! Telnet commands (RFC 854) in a byte stream: removed, and answered with a refusal if they
-//! negotiate an option. This end never requests one.
+//! Telnet commands (RFC 854) in a byte stream. Commands are removed; a command that requests an
+//! option is answered with a refusal. This end never requests an option.
 //!
-//! UTF-8 never contains 0xFF, so it always begins a command. A command may span reads, so the state
-//! outlives a call.
+//! 0xFF never occurs in UTF-8, so a 0xFF can only be the start of a command. A command may span two
+//! reads, so the parser keeps its state between calls.
 
 use memchr::memchr2;
 
@@ -14,21 +14,21 @@ const WILL: u8 = 251;
 const SB: u8 = 250;
 const IP: u8 = 244;
 const SE: u8 = 240;
-/// EOF, the lowest command code; SUSP, ABORT and EOR follow.
+/// The lowest command code, EOF. SUSP, ABORT and EOR follow it.
 const FIRST_COMMAND: u8 = 236;
 const TIMING_MARK: u8 = 6;
 
-/// Replaces an interrupt (IAC IP) in the filtered stream. Nothing else leaves a 0xFF there.
+/// Replaces an interrupt (IAC IP) in the filtered stream. The filtered stream has no other 0xFF.
 pub(super) const INTERRUPT: u8 = 0xFF;
 
-/// Replaces an escaped 0xFF (IAC IAC), or a 0xFF before a byte that is not a command. Not valid
-/// UTF-8 either.
+/// Replaces an escaped 0xFF (IAC IAC), or a 0xFF before a byte that is not a command. This byte is
+/// not valid UTF-8 either.
 const ESCAPED_FF: u8 = 0xFE;
 
-/// The longest subnegotiation that is skipped, in bytes.
+/// The maximum length of a subnegotiation, in bytes.
 const MAX_SUBNEGOTIATION: usize = 256;
 
-/// How many options are refused; further requests are ignored.
+/// The maximum number of requests that are refused. Further requests are ignored.
 const MAX_REFUSALS: usize = 64;
 
 /// The telnet state of one connection.
@@ -48,18 +48,19 @@ enum ParserState {
     Option(u8),
     Subnegotiation(usize),
     SubnegotiationCommand(usize),
-    /// In a subnegotiation that exceeds the limit: all further input is dropped.
+    /// A subnegotiation has exceeded the limit. All further input is dropped.
     Endless,
 }
 
 impl Telnet {
-    /// Bytes that the next chunk must leave free at its front: one if the last chunk ended in IAC.
+    /// How many bytes the caller must leave free at the front of the next chunk: one if the
+    /// previous chunk ended in IAC, otherwise none.
     pub(super) fn room_len(&self) -> usize {
         usize::from(self.state == ParserState::Command)
     }
 
-    /// Removes telnet commands from `chunk` in place and returns how many bytes remain at its
-    /// front. Appends the replies to `answers`.
+    /// Removes telnet commands from `chunk`, moves the remaining bytes to its front and returns
+    /// their number. Appends the replies to the commands to `answers`.
     pub(super) fn filter(&mut self, chunk: &mut [u8], answers: &mut Vec<u8>) -> usize {
         if self.is_plain(chunk) {
             self.after_cr = chunk.last().map_or(self.after_cr, |byte| *byte == b'\r');
@@ -69,7 +70,8 @@ impl Telnet {
         for at in self.room_len()..chunk.len() {
             let byte = chunk[at];
             if self.state == ParserState::Command && byte < FIRST_COMMAND {
-                // Not a command. The 0xFF has left room for its replacement.
+                // The previous 0xFF does not begin a command. It was dropped, so there is room for
+                // its replacement.
                 self.state = ParserState::Data;
                 chunk[kept] = self.data(ESCAPED_FF);
                 kept += 1;
@@ -87,7 +89,8 @@ impl Telnet {
         self.state == ParserState::Endless
     }
 
-    /// Whether the chunk contains no commands, the usual case.
+    /// Whether the chunk contains no commands, and no NUL that may end a line. This is the usual
+    /// case.
     fn is_plain(&self, chunk: &[u8]) -> bool {
         self.state == ParserState::Data && memchr2(IAC, 0, chunk).is_none()
     }
@@ -123,7 +126,8 @@ impl Telnet {
         kept
     }
 
-    /// A data byte. Telnet sends a bare carriage return as CR NUL; it ends a line.
+    /// Handles a data byte. Telnet sends a bare carriage return as CR NUL, which counts as a line
+    /// end, so the NUL becomes an LF.
     fn data(&mut self, byte: u8) -> u8 {
         let ends_line = self.after_cr && byte == 0;
         self.after_cr = byte == b'\r';
@@ -141,8 +145,9 @@ impl Telnet {
             // With WONT and DONT the peer confirms that an option is off.
             _ => return,
         };
-        // Every timing mark needs an answer: after a Ctrl-C, telnet discards all input until it
-        // comes. Other requests are answered once, so that two ends cannot negotiate endlessly.
+        // Every timing mark must be answered: after Ctrl-C, the telnet client discards everything
+        // we send until the answer arrives. Any other request is answered only once, so that two
+        // ends cannot negotiate endlessly.
         if (verb, option) != (DO, TIMING_MARK) {
             if self.refused.len() >= MAX_REFUSALS || self.refused.contains(&(verb, option)) {
                 return;
@@ -237,7 +242,8 @@ mod tests {
     #[test]
     fn other_commands_vanish_and_an_escaped_ff_stays_invalid() {
         check(b"a\xff\xf6b\xff\xf1c", b"abc", b"");
-        // No command at all: the line must not pass for one without these two bytes.
+        // Not a command. The two bytes must not just vanish, or the line would be taken for a valid
+        // one.
         check(b"a\xffzb", b"a\xfezb", b"");
         check(b"a\xff\nb\xff\r\0c", b"a\xfe\nb\xfe\r\nc", b"");
         let (kept, _) = filter(b"a\xff\xffb", 1).expect("no subnegotiation");

@@ -12,7 +12,7 @@ pub enum TlsStream {}
 #[derive(Debug)]
 pub enum Certificate {}
 
-/// Refuses an option that needs TLS.
+/// Checks an option that needs TLS. Refuses it, because this build has no TLS.
 pub fn need(what: &str) -> Result<(), String> {
     Err(lacking(what))
 }

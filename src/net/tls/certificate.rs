@@ -1,4 +1,4 @@
-//! The server's side of TLS: its settings, certificate and key.
+//! The server's side of TLS: settings, certificate and key.
 
 use std::fs::File;
 use std::io;
@@ -38,14 +38,14 @@ struct Loaded {
 }
 
 impl Certificate {
-    /// Reads a certificate chain and the key of its first certificate, both PEM. The error names
-    /// the file.
+    /// Reads two PEM files: a certificate chain, and the key of its first certificate. The error
+    /// names the file.
     pub fn read(chain: PathBuf, key: PathBuf) -> Result<Certificate, String> {
         let loaded = Mutex::new(load(&chain, &key)?);
         Ok(Certificate { chain, key, loaded })
     }
 
-    /// Reloads the files for new connections. On an error the old certificate stays.
+    /// Reloads the files for new connections. On an error, the old certificate stays in use.
     pub fn reload(&self) -> Result<(), String> {
         let new = load(&self.chain, &self.key)?;
         *self.loaded() = new;
@@ -56,13 +56,14 @@ impl Certificate {
         self.loaded.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The server's side of an accepted connection. Does not block.
+    /// Creates the server's side of an accepted connection. Does not block.
     pub fn server_stream(&self, socket: TcpStream) -> Stream {
         let config = Arc::clone(&self.loaded().config);
         Stream::Tls(TlsStream::server(socket, config))
     }
 
-    /// The earliest expiry in the chain, if it is before `time`; both since 1970.
+    /// The earliest expiry of a certificate of the chain, if that is before `time`. Both times are
+    /// since 1970.
     pub fn expiry_before(&self, time: Duration) -> Option<Duration> {
         let expiries = self.faults_at(time).filter_map(|fault| match fault {
             Error::InvalidCertificate(CertificateError::ExpiredContext { not_after, .. }) => {
@@ -73,14 +74,14 @@ impl Certificate {
         expiries.min()
     }
 
-    /// Whether a certificate of the chain becomes valid only after `time`, since 1970.
+    /// Whether a certificate of the chain becomes valid only after `time`, which is since 1970.
     pub fn begins_after(&self, time: Duration) -> bool {
         use CertificateError::NotValidYetContext;
         self.faults_at(time)
             .any(|fault| matches!(fault, Error::InvalidCertificate(NotValidYetContext { .. })))
     }
 
-    /// What a client would object to at that time, for each certificate of the chain.
+    /// The error of each certificate of the chain that a client would not accept at `time`.
     fn faults_at(&self, time: Duration) -> impl Iterator<Item = Error> {
         let chain = self.loaded().chain.clone();
         let time = UnixTime::since_unix_epoch(time);
@@ -89,8 +90,8 @@ impl Certificate {
     }
 }
 
-/// Verifies a certificate as a client would at that time. webpki checks the validity before the
-/// issuer and the name.
+/// Verifies a certificate as a client would at `time`. An expired certificate is reported as such
+/// even if its name does not match, because webpki checks the validity first.
 fn verify_at(certificate: CertificateDer<'static>, time: UnixTime) -> Result<(), Error> {
     let mut roots = RootCertStore::empty();
     roots.add(certificate.clone())?;
@@ -110,7 +111,7 @@ fn load(chain_file: &Path, key_file: &Path) -> Result<Loaded, String> {
         .with_no_client_auth()
         .with_single_cert(chain.clone(), key)
         .map_err(|error| mismatch(chain_file, key_file, &error))?;
-    // Each ticket is one more message after the handshake.
+    // The default is two tickets. Each of them is a message after the handshake.
     config.send_tls13_tickets = 1;
     let config = Arc::new(config);
     Ok(Loaded { config, chain })
@@ -134,7 +135,7 @@ fn chain_in(file: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
     if chain.is_empty() {
         return Err("there is no certificate in it".into());
     }
-    // rustls checks only the first one.
+    // rustls checks only the first certificate of the chain.
     let bad = Err(Error::InvalidCertificate(CertificateError::BadEncoding));
     let is_damaged = |it: &CertificateDer<'static>| RootCertStore::empty().add(it.clone()) == bad;
     match chain.iter().position(is_damaged) {
@@ -152,9 +153,10 @@ fn key_in(file: &Path) -> Result<PrivateKeyDer<'static>, String> {
     })
 }
 
-/// Says which of the two files is unusable, or that they do not match.
+/// The message for a certificate or key that rustls does not accept: says which of the two files is
+/// unusable.
 pub fn mismatch(chain_file: &Path, key_file: &Path, error: &Error) -> String {
-    // The library's own message may quote the file.
+    // rustls's own message is not used, because it may quote the file.
     match error {
         Error::InvalidCertificate(_) => {
             let why = "it is not a certificate of version 3 that TLS can use";
@@ -177,8 +179,8 @@ fn has_password(pem: &[u8]) -> bool {
     pem.windows(word.len()).any(|part| part == word)
 }
 
-/// Does not block, as opening a FIFO without a writer would: the thread that reloads the files also
-/// handles the other signals.
+/// Reads a file without blocking: opening a FIFO without a writer would block, and the thread that
+/// reloads the files also handles the other signals.
 fn read(path: &Path) -> io::Result<Vec<u8>> {
     let flags = OFlags::NONBLOCK | OFlags::NOCTTY;
     let file = File::options()

@@ -1,10 +1,10 @@
-//! TLS over a TCP socket, for either side of a connection.
+//! TLS over a TCP socket, for both sides of a connection.
 //!
-//! A server shakes hands within its first read: on the session's thread, within that read's
-//! timeout. It cannot write before.
+//! A server's handshake is part of its first read: it happens on the session's thread, within the
+//! timeout of that read. The server cannot write before that.
 //!
-//! Only the session's thread reads and writes. Other threads may shut the socket down, or ask how
-//! much of the encrypted stream is in the kernel's buffer.
+//! Only the session's thread reads and writes. Other threads may only shut the socket down, or ask
+//! how many encrypted bytes the kernel has received.
 //!
 //! A build without TLS uses `absent.rs` instead: the same API, with uninhabited types.
 
@@ -35,35 +35,36 @@ use crate::sys::memory::{self, Purpose};
 pub use certificate::Certificate;
 pub use trust::{server_name, server_of, system_file, trusting, Trust};
 
-/// Refuses an option that needs TLS in a build without it. This build has it.
+/// Checks an option that needs TLS. Accepts it, because this build has TLS.
 pub fn need(_: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// The versions that either side speaks.
+/// The versions of TLS that both sides speak.
 const VERSIONS: &[&SupportedProtocolVersion] = &[&TLS13, &TLS12];
 
-/// Plaintext bytes encrypted at a time: the maximum of one record.
+/// The maximum number of plaintext bytes to encrypt at a time: those of one record.
 const PIECE_LEN: usize = 16 * 1024;
 
-/// Bytes of capacity kept in the output buffer.
+/// The capacity of the output buffer that is kept after a write, in bytes.
 const KEPT_ROOM: usize = 512;
 
-/// First bytes of the record types for a handshake and for an alert.
+/// The first byte of a handshake record, and that of an alert record.
 const HANDSHAKE: u8 = 22;
 const ALERT: u8 = 21;
 
-/// The most bytes that a client may send before a byte of a request comes out: a handshake, usually
-/// of 2000 bytes, or one record.
+/// The maximum number of bytes that a client may send without completing a handshake or a record
+/// that has plaintext. A handshake is usually about 2000 bytes long.
 const MAX_PENDING_LEN: usize = 20 * 1024;
 
-/// Longer input, in bytes, is processed for one client at a time: a handshake message, which may
-/// also come later, takes a multiple of its length in memory.
+/// If a client's pending input is longer than this, in bytes, it is processed for one client at a
+/// time, because a handshake message takes a multiple of its length in memory. Such a message may
+/// also come after the handshake.
 const USUAL_PENDING_LEN: usize = 4096;
 static LONG_PENDING: Mutex<()> = Mutex::new(());
 
-/// The memory in bytes that a handshake takes, and what each byte of it adds: rustls allocates a
-/// block for each name in it, and a name can be two bytes long.
+/// The memory that a handshake takes, in bytes, and how much each byte of its messages adds: rustls
+/// allocates a block for each name in a message, and a name can have only two bytes.
 const HANDSHAKE_LEN: usize = 64 * 1024;
 const PER_HANDSHAKE_BYTE: usize = 40;
 
@@ -74,15 +75,17 @@ pub struct TlsStream {
 
 struct TlsState {
     stage: Stage,
-    /// How long a read may take in all.
+    /// The maximum time of a whole read.
     read_timeout: Duration,
     /// Encrypted output that has not been written.
     output: Vec<u8>,
-    /// False after a failed write, which may have sent part of a record.
+    /// Whether writing is still possible. A failed write may have sent part of a record, so no
+    /// further write can follow it.
     can_send: bool,
-    /// The first byte that the peer sent.
+    /// The first byte that the peer has sent.
     first_byte: Option<u8>,
-    /// Bytes received since the last plaintext came out.
+    /// The number of bytes received since the beginning, since the end of the handshake or since
+    /// the previous plaintext, whichever was latest.
     pending_len: usize,
 }
 
@@ -90,7 +93,7 @@ enum Stage {
     /// A server's side before its first read.
     New(Arc<ServerConfig>),
     Open(Box<Connection>),
-    /// The peer broke the protocol, or speaks another one.
+    /// The peer has broken the protocol, or speaks another one.
     Over,
 }
 
@@ -98,18 +101,19 @@ enum Stage {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Blocking {
     Never,
-    /// For the socket's own timeout; after the first piece, until the instant.
+    /// For the first piece, until the socket's own timeout; for further pieces, until the instant.
     SocketTimeout(Option<Instant>),
     Until(Option<Instant>),
 }
 
 impl TlsStream {
-    /// The server's side of a connection. Does not block, and does no cryptography yet.
+    /// Creates the server's side of a connection. Does not block, and does no cryptography yet.
     fn server(socket: TcpStream, config: Arc<ServerConfig>) -> TlsStream {
         TlsStream::new(socket, Stage::New(config))
     }
 
-    /// The client's side of a connection to the named server. Shakes hands until `deadline`.
+    /// Creates the client's side of a connection to the named server, including the handshake,
+    /// which must be complete at `deadline`.
     fn client(
         socket: TcpStream,
         config: Arc<ClientConfig>,
@@ -145,26 +149,28 @@ impl TlsStream {
         &self.socket
     }
 
-    /// Sets how long a read may take in all. The socket must have the same timeout.
+    /// Sets the maximum time of a whole read. The socket must have the same timeout.
     pub fn set_read_timeout(&self, timeout: Duration) {
         self.state().read_timeout = timeout;
     }
 
-    /// Reads what has arrived, or blocks for more. Returns 0 at the end of the stream, even without
-    /// a close_notify: a truncated message lacks its line end.
+    /// Reads plaintext that has arrived, or blocks until there is some. Returns 0 at the end of the
+    /// stream, even without a close_notify: a message that is cut short can be recognised by its
+    /// missing line end.
     pub fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {
         let mut state = self.state();
         let deadline = Instant::now().checked_add(state.read_timeout);
         state.read(&self.socket, buffer, Blocking::SocketTimeout(deadline))
     }
 
-    /// Reads what has arrived without blocking; `None` if nothing has.
+    /// Reads plaintext that has arrived, without blocking; `None` if there is none, or on an error.
     pub fn read_ready(&self, buffer: &mut [u8]) -> Option<usize> {
         let read = self.state().read(&self.socket, buffer, Blocking::Never);
         read.ok()
     }
 
-    /// Writes all of `bytes` within `timeout` (`None`: no limit). No write can follow a failed one.
+    /// Writes all of `bytes` within `timeout` (`None`: no limit). After a failed write, all further
+    /// writes fail.
     pub fn write_within(&self, bytes: &[u8], timeout: Option<Duration>) -> io::Result<()> {
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         let mut state = self.state();
@@ -176,10 +182,11 @@ impl TlsStream {
         Ok(())
     }
 
-    /// Shuts down one or both directions. Sends a close_notify first if the socket takes it at
-    /// once.
+    /// Shuts down one or both directions. Before it shuts down the sending direction, sends a
+    /// close_notify if the socket takes that at once.
     pub fn shutdown(&self, how: Shutdown) -> io::Result<()> {
-        // A thread that is reading or writing keeps the mutex. It will find the socket closed.
+        // If another thread is reading or writing, it holds the mutex. That thread will find the
+        // socket shut down.
         if let (Shutdown::Write | Shutdown::Both, Ok(mut state)) = (how, self.state.try_lock()) {
             state.send_close_notify(&self.socket);
         }
@@ -226,7 +233,8 @@ impl TlsState {
             let Stage::Open(connection) = &mut self.stage else {
                 return Ok(0);
             };
-            // Decrypted bytes come first: the socket may stay silent.
+            // Bytes that are already decrypted are returned first, because the socket may bring no
+            // more.
             match connection.reader().read(buffer) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(0),
@@ -241,8 +249,8 @@ impl TlsState {
         }
     }
 
-    /// Receives one piece of the encrypted stream, sends what rustls answers, and returns the
-    /// piece's length; 0 at the end of the stream.
+    /// Receives one piece of the encrypted stream, sends what rustls answers to it, and returns the
+    /// length of the piece; 0 at the end of the stream.
     fn receive(&mut self, socket: &TcpStream, blocking: Blocking) -> io::Result<usize> {
         let Stage::Open(connection) = &mut self.stage else {
             return Ok(0);
@@ -250,7 +258,7 @@ impl TlsState {
         let is_server = matches!(**connection, Connection::Server(_));
         let is_new = is_server && connection.is_handshaking();
         let blocks = match blocking {
-            // The usual read: one system call.
+            // The usual read takes one system call, which blocks.
             Blocking::SocketTimeout(_) if !is_new => true,
             Blocking::SocketTimeout(deadline) | Blocking::Until(deadline) => {
                 wait_for_input(socket.as_fd(), deadline)?;
@@ -280,7 +288,7 @@ impl TlsState {
         let wanted = PER_HANDSHAKE_BYTE * self.pending_len;
         let handshake = is_new.then(|| room(wanted)).transpose()?;
         let processed = connection.process_new_packets();
-        // Sending the answer may take long.
+        // Released now, because sending the answer may take long.
         drop((reserved, handshake, turn));
         let has_ended = is_new && !connection.is_handshaking();
         let plain_len = processed.as_ref().map(IoState::plaintext_bytes_to_read);
@@ -291,7 +299,7 @@ impl TlsState {
             (Ok(_), Blocking::SocketTimeout(deadline) | Blocking::Until(deadline)) => deadline,
             _ => Some(Instant::now()),
         };
-        // If this fails, the peer's next read or ours fails.
+        // If this fails, the next read fails, either here or at the peer.
         let _ = self.flush(socket, deadline);
         processed.map(|_| len).map_err(|error| self.fail(error))
     }
@@ -301,7 +309,7 @@ impl TlsState {
         io::Error::new(io::ErrorKind::InvalidData, why)
     }
 
-    /// Writes the pending output, until `deadline`.
+    /// Writes the pending output within the time until `deadline`.
     fn flush(&mut self, socket: &TcpStream, deadline: Option<Instant>) -> io::Result<()> {
         let Stage::Open(connection) = &mut self.stage else {
             return Ok(());
@@ -351,9 +359,9 @@ impl Read for Incoming<'_> {
     }
 }
 
-/// Blocks until there is input; at the deadline fails like a read that timed out.
+/// Blocks until there is input. At the deadline, fails like a read that has timed out.
 fn wait_for_input(socket: BorrowedFd<'_>, deadline: Option<Instant>) -> io::Result<()> {
-    // Checked first, so that a stream of empty records does not extend the time.
+    // The deadline is checked first, so that a stream of empty records does not extend the time.
     let is_over = deadline.is_some_and(|deadline| deadline <= Instant::now());
     let mut polled = [PollFd::from_borrowed_fd(socket, PollFlags::IN)];
     if is_over || !wait_for(&mut polled, deadline)? {

@@ -1,4 +1,4 @@
-//! The client's side of TLS: its settings, and the CAs that it trusts.
+//! The client's side of TLS: settings, and the CAs to trust.
 
 use std::env;
 use std::fs::File;
@@ -17,13 +17,13 @@ use rustls::{ClientConfig, ConfigBuilder, RootCertStore};
 use super::{TlsStream, VERSIONS};
 use crate::text::in_brackets;
 
-/// OpenSSL's variable for the file with the host's CAs.
+/// The environment variable that names the file with the host's CAs, as for OpenSSL.
 const SYSTEM_VARIABLE: &str = "SSL_CERT_FILE";
 
-/// The longest file in bytes: more than all CAs of a host.
+/// The maximum length of a file in bytes. The file with all CAs of a host is shorter.
 const MAX_FILE_LEN: u64 = 4 * 1024 * 1024;
 
-/// Where distributions keep the host's CAs.
+/// The files in which distributions keep the host's CAs.
 const SYSTEM_FILES: [&str; 5] = [
     "/etc/ssl/certs/ca-certificates.crt",
     "/etc/pki/tls/certs/ca-bundle.crt",
@@ -32,7 +32,8 @@ const SYSTEM_FILES: [&str; 5] = [
     "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",
 ];
 
-/// The file with the host's CAs: from `SSL_CERT_FILE`, or where the distribution keeps it.
+/// The file with the host's CAs: the one that `SSL_CERT_FILE` names, or else that of the
+/// distribution.
 pub fn system_file() -> PathBuf {
     let named = env::var_os(SYSTEM_VARIABLE).filter(|file| !file.is_empty());
     let mut known = SYSTEM_FILES.iter().map(PathBuf::from);
@@ -53,7 +54,7 @@ impl From<ClientConfig> for Trust {
 }
 
 impl Trust {
-    /// Shakes hands with the named server until `deadline`.
+    /// Completes a handshake with the named server by `deadline`.
     pub fn shake_hands(
         &self,
         socket: TcpStream,
@@ -71,7 +72,7 @@ pub fn trusting(file: &Path) -> io::Result<ConfigBuilder<ClientConfig, WantsClie
     let pem = read_all(File::open(file)?)?;
     for certificate in CertificateDer::pem_slice_iter(&pem) {
         let certificate = certificate.map_err(|_| io::Error::other("it is not PEM"))?;
-        // One certificate that this build does not understand must not spoil the rest.
+        // A certificate that this build does not understand is skipped; the others still count.
         let _ = roots.add(certificate);
     }
     if roots.is_empty() {
@@ -93,15 +94,16 @@ pub(super) fn read_all(file: File) -> io::Result<Vec<u8>> {
     }
 }
 
-/// As [`server_name`], for an address with a port. IPv6 addresses are in brackets. A zone is local
-/// to this host and in no certificate.
+/// Like [`server_name`], for an address with a port. IPv6 addresses are in brackets. A zone is
+/// removed, because it is local to this host and cannot be in a certificate.
 pub fn server_of(address: &str) -> Option<ServerName<'static>> {
     let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
     let host = in_brackets(host).unwrap_or(host);
     server_name(host.split_once('%').map_or(host, |(ip, _)| ip))
 }
 
-/// The name that the server's certificate must be for; `None` if it cannot be in a certificate.
+/// The name that the server's certificate must have; `None` if `host` cannot be a name in a
+/// certificate.
 pub fn server_name(host: &str) -> Option<ServerName<'static>> {
     ServerName::try_from(host.to_owned()).ok()
 }
