@@ -1,9 +1,8 @@
-//! The log: lines to stderr, a file or the syslog that never make a lock wait.
+//! The log: writes lines to stderr, a file or the syslog, without delaying the threads that log.
 //!
-//! A line goes into a bounded channel, and a thread of its own writes it. If stderr is full and has
-//! no reader, or the disk is full, lines are dropped and counted; how many is written first when
-//! there is room again. The form of a line is in [`Log::start`] and
-//! [`LineStart`].
+//! Lines go into a bounded channel, from which the writer thread writes them. If stderr is not read
+//! or the disk is full, lines are dropped and counted. When there is room again, the number of
+//! dropped lines is written first. [`Log::start`] and [`LineStart`] define the form of a line.
 
 mod sink;
 pub mod syslog;
@@ -29,23 +28,24 @@ use sink::Sink;
 pub use throttle::{SourceThrottle, Throttle};
 use utc::Utc;
 
-/// How many lines may wait for the writer.
+/// The maximum number of lines that wait for the writer thread.
 pub const MAX_QUEUED_LINES: usize = 1024;
 
-/// How long the last lines may take to be written. It is that long only where nobody reads them,
-/// and long enough for a writer thread that a busy machine keeps waiting.
+/// The maximum time to wait until the last lines have been written. It is long enough for a writer
+/// thread on a busy machine, and passes in full only if nothing reads the lines.
 const LAST_LINES: Duration = Duration::from_secs(2);
 
-/// Whether lines begin with the time.
+/// Whether each line begins with the time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Timestamps {
-    /// Unless the syslog or journald receives them, which add their own.
+    /// Yes, unless the syslog or journald receives the lines, because these add the time
+    /// themselves.
     Auto,
     Always,
     Never,
 }
 
-/// How much is logged, how, and where.
+/// What is logged, in which form, and where.
 #[derive(Clone, Debug)]
 pub struct LogRules {
     pub directives: String,
@@ -53,9 +53,9 @@ pub struct LogRules {
     pub target: LogTarget,
 }
 
-/// Which lines are logged, in the words of env_logger: down to debug, or as the variable RUST_LOG
-/// says, or by default. Fails if RUST_LOG is malformed: env_logger would say so on stderr, and
-/// panic where it cannot.
+/// The directives for env_logger, which say which lines are logged: the level debug if `debug` is
+/// set, or else the value of RUST_LOG, or else none, which means the default. Fails if RUST_LOG is
+/// malformed. Otherwise env_logger would complain on stderr, and panic if it could not.
 pub fn directives(debug: bool, rust_log: Option<OsString>) -> Result<String, String> {
     const EXPECTED: &str = "expected error, warn, info, debug, trace, off or module=level";
     if debug {
@@ -81,22 +81,24 @@ pub struct Log {
 #[derive(Debug, Default)]
 struct WriterStatus {
     must_reopen: AtomicBool,
-    /// The lines dropped since the start.
+    /// The number of lines dropped since the start.
     dropped_count: AtomicUsize,
 }
 
-/// What the writer thread receives.
+/// A message to the writer thread.
 #[derive(Debug)]
 enum Message {
     Line(Vec<u8>),
-    /// The writer drops it, and so closes its channel.
+    /// The writer drops the sender when it has written all earlier lines. That closes the channel,
+    /// for which [`Log::flush`] waits.
     Flush(Sender<()>),
-    /// Wakes the writer to reopen the file. If the queue is full, any message in it does so.
+    /// Wakes the writer to reopen the file. It does not matter if the queue is full and this
+    /// message is lost, because any message in the queue wakes the writer.
     Reopen,
 }
 
 impl Log {
-    /// A log that says nothing, for a server whose stderr is a client's socket.
+    /// A log that drops all lines, for a server whose stderr is a client's socket.
     pub fn silent() -> Log {
         Log::with_queue(0).0
     }
@@ -111,8 +113,8 @@ impl Log {
         (log, messages)
     }
 
-    /// Starts the log of `program` and its writer thread. Call it once in a process. Fails if the
-    /// file cannot be opened, or the thread cannot be started.
+    /// Starts the log of `program` and its writer thread. May be called only once in a process.
+    /// Fails if the log file cannot be opened or the thread cannot be started.
     pub fn start(program: &'static str, rules: &LogRules) -> io::Result<Log> {
         let sink = Sink::open(&rules.target)?;
         let start = LineStart {
@@ -144,8 +146,8 @@ impl Log {
         Ok(log)
     }
 
-    /// Waits until all lines so far have been written, for two seconds at most. For the end of the
-    /// process.
+    /// Waits until all earlier lines have been written, for at most two seconds. Called before the
+    /// process ends.
     pub fn flush(&self) {
         let deadline = Instant::now() + LAST_LINES;
         let (flush, flushed) = bounded(0);
@@ -153,14 +155,14 @@ impl Log {
         let _ = flushed.recv_deadline(deadline);
     }
 
-    /// Asks the writer to reopen the log file by its path, and returns at once. Does nothing for
-    /// other targets.
+    /// Asks the writer to reopen the log file by its path, and returns at once. Does nothing if the
+    /// log does not go to a file.
     pub fn reopen(&self) {
         self.shared.must_reopen.store(true, Ordering::Relaxed);
         let _ = self.messages.try_send(Message::Reopen);
     }
 
-    /// How many lines have been dropped since the start.
+    /// The number of lines dropped since the start.
     pub fn dropped_count(&self) -> usize {
         self.shared.dropped_count.load(Ordering::Relaxed)
     }
@@ -187,16 +189,16 @@ impl LineStart {
 
 struct LogWriter {
     sink: Sink,
-    /// The sink has taken only a part of the last line.
+    /// Whether the sink has taken only a part of the previous line.
     is_torn: bool,
     start: LineStart,
     shared: Arc<WriterStatus>,
-    /// How many of the dropped lines have been reported.
+    /// The number of dropped lines that have been reported.
     reported_count: usize,
 }
 
 impl LogWriter {
-    /// Runs until the process ends. Lines that the sink refuses are lost.
+    /// Writes lines until the process ends. Lines that the sink does not take are lost.
     fn run(mut self, messages: &Receiver<Message>) {
         for message in messages {
             if self.shared.must_reopen.swap(false, Ordering::Relaxed) {
@@ -218,7 +220,7 @@ impl LogWriter {
         }
     }
 
-    /// Writes a line, and before it the number of lost ones.
+    /// Writes a line. If lines were lost before it, first writes their number.
     fn write(&mut self, line: &[u8]) {
         let dropped_count = self.shared.dropped_count.load(Ordering::Relaxed);
         let dropped = dropped_count.wrapping_sub(self.reported_count);
@@ -236,14 +238,15 @@ impl LogWriter {
         }
     }
 
-    /// Writes a line of its own, and returns whether the sink took it.
+    /// Writes a warning of the log itself, and returns whether the sink took it.
     fn warn(&mut self, text: fmt::Arguments<'_>) -> bool {
         let mut line = Vec::new();
         let written = self.start.write(Level::Warn, &mut line);
         written.and_then(|()| writeln!(line, "{text}")).is_ok() && self.put(&line)
     }
 
-    /// Writes a line behind the end of the last one, and returns whether the sink took it.
+    /// Writes a line, and returns whether the sink took it. If the previous line was cut short,
+    /// ends that line first.
     fn put(&mut self, line: &[u8]) -> bool {
         if self.is_torn && self.sink.write(b"\n") == 0 {
             return false;
@@ -254,7 +257,7 @@ impl LogWriter {
     }
 }
 
-/// The target of env_logger, which writes each line with one call.
+/// env_logger writes each line to the log with one call.
 impl Write for Log {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         if let Err(_full) = self.messages.try_send(Message::Line(line.to_vec())) {

@@ -1,4 +1,4 @@
-//! Where log lines go: stderr, a file, or the syslog.
+//! The targets of log lines: stderr, a file, or the syslog.
 
 use std::fs::File;
 use std::io;
@@ -59,7 +59,8 @@ impl Sink {
         })
     }
 
-    /// Whether the file ends within a line: the last server was killed, or had no room.
+    /// Whether the file ends within a line, because the previous server was killed or the disk was
+    /// full.
     pub(super) fn ends_torn(&self) -> bool {
         match self {
             Sink::File(path, file) => last_byte(path, file).is_ok_and(|last| last != b'\n'),
@@ -67,8 +68,8 @@ impl Sink {
         }
     }
 
-    /// Opens a file again by its path, and tells whether it is a file. If that fails, the open file
-    /// stays in use.
+    /// Opens the log file again by its path. Returns `false` if the log does not go to a file. If
+    /// opening fails, the old file stays in use.
     pub(super) fn reopen(&mut self) -> io::Result<bool> {
         let Sink::File(path, file) = self else {
             return Ok(false);
@@ -77,8 +78,8 @@ impl Sink {
         Ok(true)
     }
 
-    /// Writes a whole line, which ends with a line feed, and returns how many bytes were taken.
-    /// Blocks while the receiver has no room.
+    /// Writes a whole line, which must end with a line feed, and returns how many bytes the target
+    /// has taken. Blocks while the target has no room.
     pub(super) fn write(&self, line: &[u8]) -> usize {
         match self {
             Sink::Stderr => write_all(&io::stderr(), line),
@@ -91,16 +92,16 @@ impl Sink {
     }
 }
 
-/// Opens a file to append to. A FIFO without a reader is an error, and does not block.
+/// Opens a file to append to. Fails at once for a FIFO without a reader.
 fn open_file(path: &Path) -> io::Result<File> {
     let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE;
     trusted::open(path, flags, FILE_MODE)
 }
 
-/// The last byte of a file, which is open for writing only.
+/// The last byte of a file. Opens the file again, because `file` is open only for writing.
 fn last_byte(path: &Path, file: &File) -> io::Result<u8> {
     let metadata = file.metadata()?;
-    // Only a regular file can be read without an effect on others.
+    // Only a regular file can be read without side effects.
     let at = match metadata.len().checked_sub(1) {
         Some(at) if metadata.is_file() => at,
         _ => return Err(io::ErrorKind::UnexpectedEof.into()),
@@ -114,8 +115,9 @@ fn last_byte(path: &Path, file: &File) -> io::Result<u8> {
     Ok(last[0])
 }
 
-/// Writes all of it, or as much as the target takes. Waits for room even if the descriptor is
-/// non-blocking, as another process can make stderr.
+/// Writes all of `bytes`, or as much as the target takes before an error, and returns how much.
+/// Waits for room even if the descriptor is non-blocking, because another process may have made
+/// stderr non-blocking.
 fn write_all(target: &impl AsFd, bytes: &[u8]) -> usize {
     let mut written_len = 0;
     while written_len < bytes.len() {

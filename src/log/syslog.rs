@@ -1,5 +1,5 @@
-//! Messages to the syslog of this host (RFC 3164). They have no time: the RFC lets the receiver add
-//! it, which knows the time zone.
+//! Messages to the syslog of this host (RFC 3164). They have no time, because the RFC lets the
+//! receiver add it, and the receiver knows the time zone.
 
 use std::fmt::Display;
 use std::io;
@@ -10,24 +10,24 @@ use std::time::Duration;
 
 use log::Level;
 
-/// Where the syslog of a host receives messages.
+/// The socket at which the syslog of a host receives messages.
 pub(super) const SOCKET: &str = "/dev/log";
 
-/// The facility "daemon", in its place above the severity.
+/// The facility "daemon", shifted to its place above the severity.
 const DAEMON: u8 = 3 << 3;
 
-/// How long a message waits for a syslog that is behind.
+/// How long a message waits for room in the socket of the syslog.
 const SEND_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Reports why `program` fails, at the severity "error". Waits for at most a second. If no syslog
-/// receives it, the report is lost.
+/// Reports why `program` fails, with the severity "error". Waits for at most a second. If no syslog
+/// receives the report, it is lost.
 pub fn report(program: &str, reason: impl Display) {
     if let Ok(syslog) = Syslog::new(SOCKET) {
         let _ = syslog.send(format!("{}{reason}", header(program, Level::Error)).as_bytes());
     }
 }
 
-/// What a message of `program` begins with.
+/// The beginning of a message of `program`: priority, name and process number.
 pub(super) fn header(program: &str, level: Level) -> String {
     let severity = match level {
         Level::Error => 3,
@@ -38,7 +38,8 @@ pub(super) fn header(program: &str, level: Level) -> String {
     format!("<{}>{program}[{}]: ", DAEMON + severity, process::id())
 }
 
-/// A socket for messages to the syslog, which may be restarted at any time.
+/// A socket for messages to the syslog. It is not connected, so the syslog may be restarted at any
+/// time.
 pub(super) struct Syslog {
     socket: UnixDatagram,
     receiver: PathBuf,
@@ -52,7 +53,7 @@ impl Syslog {
         Ok(Syslog { socket, receiver })
     }
 
-    /// Sends one message with its header. Waits for at most a second.
+    /// Sends one message, which includes its header. Waits for at most a second.
     pub(super) fn send(&self, message: &[u8]) -> io::Result<()> {
         self.socket.send_to(message, &self.receiver).map(drop)
     }

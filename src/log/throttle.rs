@@ -1,4 +1,4 @@
-//! Lines that peers can cause, let through once a second and counted.
+//! Limits the rate of log lines that peers can cause.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -8,13 +8,14 @@ use std::time::{Duration, Instant};
 use log::{log, Level};
 use parking_lot::Mutex;
 
-/// The least time between two lines of one throttle.
+/// The minimum time between two lines of one throttle.
 const THROTTLE: Duration = Duration::from_secs(1);
 
-/// How many sources have a throttle of their own.
+/// The maximum number of sources that have a throttle of their own.
 const MAX_SOURCES: usize = 64;
 
-/// Lets one line through each second and counts the others, so that a peer cannot flood the log.
+/// Lets at most one line per second through and counts the others, so that a peer cannot flood the
+/// log.
 #[derive(Debug, Default)]
 pub struct Throttle(Mutex<Throttled>);
 
@@ -25,12 +26,13 @@ struct Throttled {
 }
 
 impl Throttle {
-    /// Logs a warning if a line is allowed now, with the number held back since the last one.
+    /// Logs a warning if a line is allowed now, with the number of lines held back since the
+    /// previous one.
     pub fn warn(&self, line: fmt::Arguments<'_>) {
         self.log(Level::Warn, line);
     }
 
-    /// Reports an error in the same way.
+    /// Logs an error in the same way.
     pub fn error(&self, line: fmt::Arguments<'_>) {
         self.log(Level::Error, line);
     }
@@ -58,8 +60,8 @@ impl Throttled {
     }
 }
 
-/// A [`Throttle`] for each source, so that none hides another. Beyond a number of active sources,
-/// the others share one.
+/// A [`Throttle`] for each source, so that the lines of one source do not suppress those of
+/// another. When [`MAX_SOURCES`] sources are active, any further sources share one throttle.
 #[derive(Debug, Default)]
 pub struct SourceThrottle<S>(Mutex<Sources<S>>);
 
@@ -70,7 +72,7 @@ struct Sources<S> {
 }
 
 impl<S: Eq + Hash> SourceThrottle<S> {
-    /// Warns about `source` as [`Throttle::warn`] does.
+    /// Logs a warning about `source`, as [`Throttle::warn`] does.
     pub fn warn(&self, line: fmt::Arguments<'_>, source: S) {
         if let Some(held_back) = self.admit_at(source, Instant::now()) {
             log!(Level::Warn, "{line} held_back={held_back}");

@@ -1,4 +1,4 @@
-//! The time in front of a log line.
+//! The time at the beginning of a log line.
 
 use std::fmt;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -28,7 +28,7 @@ fn date(mut days: u64) -> (u64, u64, u64) {
         days -= 365 + leap_days(year);
         year += 1;
     }
-    // What is left after November is in December.
+    // December needs no entry: days that are left after November are in December.
     let lengths = [31, 28 + leap_days(year), 31, 30, 31, 30, 31, 31, 30, 31, 30];
     let mut month = 1;
     for length in lengths {
