@@ -1,21 +1,21 @@
-//! Why a command fails, with the exit status that says so. Each program has its own table of
-//! statuses: `latch` and `sema` at the top of their module, the servers in `server`.
+//! Failures of commands, each with an exit status and a reason. Each program has its own table of
+//! exit statuses: `latch` and `sema` at the top of their modules, the servers in `server`.
 
 use std::fmt::Display;
 use std::io;
 
 use crate::text::reason;
 
-/// Exit status of `latch` and `sema`: the system failed.
+/// The exit status of `latch` and `sema` for a failure of the system.
 pub const SYSTEM_ERROR: u8 = 71;
 
-/// How a command ends: with an exit status, or with a failure.
+/// The result of a command: an exit status, or a failure.
 pub type CommandResult = Result<u8, Failure>;
 
 #[derive(Debug)]
 pub struct Failure {
     pub status: u8,
-    /// The reason in one line, or `None` if the status says enough.
+    /// The reason as a single line, or `None` if the status says enough.
     pub message: Option<String>,
 }
 

@@ -1,7 +1,8 @@
-//! What latch, latchd and lfpd print for `--help` and `--version`: argh's text in the form that
-//! sema has, too.
+//! The output of latch, latchd and lfpd for `--help` and `--version`: argh's text, changed to the
+//! form that sema's help also has.
 
-/// How the options begin that a build may lack, with their feature.
+/// Options that need a feature: the beginnings of their names, the feature, and whether this build
+/// has it.
 const BY_FEATURE: [(&[&str], &str, bool); 3] = [
     (&["--http"], "http", cfg!(feature = "http")),
     (&["--tls"], "tls", cfg!(feature = "tls")),
@@ -12,31 +13,32 @@ const BY_FEATURE: [(&[&str], &str, bool); 3] = [
     ),
 ];
 
-/// The last line of argh's options, and what replaces it.
+/// The last line of argh's list of options, and its replacement.
 const ARGH_HELP: &str = "  --help, help      display usage information";
 const OUR_HELP: &str =
     "  -h, --help        print this and exit\n  -V, --version     print the version and exit";
 
-/// What the help says at its end if an option wants a time.
+/// Added at the end of the help if an option takes a time.
 const TIMES: &str = "A time is in seconds, or has units: 90s, 2m, 1m30s, 1h.";
 
-/// The column in which the text about an option begins, and the last one.
+/// The column in which the description of an option begins, and the maximum length of a line.
 const COLUMN: usize = 20;
 const WIDTH: usize = 80;
 
-/// A program, as its help and its version show it.
+/// What the help text and the version line say about a program.
 #[derive(Clone, Copy, Debug)]
 pub struct Program {
     pub name: &'static str,
-    /// The features that change what it can do.
+    /// The build features that change what the program can do.
     pub features: &'static [&'static str],
-    /// The variables that it reads beside those of its options, in a sentence, or nothing.
+    /// A sentence about the environment variables that the program reads besides those of its
+    /// options, or "".
     pub variables: &'static str,
     pub manual: &'static str,
 }
 
 impl Program {
-    /// The version, and which features this build has: `latch 1.1.0 (-tls)`.
+    /// The version, with the features that this build has or lacks: `latch 1.1.0 (-tls)`.
     pub fn version(&self) -> String {
         let has = |feature: &&str| {
             let mut all = BY_FEATURE.iter();
@@ -51,8 +53,8 @@ impl Program {
         format!("{} {}{features}\n", self.name, env!("CARGO_PKG_VERSION"))
     }
 
-    /// argh's own text, with the options of all programs, each with its value in the list and not
-    /// in the usage, and with `variables` of options at the end.
+    /// Changes argh's `text`: adds the options of all programs, moves the values of options from
+    /// the usage to the list, and adds the options' `variables` at the end.
     pub fn help(&self, text: &str, booleans: &[&str], variables: &[String]) -> String {
         let text = text.replace(ARGH_HELP, OUR_HELP);
         let (usage, rest) = text.split_once('\n').unwrap_or((&text, ""));
@@ -95,14 +97,14 @@ fn not_in_this_build(feature: &str) -> String {
     format!("(not in this build: needs --features {feature})")
 }
 
-/// The usage without its options, and each of them with its value. argh has a short name in the
-/// place of the long one.
+/// Splits the usage line into a line that has only the required options, and all options with their
+/// values. An option that has a short name is in argh's usage under that name only.
 fn short_usage(usage: &str) -> (String, Vec<(&str, &str)>) {
     let (mut short, mut values, mut rest) = (String::new(), Vec::new(), usage);
     while let Some((before, option)) = rest.split_once(" [-") {
         short += before;
         let (option, after) = option.split_once(']').unwrap_or((option, ""));
-        // The two dashes alone are no option, and no program takes them as argh does.
+        // ` [--]` has no value and is dropped, because no program treats `--` as argh does.
         values.extend(option.split_once(' '));
         rest = after;
     }
@@ -110,7 +112,7 @@ fn short_usage(usage: &str) -> (String, Vec<(&str, &str)>) {
     if !values.is_empty() {
         short += " [options]";
     }
-    // A required option stands there without brackets.
+    // A required option has no brackets around it, and stays in the usage line.
     let required = usage.match_indices(" --").filter_map(|(at, _)| {
         let (name, rest) = usage[at + 2..].split_once(' ')?;
         Some((name, rest.split(' ').next()?))
@@ -119,7 +121,8 @@ fn short_usage(usage: &str) -> (String, Vec<(&str, &str)>) {
     (short, values)
 }
 
-/// The lines for an option in the list, and the feature that this build lacks for it.
+/// The lines for an option in the list, and the feature that the option needs if this build lacks
+/// it.
 fn row(
     line: &str,
     values: &[(&str, &str)],
@@ -133,7 +136,7 @@ fn row(
     let value = values.iter().find_map(|(name, value)| {
         let named = names.iter().find(|it| it.strip_prefix('-') == Some(name))?;
         Some(match booleans.contains(named) {
-            // A short option has no attached value.
+            // A short option has no value after an equals sign.
             true if !named.starts_with("--") => String::new(),
             true => format!("[={value}]"),
             false => format!(" {value}"),
@@ -152,7 +155,7 @@ fn row(
     (lines, lacking.map(|(_, feature, _)| *feature))
 }
 
-/// The words in lines that fit into a terminal.
+/// Wraps a text into lines that fit into a terminal.
 fn wrapped(text: &str) -> String {
     let mut lines = vec![String::new()];
     for word in text.split(' ') {

@@ -1,4 +1,4 @@
-//! What the programs' command lines have in common.
+//! The parts that the programs' command lines have in common.
 
 pub mod arguments;
 pub mod failure;

@@ -1,4 +1,4 @@
-//! Printing and complaining, and times for people.
+//! Printing to stdout and stderr, and times in a form for people.
 
 use std::fmt::Display;
 use std::io::{self, Write};
@@ -12,7 +12,7 @@ pub fn print(text: &str) -> io::Result<()> {
     stdout.flush()
 }
 
-/// Writes `text` to stdout. A reader that has left, as `head` does, is no error.
+/// Writes `text` to stdout. It is not an error if the reader has left, as `head` does.
 pub fn print_if_read(text: &str) -> io::Result<()> {
     match print(text) {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
@@ -26,12 +26,12 @@ pub fn unprintable(error: &io::Error) -> String {
 
 /// Writes one line to stderr. If that fails, the exit status still reports the error.
 pub fn complain(program: &str, message: impl Display) {
-    // In one write: other processes may write to the same pipe.
+    // The line is written with one call, because other processes may write to the same pipe.
     let line = format!("{program}: {message}\n");
     let _ = io::stderr().write_all(line.as_bytes());
 }
 
-/// An age, or what is left of a lease, in the largest unit of which there are at least two.
+/// Formats an age or the rest of a lease, in the largest unit of which there are at least two.
 pub fn rough_time(time: Duration) -> String {
     let seconds = time.saturating_add(Duration::from_millis(500)).as_secs();
     match seconds {
@@ -42,7 +42,7 @@ pub fn rough_time(time: Duration) -> String {
     }
 }
 
-/// A time limit of whole seconds, in the largest unit that divides it.
+/// Formats a time limit of whole seconds, in the largest unit that divides it.
 pub fn exact_time(limit: Duration) -> String {
     match limit.as_secs() {
         seconds if seconds % 3_600 == 0 => format!("{} h", seconds / 3_600),

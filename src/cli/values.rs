@@ -1,4 +1,5 @@
-//! The values of options: one way to read each kind, and one form of the message about a bad one.
+//! Parsers for the values of options. Each kind of value is parsed in one way, and all messages
+//! about bad values have the same form.
 
 use std::fmt::Display;
 use std::ops::RangeInclusive;
@@ -6,7 +7,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-// Variables of the client library are switches, too.
+// These are in `text`, because the client library reads environment variables with them.
 pub use crate::text::{digits, yes_or_no};
 
 pub fn number<N>(text: &str, range: RangeInclusive<N>) -> Result<N, String>
@@ -18,7 +19,8 @@ where
         .ok_or_else(|| format!("expected {}-{}", range.start(), range.end()))
 }
 
-/// A time in seconds, or numbers with units, the longest first: `90`, `1.5s`, `250ms`, `1m30s`.
+/// Parses a time in seconds, or numbers with units from the longest to the shortest: `90`, `1.5s`,
+/// `250ms`, `1m30s`.
 pub fn duration(text: &str) -> Option<Duration> {
     let (mut rest, mut total, mut larger) = (text, 0_u128, u128::MAX);
     loop {
@@ -29,7 +31,7 @@ pub fn duration(text: &str) -> Option<Duration> {
             "s" => 1_000_000_000,
             "m" => 60 * 1_000_000_000,
             "h" => 3600 * 1_000_000_000,
-            // A number without a unit is alone: the one in `1m30` could be anything.
+            // A number without a unit must be alone, because in `1m30` the unit of 30 is not clear.
             "" if number == text => 1_000_000_000,
             _ => return None,
         };
@@ -51,14 +53,14 @@ fn split_before(text: &str, is_end: impl Fn(char) -> bool) -> (&str, &str) {
     text.split_at(text.find(is_end).unwrap_or(text.len()))
 }
 
-/// Multiplies a number, which may have a fraction, by a unit of this many nanoseconds.
+/// Multiplies a number, which may have a fraction, by the nanoseconds of its unit.
 fn multiple(number: &str, nanoseconds: u128) -> Option<u128> {
     let (whole, fraction) = number.split_once('.').unwrap_or((number, "0"));
     if !fraction.bytes().all(|digit| digit.is_ascii_digit()) {
         return None;
     }
     let whole = u128::from(digits::<u64>(whole)?) * nanoseconds;
-    // Digits below a nanosecond make no difference.
+    // Further digits are below a nanosecond.
     let fraction = &fraction[..fraction.len().min(9)];
     let scale = 10_u128.pow(u32::try_from(fraction.len()).ok()?);
     Some(whole + digits::<u128>(fraction)? * nanoseconds / scale)
@@ -68,7 +70,7 @@ pub fn time(text: &str) -> Result<Duration, String> {
     duration(text).ok_or_else(|| "expected a time, such as 90, 1m30s or 500ms".into())
 }
 
-/// A time in whole seconds; the error says which range is expected.
+/// Parses a time in whole seconds. The error states the expected range.
 pub fn seconds(text: &str, range: RangeInclusive<u64>) -> Result<Duration, String> {
     let (least, most) = (range.start(), range.end());
     duration(text)
@@ -76,7 +78,7 @@ pub fn seconds(text: &str, range: RangeInclusive<u64>) -> Result<Duration, Strin
         .ok_or_else(|| format!("expected {least}-{most} in whole seconds, such as 90 or 1m30s"))
 }
 
-/// The permissions of a file, in octal.
+/// Parses the permissions of a file, in octal.
 pub fn mode(text: &str) -> Result<u32, String> {
     u32::from_str_radix(text, 8)
         .ok()
@@ -84,7 +86,7 @@ pub fn mode(text: &str) -> Result<u32, String> {
         .ok_or_else(|| "expected an octal mode, 0-0777".into())
 }
 
-/// One of several words; the error lists them.
+/// Parses one of several words. The error lists them.
 pub fn choice<T, const N: usize>(text: &str, all: [(&str, T); N]) -> Result<T, String> {
     let words: Vec<&str> = all.iter().map(|(word, _)| *word).collect();
     let chosen = all.into_iter().find(|(word, _)| *word == text);

@@ -1,5 +1,5 @@
-//! Waiting for a lock on a thread of its own, with a line on stderr that says what a program waits
-//! for, and who holds it.
+//! Waiting for a lock on a separate thread, and a line on stderr that says what the program waits
+//! for and who holds it.
 
 use std::fmt::Display;
 use std::io::{self, IsTerminal};
@@ -17,28 +17,28 @@ use rustix::termios::{tcgetpgrp, tcgetwinsize};
 use super::failure::Failure;
 use crate::supervise::{Event, SignalWatch};
 
-/// How long a program waits before it says so.
+/// How long a program waits before it shows the line.
 const FIRST_AFTER: Duration = Duration::from_secs(2);
 
-/// The time between two queries for the holder.
+/// The time between two updates of the line.
 const INTERVAL: Duration = Duration::from_secs(10);
 
-/// How long to wait for room on stderr: a full pipe has none, nor a terminal stopped by Ctrl-S.
+/// How long to wait for room on stderr, which may be a full pipe or a terminal stopped by Ctrl-S.
 const ROOM_WAIT: Duration = Duration::from_millis(500);
 
-/// Whether a program says what it waits for.
+/// Whether a program shows what it waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verbosity {
     Never,
-    /// If stderr is a terminal and this program is in its foreground, on one line that the end of
-    /// the wait removes.
+    /// Only if stderr is a terminal and this program is in its foreground, in one line that is
+    /// removed at the end of the wait.
     OnTerminal,
-    /// Even if stderr is not a terminal, in lines that stay.
+    /// Even if stderr is not a terminal; the lines then stay.
     Always,
 }
 
 impl Verbosity {
-    /// What the options `--quiet` and `--verbose` ask for. The quiet one wins.
+    /// The verbosity that `--quiet` and `--verbose` ask for. If both are given, `--quiet` wins.
     pub fn of(is_quiet: bool, is_verbose: bool) -> Verbosity {
         match (is_quiet, is_verbose) {
             (true, _) => Verbosity::Never,
@@ -48,20 +48,21 @@ impl Verbosity {
     }
 }
 
-/// What ends a wait before the lock is granted.
+/// What can end a wait before the lock is granted.
 pub struct Interrupts<'a> {
     pub signals: &'a mut SignalWatch,
-    /// Set when the standard input is closed: the caller no longer waits.
+    /// Set when the standard input is closed, which means that the caller no longer wants the lock.
     pub abandoned: Option<&'a Event>,
-    /// The exit status in that case.
+    /// The exit status if the standard input is closed.
     pub busy_status: u8,
-    /// Tells the waiting thread to end, and so to drop what it has acquired. Without it, the thread
-    /// is left behind: the end of this process ends its connection.
+    /// Tells the waiting thread to end, which drops whatever it has acquired. If `None`, the thread
+    /// is left behind, and the end of this process closes its connection.
     pub cancel: Option<&'a Event>,
 }
 
-/// Has `work` wait for the lock on a thread of its own, while this one handles signals. `about` is
-/// what is waited for, and `line` says who holds it. A signal wins over a grant at the same moment.
+/// Runs `work`, which waits for the lock, on a new thread, while this thread handles signals.
+/// `about` names the lock in the message, and `line` shows who holds it. If a signal and the grant
+/// coincide, the signal wins.
 pub fn wait_on_thread<T: Send + 'static>(
     about: impl Display,
     line: WaitingLine,
@@ -97,15 +98,16 @@ pub fn wait_on_thread<T: Send + 'static>(
     })
 }
 
-/// Says after two seconds, and then every ten, what the program waits for. Dropping it stops that
-/// and removes the line from a terminal. This blocks for a second at most.
+/// Shows what the program waits for, first after two seconds and then every ten seconds. Dropping
+/// it stops this, and removes the line from a terminal. The drop blocks for at most a second.
 pub struct WaitingLine {
-    /// Sent to when the wait is over.
+    /// Tells the thread that shows the line that the wait is over.
     over: Sender<()>,
     line: Arc<Mutex<Line>>,
 }
 
-/// Locked while a line is being written, which may block.
+/// The line that was written last. Its mutex is locked while a line is being written, which may
+/// block.
 #[derive(Default)]
 struct Line {
     /// Whether a line is on the terminal.
@@ -114,8 +116,8 @@ struct Line {
 }
 
 impl WaitingLine {
-    /// Has `describe` called on a thread of its own; it may block. Without a thread there is no
-    /// line.
+    /// Calls `describe`, which may block, on a new thread. If no thread can be started, no line is
+    /// shown.
     pub fn start(
         program: &'static str,
         talk: Verbosity,
@@ -161,7 +163,7 @@ fn speak(
         }
         let text = describe();
         let mut line = line.lock();
-        // If the wait ends after this look, the line is removed.
+        // If the wait ends after this check, the drop removes the line.
         if is_over.try_recv() != Err(TryRecvError::Empty) {
             return;
         }
@@ -177,29 +179,31 @@ fn speak(
     }
 }
 
-/// Whether stderr is a terminal with this program in its foreground. From the background, a line
+/// Whether stderr is a terminal with this program in its foreground. A line from the background
 /// would disturb what the user types.
 fn has_terminal() -> bool {
     let stderr = io::stderr();
     stderr.is_terminal() && tcgetpgrp(&stderr).map_or(true, |group| group == getpgrp())
 }
 
-/// Writes to stderr, and returns whether there was room in time. The line is a courtesy, and must
-/// delay neither a grant nor a signal.
+/// Writes to stderr, and returns whether there was room in time. Does not wait longer, because the
+/// line must delay neither a grant nor a signal.
 fn write_if_room(bytes: &[u8]) -> bool {
     let stderr = io::stderr();
     let within = Timespec::try_from(ROOM_WAIT).ok();
     let mut watched = [PollFd::new(&stderr, PollFlags::OUT)];
     let has_room = retry_on_intr(|| poll(&mut watched, within.as_ref())) == Ok(1);
-    // Not by way of the standard library, whose lock every message needs.
+    // Written without the standard library's lock of stderr, because every other message needs that
+    // lock.
     has_room && rustix::io::write(&stderr, bytes).is_ok()
 }
 
-/// As much of the text as one line of the terminal has room for. What other clients say of
-/// themselves may have wide characters, or some that turn the line around: they become `?`.
+/// As many characters of the text as one line of the terminal has room for. The tags of other
+/// clients may have wide characters, or characters that reverse the direction of the line; all of
+/// these become `?`.
 fn fitting(text: &str) -> String {
     let columns = tcgetwinsize(io::stderr()).map_or(0, |size| usize::from(size.ws_col));
-    // The last column stays free: some terminals begin a new line there.
+    // The last column stays free, because some terminals begin a new line after it.
     match columns.checked_sub(1) {
         Some(room) if room > 0 => {
             let is_narrow = |c: &char| matches!(*c, ' '..='~');
