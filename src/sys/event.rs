@@ -1,4 +1,5 @@
-//! An event that one thread sets and others poll for, and waiting for descriptors.
+//! An event that one thread sets and other threads poll for, and functions that wait for
+//! descriptors.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -8,8 +9,8 @@ use std::time::Instant;
 use rustix::event::{eventfd, poll, EventfdFlags, PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 
-/// An event that one thread sets and others poll for: its descriptor is readable while it is set.
-/// Clones share it.
+/// An event that one thread sets and other threads poll for. Its descriptor is readable while the
+/// event is set. Clones share one event.
 #[derive(Clone, Debug)]
 pub struct Event(Arc<OwnedFd>);
 
@@ -22,7 +23,7 @@ impl Event {
 
     /// Sets the event. It stays set until [`Event::take`].
     pub fn set(&self) {
-        // Fails only if the counter is full, and then the event is set.
+        // This fails only if the counter is at its maximum, and then the event is set already.
         let _ = rustix::io::write(&self.0, &1_u64.to_ne_bytes());
     }
 
@@ -50,8 +51,8 @@ pub fn wait_until_readable(descriptor: &impl AsFd, deadline: Instant) -> bool {
     .unwrap_or(false)
 }
 
-/// Blocks until a descriptor is ready or `deadline` (`None`: never) has passed; signals do not end
-/// the wait. Returns whether one is ready.
+/// Blocks until a descriptor is ready or `deadline` (`None`: never) has passed. Signals do not end
+/// the wait. Returns whether any descriptor is ready.
 pub fn wait_for(polled: &mut [PollFd<'_>], deadline: Option<Instant>) -> io::Result<bool> {
     loop {
         let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));

@@ -1,5 +1,5 @@
-//! Replacing this process with a program; `std::process::Command` would add all the code for child
-//! processes.
+//! Replacing this process with a program. `std::process::Command` is not used, because it would add
+//! all the code for child processes.
 
 use std::convert::Infallible;
 use std::env;
@@ -11,8 +11,9 @@ use std::path::Path;
 use nix::sys::signal::SigSet;
 use nix::unistd::execve;
 
-/// Replaces this process with `program`. `arguments` include argv[0]; `variables` are added to this
-/// process's environment. The program starts with no signal blocked. Returns only on failure.
+/// Replaces this process with `program`. `arguments` include argv[0]. `variables` are added to the
+/// environment of this process, or replace variables in it. The program starts with no signal
+/// blocked. Returns only on failure.
 pub fn exec(
     program: &Path,
     arguments: impl Iterator<Item = OsString>,

@@ -1,6 +1,6 @@
-//! Lookups with a deadline. The system's resolver blocks for as long as its name servers are
-//! silent, and the kernel for as long as a file server is. So they run on a thread that the caller
-//! abandons at its deadline.
+//! Lookups with a deadline. The system's resolver blocks while its name servers do not answer, and
+//! the kernel blocks while a file server does not answer. So each lookup runs on a thread that the
+//! caller abandons at the deadline.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -8,20 +8,21 @@ use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How many lookups of one kind run at once, each on its own thread. Further callers wait.
+/// The maximum number of lookups of one kind that run at once, each on its own thread. Further
+/// callers wait.
 const MAX_LOOKUPS: usize = 16;
 
-/// How long a late answer is kept for the caller's next attempt.
+/// How long an answer that came after the deadline is kept for the caller's next attempt.
 const KEPT_FOR: Duration = Duration::from_secs(10);
 
 /// The stack of a lookup thread, in bytes.
 const STACK_LEN: usize = 128 * 1024;
 
-/// The pending lookups of one kind. Callers that ask for the same name share one.
+/// The pending lookups of one kind. Callers that ask for the same name share a lookup.
 pub struct Lookups<Name, Found> {
     find: fn(&Name) -> io::Result<Found>,
     by_name: Mutex<BTreeMap<Name, Arc<Lookup<Found>>>>,
-    /// Notified of every answer.
+    /// Notified whenever a lookup gets its answer.
     answered: Condvar,
 }
 
@@ -33,7 +34,7 @@ where
     Name: Clone + Ord + Send,
     Found: Clone + Send + Sync,
 {
-    /// Lookups by means of `find`, which may block.
+    /// Creates lookups that call `find`, which may block.
     pub const fn new(find: fn(&Name) -> io::Result<Found>) -> Self {
         Lookups {
             find,
@@ -42,7 +43,7 @@ where
         }
     }
 
-    /// What it finds. Fails with [`io::ErrorKind::TimedOut`] at the deadline.
+    /// Looks up `name`. Fails with [`io::ErrorKind::TimedOut`] at the deadline.
     pub fn look_up(&'static self, name: &Name, deadline: Instant) -> io::Result<Found> {
         let mut by_name = self.by_name.lock().unwrap_or_else(PoisonError::into_inner);
         let mut ours: Option<Arc<Lookup<Found>>> = None;
@@ -52,7 +53,8 @@ where
             }
             if let Some((lookup, (_, answer))) = ours.as_ref().and_then(|it| Some((it, it.get()?)))
             {
-                // The next caller starts a new lookup; those waiting on this one still hold it.
+                // The next caller starts a new lookup. Callers that wait for this one still have
+                // it.
                 if by_name.get(name).is_some_and(|it| Arc::ptr_eq(it, lookup)) {
                     by_name.remove(name);
                 }
@@ -73,7 +75,7 @@ where
         }
     }
 
-    /// The lookup of this name, started if necessary; `None` if too many are pending.
+    /// The lookup of `name`, which is started if there is none; `None` if too many are pending.
     fn join_or_start(
         &'static self,
         by_name: &mut BTreeMap<Name, Arc<Lookup<Found>>>,
@@ -94,7 +96,8 @@ where
             .stack_size(STACK_LEN)
             .spawn(move || {
                 let found = (self.find)(&wanted);
-                // Locked while notifying: a caller that found no answer is already asleep.
+                // Locked while the answer is set, so that a caller that has found no answer is
+                // asleep by then, and gets the notification.
                 let _by_name = self.by_name.lock();
                 let _ = answer.set((Instant::now(), found));
                 self.answered.notify_all();

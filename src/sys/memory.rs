@@ -1,8 +1,8 @@
-//! Memory reservations, so that clients cannot exhaust the process's memory.
+//! Memory reservations, which keep clients from exhausting the memory of the process.
 //!
-//! A failed allocation ends the process, and so does a thread without a signal stack. So whatever
-//! grows with client requests (a thread, a session's buffers, the table) reserves its bytes before
-//! it allocates them, and is refused while memory is short.
+//! A failed allocation ends the process, and so does a new thread that cannot get a signal stack.
+//! So code that allocates memory for client requests (a thread, a session's buffers, an entry of
+//! the table) first reserves the bytes, and refuses the request while memory is short.
 
 use std::fs::File;
 use std::hint::black_box;
@@ -13,8 +13,9 @@ use std::sync::OnceLock;
 use rustix::param::page_size;
 use rustix::process::{getrlimit, Resource};
 
-/// The bytes that newcomers leave for clients already served. Under a small limit it is only this
-/// share of the limit, so that a small process can serve at all.
+/// The bytes that new threads and connections must leave free for clients that are already served.
+/// Under a small memory limit this is only `limit / NEWCOMERS_SHARE`, so that a small process can
+/// still serve.
 const LEFT_BY_NEWCOMERS: usize = if cfg!(target_pointer_width = "64") {
     33 * 1024 * 1024
 } else {
@@ -22,22 +23,22 @@ const LEFT_BY_NEWCOMERS: usize = if cfg!(target_pointer_width = "64") {
 };
 const NEWCOMERS_SHARE: usize = 4;
 
-/// The bytes that always stay free, for allocations too small to reserve.
+/// The bytes that always stay free, for small allocations, which are not reserved.
 const ALWAYS_LEFT: usize = 1024 * 1024;
 
-/// The bytes that are reserved but may not be allocated yet.
+/// The bytes of all present reservations, which may not have been allocated yet.
 static RESERVED: AtomicUsize = AtomicUsize::new(0);
 
-/// Bytes that only this caller may allocate, until it is dropped.
+/// Bytes that are set aside for the caller until this is dropped.
 #[derive(Debug)]
 pub struct Reservation(usize);
 
-/// What a reservation is for; decides how much must stay free.
+/// The purpose of a reservation, which decides how much memory must stay free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
-    /// A new thread or connection. It leaves the reserve to clients already served.
+    /// A new thread or connection. It must leave memory for clients that are already served.
     Newcomer,
-    /// A request of a client already served.
+    /// A request of a client that is already served.
     Service,
 }
 
@@ -54,14 +55,14 @@ impl Drop for Reservation {
     }
 }
 
-/// Whether enough memory stays free after `len` more bytes.
+/// Whether enough memory stays free if `len` more bytes are allocated.
 fn has_room_for(len: usize, purpose: Purpose) -> bool {
-    // The limits are read each time, because they can be changed while the process runs. Each comes
-    // with its field in statm: the total size, or data and stacks.
+    // The limits are read each time, because they can change while the process runs. Each limit is
+    // paired with the field of statm that it limits: the total size, or data and stacks.
     let limits = [(Resource::As, 0), (Resource::Data, 5)]
         .map(|(resource, field)| (getrlimit(resource).current, field));
     let is_limited = limits.iter().any(|(limit, _)| limit.is_some());
-    // Without /proc the usage is unknown, so only an attempt can tell.
+    // Without a limit, or without /proc to tell the usage, only an attempt can tell.
     let Some(used) = is_limited.then(used_pages).flatten() else {
         return can_allocate(len.saturating_add(left_within(usize::MAX, purpose)));
     };
@@ -83,8 +84,8 @@ fn left_within(limit: usize, purpose: Purpose) -> usize {
     }
 }
 
-/// The fields of this process's statm. The file stays open, because descriptors may be short later;
-/// if they are short now, the next call opens it.
+/// The fields of this process's statm file. The file stays open, because there may be no free
+/// descriptor later. If there is none now, the next call tries to open it again.
 fn used_pages() -> Option<Vec<usize>> {
     static STATM: OnceLock<File> = OnceLock::new();
     let file = match STATM.get() {
@@ -100,12 +101,13 @@ fn used_pages() -> Option<Vec<usize>> {
     Some(text.split_whitespace().flat_map(str::parse).collect())
 }
 
-/// Tries the allocation. Without resource limits, a commit limit or 32-bit pointers still bound
-/// memory. The C library maps a block of this size anew, whatever it has cached.
+/// Tries to allocate `len` bytes. Even without resource limits, memory may be bounded by a commit
+/// limit or by 32-bit pointers. The result does not depend on memory that the C library has cached,
+/// because it always maps a block of this size anew.
 fn can_allocate(len: usize) -> bool {
     let mut block = Vec::<u8>::new();
     let is_had = block.try_reserve_exact(len).is_ok();
-    // Otherwise the compiler may remove an unused allocation.
+    // Without this, the compiler might remove the unused allocation.
     black_box(&block);
     is_had
 }

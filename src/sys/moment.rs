@@ -1,5 +1,5 @@
 //! Instants of a clock that runs on while this process is stopped and while the host is suspended,
-//! as the server's leases do.
+//! because the server's leases run on, too.
 
 use std::io;
 use std::ops::{Add, Sub};
@@ -12,7 +12,7 @@ use rustix::time::{
     TimerfdFlags, TimerfdTimerFlags,
 };
 
-/// The longest time that a timer is set for, so that no system's clock overflows.
+/// The maximum time that a timer is set for, so that no system's clock overflows.
 const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// A point in time by CLOCK_BOOTTIME.
@@ -28,12 +28,12 @@ impl Moment {
         Moment(Duration::try_from(now).expect("no time is before the boot"))
     }
 
-    /// The time since then; zero if it is in the future.
+    /// The time since this moment; zero if the moment is in the future.
     pub fn elapsed(self) -> Duration {
         Moment::now().saturating_since(self)
     }
 
-    /// The time from `earlier` to this; zero if `earlier` is later.
+    /// The time from `earlier` to this moment; zero if `earlier` is later.
     pub fn saturating_since(self, earlier: Moment) -> Duration {
         self.0.saturating_sub(earlier.0)
     }
@@ -57,7 +57,8 @@ impl Sub<Duration> for Moment {
 
 /// A timer whose descriptor can be polled.
 ///
-/// A timeout of poll would not do: after a stop, the process would wait for what was left of it.
+/// A timeout of poll is not enough, because it does not run while the process is stopped or the
+/// host is suspended.
 #[derive(Debug)]
 pub struct Alarm(OwnedFd);
 
@@ -68,7 +69,7 @@ impl Alarm {
     }
 
     /// Makes the descriptor readable at `moment`, or in a year if that is earlier. Replaces the
-    /// moment set before.
+    /// previous moment.
     pub fn set(&self, moment: Moment) {
         let Moment(since_boot) = moment.min(Moment::now() + LONGEST);
         let time = Itimerspec {

@@ -1,4 +1,5 @@
-//! The path of a server's operator socket, for the server and for the operator who looks for it.
+//! The path of a server's operator socket, for the server that binds it and for the operator's
+//! program that looks for it.
 
 use std::env;
 use std::fs::{self, Metadata};
@@ -12,17 +13,17 @@ use super::trusted::is_own;
 /// The directory that an init script creates for a server that does not run as root.
 const OF_SERVICE: &str = "/run/latchd";
 
-/// The directory of root's server.
+/// The directory for a server that runs as root.
 const OF_ROOT: &str = "/run";
 
-/// The runtime directories of logged-in users, by number.
+/// The directory of the runtime directories of logged-in users, each named after the user's number.
 const OF_USERS: &str = "/run/user";
 
-/// The socket created by the packaged systemd unit, and the port of the same server.
+/// The path of the socket that the packaged systemd unit creates, and the port of its server.
 const OF_UNIT: (&str, u16) = ("/run/latchd.sock", 6388);
 
-/// The path at which this process, serving `port`, binds its socket: in $XDG_RUNTIME_DIR, in
-/// /run/latchd if that belongs to its user, or in /run.
+/// The path at which a server on `port` binds its operator socket: in $XDG_RUNTIME_DIR if that is
+/// set, or in /run/latchd if that belongs to this user, or else in /run.
 pub fn path_to_bind(port: u16) -> PathBuf {
     let directory = match of_user() {
         Some(directory) => directory,
@@ -32,11 +33,11 @@ pub fn path_to_bind(port: u16) -> PathBuf {
     directory.join(name(port))
 }
 
-/// Paths at which the server on `port` of this host may have its socket, for a user who may use it.
+/// The paths at which the server on `port` of this host may have bound its operator socket.
 ///
-/// Only root, the service and this user can create a socket there. Another user may listen on the
-/// port at another address and pretend to be the server; the operator would send it the secret, and
-/// believe that the grant was broken.
+/// Only root, the service's user and this user can create sockets at these paths. The port would
+/// not be as safe: another user may listen on it at another address and pretend to be the server.
+/// The operator would send the secret to that user, and believe that the grant was broken.
 pub fn paths_to_try(port: u16) -> Vec<PathBuf> {
     let of_login = Path::new(OF_USERS).join(geteuid().as_raw().to_string());
     let of_this_user = of_user().into_iter().chain([of_login]);
@@ -54,7 +55,8 @@ pub fn paths_to_try(port: u16) -> Vec<PathBuf> {
     paths
 }
 
-/// The file at this path (a link is not followed), if it belongs to this process's user.
+/// The metadata of the file at this path, if the file belongs to the user of this process. Does not
+/// follow a link.
 fn ours(path: &Path) -> Option<Metadata> {
     let found = fs::symlink_metadata(path).ok();
     found.filter(|it| is_own(it.uid()))

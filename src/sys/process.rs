@@ -1,5 +1,5 @@
-//! Facts about processes: whether one exists, when it started, and which user it belongs to. No
-//! other module reads the stat and status files in /proc.
+//! Facts about processes: whether a process exists, when it started, and to which user it belongs.
+//! No other module reads the stat and status files in /proc.
 
 use std::fmt::Display;
 use std::fs;
@@ -19,22 +19,23 @@ use rustix::time::{clock_gettime, ClockId};
 pub struct Process {
     /// A zombie whose threads have all exited.
     pub is_zombie: bool,
-    /// When it started, in clock ticks since boot; `None` if /proc does not show it, or shows other
-    /// processes another value.
+    /// When the process started, in clock ticks since boot; `None` if /proc does not show it, or
+    /// shows a different value to some processes.
     pub start_ticks: Option<u64>,
-    /// The same, in seconds since 1970.
+    /// When the process started, in seconds since 1970; `None` if that is not known.
     pub started_at: Option<u64>,
 }
 
-/// Whether a process with this number exists; zombies and other users' processes do. No process has
-/// number 0 or one above `i32::MAX`.
+/// Whether a process with this number exists; zombies and other users' processes count. No process
+/// has the number 0, or a number above `i32::MAX`.
 pub fn exists(pid: u32) -> bool {
-    // Any error but ESRCH means that it exists.
+    // Any error but ESRCH means that the process exists.
     to_pid(pid).is_some_and(|pid| !matches!(test_kill_process(pid), Err(Errno::SRCH)))
 }
 
-/// Whether the number is that of a process, zombies included. The number of a thread that is not
-/// the first of its process is not, unless neither pidfds nor /proc can tell.
+/// Whether the number is that of a process; zombies count. The number of a thread other than the
+/// first one of its process does not count, unless neither pidfds nor /proc can tell the
+/// difference.
 pub fn is_process(pid: u32) -> bool {
     match pidfd(pid) {
         Ok(_) => true,
@@ -47,18 +48,18 @@ fn is_thread(pid: u32, status: &str) -> bool {
     field(status, "Tgid:").is_some_and(|group| group.parse() != Ok(pid))
 }
 
-/// Looks up a process; `None` if there is none. The number of a thread that is not the first of its
-/// process counts as none.
+/// Looks up a process; `None` if there is no process with this number. Also `None` for the number
+/// of a thread other than the first one of its process.
 pub fn look_up(pid: u32) -> Option<Process> {
     if !exists(pid) {
         return None;
     }
-    // Nothing more is known if /proc is not mounted, hides other users' processes, or belongs to
+    // The facts are unknown if /proc is not mounted, hides other users' processes, or belongs to
     // another pid namespace.
     let Some(status) = read(pid, "status") else {
         return Some(Process::default());
     };
-    // The state is that of the first thread. Other threads may still run.
+    // The state in the file is that of the first thread. Other threads may still run.
     let has_ended = field(&status, "State:").is_some_and(|state| state.starts_with(['Z', 'X']));
     let has_threads = field(&status, "Threads:").is_some_and(|count| !matches!(count, "0" | "1"));
     let start_ticks = comparable_start(pid);
@@ -69,26 +70,29 @@ pub fn look_up(pid: u32) -> Option<Process> {
     })
 }
 
-/// Reads a file in /proc/PID; replaces bytes that are not UTF-8.
+/// Reads a file in /proc/PID, and replaces bytes that are not UTF-8. `None` if /proc belongs to
+/// another pid namespace.
 fn read(pid: u32, file: &str) -> Option<String> {
     let content = is_proc_ours().then(|| fs::read(format!("/proc/{pid}/{file}")));
     Some(String::from_utf8_lossy(&content?.ok()?).into_owned())
 }
 
-/// Whether /proc is that of our own pid namespace. Any other numbers the processes differently.
+/// Whether /proc belongs to our own pid namespace. In another namespace, the same processes have
+/// other numbers.
 pub fn is_proc_ours() -> bool {
     fs::read_link("/proc/self")
         .is_ok_and(|own| own.as_os_str() == process::id().to_string().as_str())
 }
 
-/// When a process started, in clock ticks since boot; `None` if other processes may see another
-/// value, because one of them is in a time namespace.
+/// When a process started, in clock ticks since boot; `None` if other processes may see a different
+/// value, because this process or that one is in a time namespace.
 pub fn comparable_start(pid: u32) -> Option<u64> {
     let is_comparable = !is_boot_shifted() && (pid == process::id() || !has_shifted_boot(pid)?);
     is_comparable.then(|| start_ticks(pid)).flatten()
 }
 
-/// Whether this process is in a time namespace with another boot time.
+/// Whether this process is in a time namespace with a different boot time. Also `true` if /proc
+/// cannot tell.
 fn is_boot_shifted() -> bool {
     static IS_BOOT_SHIFTED: ProcessFact<bool> = ProcessFact(OnceLock::new());
     IS_BOOT_SHIFTED
@@ -96,11 +100,13 @@ fn is_boot_shifted() -> bool {
         .unwrap_or(true)
 }
 
-/// A fact about this process, found out once. A fork has another process number and asks anew.
+/// A fact about this process, which is found out only once. A forked process has another process
+/// number, so it finds out again.
 struct ProcessFact<T>(OnceLock<(u32, T)>);
 
 impl<T: Copy> ProcessFact<T> {
-    /// If `find` fails, for example because no descriptor is left, the next call tries again.
+    /// The fact. Calls `find` if the fact is not known yet. If `find` fails, for example because no
+    /// descriptor is left, the next call tries again.
     fn get_or(&self, find: impl FnOnce() -> Option<T>) -> Option<T> {
         let own = process::id();
         match self.0.get() {
@@ -114,11 +120,12 @@ impl<T: Copy> ProcessFact<T> {
     }
 }
 
-/// Whether the process sees another boot time; `None` if /proc cannot tell right now.
+/// Whether the process sees a boot time other than the host's; `None` if /proc cannot tell at
+/// present.
 fn has_shifted_boot(process: impl Display) -> Option<bool> {
     let offsets = match fs::read_to_string(format!("/proc/{process}/timens_offsets")) {
         Ok(offsets) => offsets,
-        // A kernel without time namespaces (before 5.6), or a process that has ended.
+        // The kernel has no time namespaces (before 5.6), or the process has ended.
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Some(false),
         Err(_) => return None,
     };
@@ -135,8 +142,8 @@ pub struct ProcessUsers {
     pub saved: u32,
 }
 
-/// The users of a process; `None` if it is gone, or /proc cannot tell. The owner of /proc/PID is no
-/// substitute: it is root for a process that is not dumpable.
+/// The users of a process; `None` if the process is gone, or if /proc cannot tell. The owner of the
+/// directory /proc/PID cannot be used instead, because it is root if the process is not dumpable.
 pub fn users(pid: u32) -> Option<ProcessUsers> {
     let status = read(pid, "status")?;
     let mut users = field(&status, "Uid:")?
@@ -149,14 +156,14 @@ pub fn users(pid: u32) -> Option<ProcessUsers> {
     })
 }
 
-/// A pidfd: becomes readable when the process ends. Fails with [`io::ErrorKind::NotFound`] if there
-/// is no such process, [`io::ErrorKind::Unsupported`] if the kernel (before 5.3) lacks pidfds, or
-/// with any other error of the system.
+/// Opens a pidfd, which becomes readable when the process ends. Fails with
+/// [`io::ErrorKind::NotFound`] if there is no such process, with [`io::ErrorKind::Unsupported`] if
+/// pidfds are missing (before Linux 5.3) or forbidden, or with any other error of the system.
 pub fn pidfd(pid: u32) -> io::Result<OwnedFd> {
     let pid = to_pid(pid).ok_or(io::ErrorKind::NotFound)?;
     match pidfd_open(pid, PidfdFlags::empty()) {
         Ok(descriptor) => Ok(descriptor),
-        // A thread's number is INVAL, or NOENT since 6.9.
+        // The number of a thread gives INVAL, or NOENT since Linux 6.9.
         Err(Errno::SRCH | Errno::INVAL | Errno::NOENT) => Err(io::ErrorKind::NotFound.into()),
         Err(Errno::NOSYS | Errno::PERM) => Err(io::ErrorKind::Unsupported.into()),
         Err(error) => Err(error.into()),
@@ -176,37 +183,40 @@ pub fn start_ticks(pid: u32) -> Option<u64> {
 /// Fields of /proc/PID/stat.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProcessStat {
-    /// The letter of proc(5): `Z` is a zombie.
+    /// The letter of the state, as in proc(5): `Z` is a zombie.
     pub state: char,
     pub parent: i32,
     pub group: i32,
-    /// When it started, in clock ticks since boot.
+    /// When the process started, in clock ticks since boot.
     pub start_ticks: u64,
 }
 
-/// Parses /proc/PID/stat; `None` if the process is gone, or /proc cannot tell.
+/// Reads /proc/PID/stat; `None` if the process is gone, or if /proc cannot tell.
 pub fn stat(pid: u32) -> Option<ProcessStat> {
     parse_stat(&read(pid, "stat")?)
 }
 
-/// The name of the program; `None` if the process is gone, or /proc cannot tell.
+/// The name of the program that the process runs; `None` if the process is gone, or if /proc cannot
+/// tell.
 pub fn name(pid: u32) -> Option<String> {
     Some(read(pid, "comm")?.trim_ascii_end().to_owned())
 }
 
 fn parse_stat(stat: &str) -> Option<ProcessStat> {
-    // The name, in parentheses, may contain anything; the third field follows the last one.
+    // The name in parentheses may contain any characters, so the third field comes after the last
+    // parenthesis.
     let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace();
     Some(ProcessStat {
         state: fields.next()?.chars().next()?,
         parent: fields.next()?.parse().ok()?,
         group: fields.next()?.parse().ok()?,
-        // The 22nd field; five have been taken.
+        // The 22nd field. The first five have been consumed.
         start_ticks: fields.nth(22 - 6)?.parse().ok()?,
     })
 }
 
-/// Every process in /proc; `None` if /proc is not mounted or belongs to another pid namespace.
+/// The numbers of all processes in /proc; `None` if /proc is not mounted or belongs to another pid
+/// namespace.
 pub fn all() -> Option<impl Iterator<Item = u32>> {
     if !is_proc_ours() {
         return None;
@@ -215,33 +225,36 @@ pub fn all() -> Option<impl Iterator<Item = u32>> {
     Some(entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()))
 }
 
-/// The kernel's overflow uid: it stands for every user without a number in this user namespace.
+/// The kernel's overflow uid, which stands for every user without a number in this user namespace.
 pub fn overflow_user() -> u32 {
     let number = fs::read_to_string("/proc/sys/kernel/overflowuid");
     let number = number.ok().and_then(|text| text.trim().parse().ok());
     number.unwrap_or(65534)
 }
 
-/// The user with this number; `None` for the overflow uid where it stands for unknown users.
+/// The same number if it identifies one user; `None` for the overflow uid, where that stands for
+/// unknown users.
 pub fn known_user(uid: u32) -> Option<u32> {
     if uid != overflow_user() {
         return Some(uid);
     }
-    // In a namespace that maps all users, the overflow uid is an ordinary user.
+    // In a user namespace that maps all users, the overflow uid is an ordinary user.
     let map = fs::read_to_string("/proc/self/uid_map").ok()?;
     let has_all = map.split_whitespace().eq(["0", "0", "4294967295"]);
     has_all.then_some(uid)
 }
 
-/// A mask of the signals that this process ignores: bit N - 1 is signal N. 0 if /proc cannot tell.
+/// A mask of the signals that this process ignores: bit N - 1 stands for signal N. The mask is 0 if
+/// /proc cannot tell.
 pub fn ignored_signals() -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = field(&status, "SigIgn:").and_then(|mask| u64::from_str_radix(mask, 16).ok());
     mask.unwrap_or(0)
 }
 
-/// The earliest time at which a process can have started, since the epoch, by this process's clock
-/// now. It may have started 10 ms later: the kernel rounds down to clock ticks.
+/// The earliest time at which a process can have started, since the epoch, by the system clock as
+/// it is set now. The process may have started one clock tick later (usually 10 ms), because the
+/// kernel rounds down.
 pub fn earliest_start(pid: u32) -> Option<Duration> {
     let ticks = start_ticks(pid)?;
     let hertz = clock_ticks_per_second().max(1);
@@ -253,13 +266,13 @@ fn instant_of(ticks: u64) -> Option<u64> {
     booted_at()?.checked_add(ticks / clock_ticks_per_second().max(1))
 }
 
-/// The boot time in seconds since 1970; `None` in a time namespace with another one.
+/// The boot time in seconds since 1970; `None` in a time namespace with a different boot time.
 pub fn booted_at() -> Option<u64> {
     let boot = if is_boot_shifted() { None } else { boot() };
     Some(boot?.as_secs())
 }
 
-/// The uptime in seconds; `None` in a time namespace with another boot time.
+/// The uptime in seconds; `None` in a time namespace with a different boot time.
 pub fn uptime() -> Option<u64> {
     let since_boot = if is_boot_shifted() {
         None
@@ -269,14 +282,15 @@ pub fn uptime() -> Option<u64> {
     Some(since_boot?.as_secs())
 }
 
-/// CLOCK_BOOTTIME: the time since boot, suspension included.
+/// The time since boot, including suspension (CLOCK_BOOTTIME).
 pub fn time_since_boot() -> Option<Duration> {
     Duration::try_from(clock_gettime(ClockId::Boottime)).ok()
 }
 
-/// The boot time since the epoch, as this process sees it now.
+/// The boot time since the epoch, by the system clock as it is set now.
 fn boot() -> Option<Duration> {
-    // Read first: a delay between the two readings makes the boot earlier, never later.
+    // The system clock is read first, so that a delay between the two readings can only make the
+    // boot time too early, never too late.
     let now = SystemTime::now().duration_since(UNIX_EPOCH).ok()?;
     now.checked_sub(time_since_boot()?)
 }

@@ -1,28 +1,28 @@
-//! Random numbers of the system.
+//! Random numbers from the system.
 //!
-//! The system call comes first. The crate `getrandom` looks up the C library's function at run
-//! time, which a static program does not have, and would wait for `/dev/random` instead: on a board
-//! without a source of entropy that stays empty, while the system call makes the kernel gather
-//! some.
+//! The system call is tried before the crate `getrandom`. The crate looks up the C library's
+//! function at run time, which fails in a static program, and would then wait for `/dev/random`. On
+//! a board without a source of entropy that device stays empty, but the system call makes the
+//! kernel gather entropy.
 
 use std::io;
 
 use rustix::io::Errno;
 use rustix::rand::{getrandom, GetRandomFlags};
 
-/// Whether [`fill`] returns at once. Early after the boot of a small board, the kernel has gathered
-/// too little yet.
+/// Whether [`fill`] would return at once. Soon after the boot of a small board, the kernel may not
+/// have gathered enough entropy.
 pub fn is_ready() -> bool {
     getrandom(&mut [0u8], GetRandomFlags::NONBLOCK) != Err(Errno::AGAIN)
 }
 
-/// Fills `bytes`. Blocks until the kernel has randomness to give, once after the boot. Linux before
-/// 3.17 does not know the system call, and some containers forbid it: there the device
-/// `/dev/urandom` gives the bytes.
+/// Fills `bytes` with random bytes. Soon after boot, blocks until the kernel has gathered enough
+/// entropy. Uses `/dev/urandom` if the system call is missing (before Linux 3.17) or forbidden (in
+/// some containers).
 ///
 /// # Errors
 ///
-/// The system's, if it has neither.
+/// An error of the system, if it has neither the system call nor the device.
 pub fn fill(bytes: &mut [u8]) -> io::Result<()> {
     let mut filled = 0;
     while filled < bytes.len() {
@@ -36,7 +36,7 @@ pub fn fill(bytes: &mut [u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// A random number, as [`fill`] gives it.
+/// A random number, made as [`fill`] does.
 pub fn number() -> io::Result<u64> {
     let mut bytes = [0; 8];
     fill(&mut bytes)?;

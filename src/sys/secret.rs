@@ -1,4 +1,4 @@
-//! The secret shared by client and server: the token that `auth` presents.
+//! The secret that client and server share: the token that `auth` presents.
 
 use std::fs::File;
 use std::hint::black_box;
@@ -10,17 +10,18 @@ use rustix::fs::{fcntl_setfl, fstatfs, FsWord, OFlags};
 use super::directory::not_a_file;
 use super::trusted;
 
-/// The file system of anonymous pipes.
+/// The type of the file system that anonymous pipes are in.
 const PIPEFS_MAGIC: FsWord = 0x5049_5045;
 
-/// The longest secret in bytes: a longer one does not fit into a request.
+/// The maximum length of a secret in bytes. A longer secret does not fit into a request.
 const MAX_SECRET_LEN: usize = 65_536;
 
-/// The longest file in bytes: leaves room for white space around the secret.
+/// The maximum length of a file with a secret, in bytes. It leaves room for white space around the
+/// secret.
 const MAX_FILE_LEN: u64 = 128 * 1024;
 
-/// Reads the secret in a file, without surrounding white space. The error, about the file or about
-/// the secret, does not show the secret.
+/// Reads the secret in a file, without surrounding white space. An error, which may be about the
+/// file or about the secret, does not show the secret.
 pub fn read(path: &Path) -> io::Result<String> {
     let mut content = String::new();
     let mut limited = open(path)?.take(MAX_FILE_LEN + 1);
@@ -30,8 +31,8 @@ pub fn read(path: &Path) -> io::Result<String> {
     check(&content).map(str::to_owned).map_err(io::Error::other)
 }
 
-/// Opens a file with a secret. Refuses a named FIFO, which would block until it has a writer; the
-/// pipe of a shell's `<(command)` has one.
+/// Opens a file with a secret. Accepts the pipe of a shell's `<(command)`, which has a writer.
+/// Refuses a named FIFO, which may never get a writer.
 fn open(path: &Path) -> io::Result<File> {
     let file = trusted::open(path, OFlags::RDONLY, 0)?;
     if fstatfs(&file)?.f_type == PIPEFS_MAGIC {
@@ -42,8 +43,8 @@ fn open(path: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// Trims white space around a secret and checks it: an empty secret would let every client in, and
-/// one with a line end could never be presented. The error does not show the secret.
+/// Trims white space around a secret and checks the secret: an empty secret would let every client
+/// in, and a secret with a line end could never be presented. The error does not show the secret.
 pub fn check(secret: &str) -> Result<&str, &'static str> {
     let secret = secret.trim();
     if secret.is_empty() {
@@ -57,15 +58,15 @@ pub fn check(secret: &str) -> Result<&str, &'static str> {
     }
 }
 
-/// Compares two secrets in a time that depends only on their lengths, so that a partly correct
-/// guess takes no longer.
+/// Compares two secrets in a time that depends only on their lengths, so that the time does not
+/// tell whether a guess is partly correct.
 pub fn is_same(one: &[u8], other: &[u8]) -> bool {
     if one.len() != other.len() {
         return false;
     }
     let mut difference = 0;
     for (one, other) in one.iter().zip(other) {
-        // The compiler must not see that the rest can no longer matter.
+        // `black_box` keeps the compiler from ending the loop at the first difference.
         difference = black_box(difference | (one ^ other));
     }
     difference == 0

@@ -1,22 +1,24 @@
-//! Starting threads only while memory allows.
+//! Starting threads, if there is enough memory.
 
 use std::io;
 use std::thread;
 
 use super::memory::{self, Purpose};
 
-/// The stack of a thread, in bytes. A session needs little; unoptimised code needs more.
+/// The length of a thread's stack in bytes. A session needs little; unoptimised code needs more.
 pub const STACK_LEN: usize = if cfg!(debug_assertions) {
     512 * 1024
 } else {
     128 * 1024
 };
 
-/// What a thread needs besides its stack, in bytes: a signal stack, a session's buffers.
+/// The memory that a thread needs besides its stack, in bytes, for a signal stack and a session's
+/// buffers.
 const THREAD_EXTRA: usize = 64 * 1024;
 
-/// Starts a detached thread with a stack of [`STACK_LEN`]. Refuses if too little memory would be
-/// left: a thread without a signal stack ends the process, and so does a failed allocation.
+/// Starts a detached thread with a stack of [`STACK_LEN`]. Fails if too little memory would be
+/// left, because a thread that cannot get a signal stack ends the process, and so does a failed
+/// allocation.
 pub fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<()> {
     spawn_boxed(name, Box::new(body))
 }

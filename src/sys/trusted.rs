@@ -1,5 +1,5 @@
-//! Opening files where another user may have planted something, and checking whether others have
-//! access to them.
+//! Opening files in directories where another user may have planted a file or a link, and checking
+//! whether other users have access to a file.
 
 use std::ffi::OsString;
 use std::fs::{self, File, Metadata};
@@ -17,18 +17,18 @@ use rustix::process::geteuid;
 use super::directory::parent_of;
 use super::process;
 
-/// The maximum number of links in a row, as in the kernel.
+/// The maximum number of symbolic links to follow, as in the kernel.
 const MAX_LINKS: usize = 40;
 
-/// Mode bits. Read access for a group is usually intended.
+/// Mode bits. Read access for a group is not among them, because it is usually intended.
 const READABLE_BY_OTHERS: u32 = 0o004;
 const WRITABLE_BY_OTHERS: u32 = 0o022;
 #[cfg(feature = "programs")]
 const STICKY: u32 = 0o1000;
 
-/// Follows symbolic links in the last component of a path, but none that another user may have
-/// planted: a link must belong to this user or to the owner of its directory. Otherwise that user
-/// could choose the files that root touches. A missing file is not an error.
+/// Follows symbolic links in the last component of a path, except links that another user may have
+/// planted: a link must belong to root, to this user or to the owner of its directory. Otherwise
+/// another user could choose the files that root opens. A missing file is not an error.
 pub fn follow(path: &Path) -> io::Result<PathBuf> {
     let mut path = path.to_owned();
     for _ in 0..MAX_LINKS {
@@ -43,34 +43,35 @@ pub fn follow(path: &Path) -> io::Result<PathBuf> {
     Err(io::Error::other("its links lead nowhere"))
 }
 
-/// Whether a user may decide what is at `path`: root, this user, and the owner of the directory.
+/// Whether a user may decide what is at `path`. Root, the user of this process and the owner of the
+/// directory may.
 pub fn may_decide(user: u32, path: &Path) -> bool {
     let is_owner = |directory: Metadata| is_same_user(directory.uid(), user);
     is_own_or_root(user) || fs::metadata(parent_of(path)).is_ok_and(is_owner)
 }
 
-/// Whether both are certainly one user: a user namespace shows all users whom it does not know as
-/// the same one.
+/// Whether both are certainly the same user. Equal numbers are not enough, because a user namespace
+/// shows all unknown users under one number.
 pub fn is_same_user(one: u32, other: u32) -> bool {
     one == other && process::known_user(one).is_some()
 }
 
-/// Whether it is certainly the user of this process.
+/// Whether `user` is certainly the user of this process.
 pub fn is_own(user: u32) -> bool {
     is_same_user(user, geteuid().as_raw())
 }
 
-/// Whether it is root, or certainly the user of this process.
+/// Whether `user` is root, or certainly the user of this process.
 pub fn is_own_or_root(user: u32) -> bool {
     user == 0 || is_own(user)
 }
 
-/// Opens the file that [`follow`] finds; the umask applies to the `mode` of a new one. Does not
+/// Opens the file that [`follow`] finds. The umask applies to the `mode` of a new file. Does not
 /// wait for the other end of a FIFO.
 pub fn open(path: &Path, flags: OFlags, mode: u32) -> io::Result<File> {
     let path = follow(path)?;
     let mut flags = flags | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
-    // A link in /proc/self/fd leads to a file that is already open.
+    // A link in /proc/self/fd may be followed, because it leads to a file that is already open.
     flags.set(OFlags::NOFOLLOW, !is_in_proc(&path));
     match openat(CWD, &path, flags, Mode::from_raw_mode(mode)) {
         Ok(file) => Ok(file.into()),
@@ -79,20 +80,23 @@ pub fn open(path: &Path, flags: OFlags, mode: u32) -> io::Result<File> {
     }
 }
 
-/// Whether another user may have put the open file at `path`, where every user can, and can change
-/// it. In a directory that users share without the sticky bit, each can replace every file.
+/// Whether the open `file` at `path` may have been planted: its directory has the sticky bit, so
+/// all users may create files there, and the file's owner is not root, this user or the owner of
+/// the directory. A shared directory without the sticky bit is not checked, because any user can
+/// replace every file in it anyway.
 #[cfg(feature = "programs")]
 pub fn is_planted(file: &File, path: &Path) -> io::Result<bool> {
     let is_sticky = fs::metadata(parent_of(path))?.mode() & STICKY != 0;
     Ok(is_sticky && !may_decide(file.metadata()?.uid(), path))
 }
 
-/// How users other than root and this one have access to a file that they must not change, nor read
-/// if it is a secret; `None` if they have none.
+/// Describes the access that users other than root and this one have to a file; `None` if they can
+/// neither change the file nor, if it is a secret, read it.
 pub fn exposure(path: &Path, is_secret: bool) -> io::Result<Option<&'static str>> {
     let path = follow(path)?;
     let directory = fs::metadata(parent_of(&path))?;
-    // A file that is yet to be created will be ours, and a device is not what it seems.
+    // Only a regular file is checked. A file that does not exist yet will be ours, and the owner
+    // and mode of a device do not tell who controls it.
     let file = fs::metadata(&path).ok().filter(Metadata::is_file);
     let (owner, mode) = file.map_or((0, 0), |file| (file.uid(), file.mode()));
     Ok(if !is_own_or_root(owner) {
@@ -114,8 +118,9 @@ struct Link {
 }
 
 impl Link {
-    /// The symbolic link at `path`; `None` if it is something else, or a link of /proc. Target and
-    /// owner are those of the same link, even if another process replaces it in between.
+    /// The symbolic link at `path`; `None` if there is no such link, or if it is a link in /proc.
+    /// Target and owner belong to the same link, even if another process replaces the link at the
+    /// same time.
     fn read(path: &Path) -> Option<Link> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let link = openat(CWD, path, flags, Mode::empty()).ok()?;

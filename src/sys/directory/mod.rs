@@ -1,6 +1,6 @@
-//! An opened directory, and the steps on its names that lock files are made of. Every name is
-//! looked up from the descriptor, so no process can put another directory in the way between two
-//! steps.
+//! An open directory, and the operations on its names with which lock files are implemented. Every
+//! name is looked up from the descriptor, so no process can replace the directory between two
+//! operations.
 
 mod staged;
 
@@ -26,7 +26,7 @@ use rustix::io::{retry_on_intr, Errno};
 
 use crate::text::Escaped;
 
-/// The error about `file`, which names the directory if that is missing.
+/// The error for `file`, which names the directory if that is missing.
 pub fn naming_directory(file: &Path, error: io::Error) -> io::Error {
     let directory = parent_of(file);
     if error.kind() != io::ErrorKind::NotFound || directory.exists() {
@@ -36,13 +36,13 @@ pub fn naming_directory(file: &Path, error: io::Error) -> io::Error {
     io::Error::new(error.kind(), format!("no such directory: {directory}"))
 }
 
-/// Which file it is, whatever its name: the device and the inode. Valid for as long as the file has
-/// a name or is open.
+/// Identifies a file independently of its names, by device and inode. Valid while the file has a
+/// name or is open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FileId(u64, u64);
 
 impl FileId {
-    /// Of a file of the model.
+    /// The id of a file in the tests' model.
     #[cfg(test)]
     pub fn of_model(device: u64, inode: u64) -> FileId {
         FileId(device, inode)
@@ -59,15 +59,15 @@ impl From<&Stat> for FileId {
     }
 }
 
-/// What has a name.
+/// What a name in a directory refers to.
 #[derive(Debug)]
 pub enum Entry<F = File> {
     Nothing,
     /// A regular file, opened for reading.
     File(F),
-    /// A regular file that this process may not read, or not for the moment.
+    /// A regular file that this process may not read, or cannot read at present.
     Unreadable,
-    /// A symbolic link, a directory, a device, a pipe or a socket. It was not opened.
+    /// A symbolic link, a directory, a device, a pipe or a socket.
     Other,
 }
 
@@ -82,7 +82,7 @@ impl Directory {
             openat(CWD, path, flags, Mode::empty()).map(Directory)
         };
         match open(OFlags::RDONLY) {
-            // A process that may not list a directory may still make and remove names in it.
+            // A process that may not list a directory may still create and remove names in it.
             Err(Errno::ACCESS) => Ok(open(OFlags::PATH)?),
             other => Ok(other?),
         }
@@ -97,13 +97,13 @@ impl Directory {
         Ok(FileId::from(&fstat(&self.0)?))
     }
 
-    /// Which file has `name`, if any. A link is not followed.
+    /// Identifies the file under `name`, if there is one. Does not follow a link.
     pub fn identity(&self, name: impl AsRef<Path>) -> io::Result<Option<FileId>> {
         Ok(self.stat(name.as_ref())?.map(|stat| FileId::from(&stat)))
     }
 
-    /// Whether `file`, which was opened under `name`, is mounted there. Where the kernel does not
-    /// tell, it is not.
+    /// Whether `file`, which was opened under `name`, is a mount point. `false` if the kernel does
+    /// not tell.
     pub fn is_mount_point(&self, name: impl AsRef<Path>, file: &File) -> bool {
         let of_name = mount_of(self, name.as_ref(), AtFlags::SYMLINK_NOFOLLOW);
         let of_directory = mount_of(self, Path::new(""), AtFlags::EMPTY_PATH);
@@ -116,35 +116,39 @@ impl Directory {
         }
     }
 
-    /// Whether this process may make and remove names. Anything but a refusal counts as yes.
+    /// Whether this process may create and remove names. `true` unless the system says that it may
+    /// not.
     pub fn may_change_names(&self) -> bool {
         let access = Access::WRITE_OK | Access::EXEC_OK;
         let asked = accessat(&self.0, ".", access, AtFlags::EACCESS);
         !matches!(asked, Err(Errno::ACCESS | Errno::PERM | Errno::ROFS))
     }
 
-    /// Opens the regular file under `name`. A link is not followed, and a device is not opened,
-    /// since that may have effects of its own. Fails with [`io::ErrorKind::PermissionDenied`] if
-    /// the directory may not be searched, or with any other error of the system.
+    /// Opens the regular file under `name`. Does not follow a link, and does not open a device,
+    /// because opening a device may have side effects. Fails with
+    /// [`io::ErrorKind::PermissionDenied`] if the directory may not be searched, or with any other
+    /// error of the system.
     pub fn open_file(&self, name: impl AsRef<Path>) -> io::Result<Entry> {
         match self.stat(name.as_ref())? {
             None => return Ok(Entry::Nothing),
             Some(stat) if !is_file(&stat) => return Ok(Entry::Other),
             Some(_) => {}
         }
-        // Another process may have replaced it since: hence the second look.
+        // Another process may have replaced the file after the first check, so the open file is
+        // checked again.
         match self.open_at_once(name.as_ref(), OFlags::RDONLY) {
             Ok(file) if is_file(&fstat(&file)?) => Ok(Entry::File(file.into())),
             Ok(_) | Err(Errno::LOOP | Errno::NXIO) => Ok(Entry::Other),
             Err(Errno::NOENT) => Ok(Entry::Nothing),
-            // AGAIN: another process's lease (fcntl, F_SETLEASE) has yet to be broken.
+            // AGAIN means that another process has a lease on the file (fcntl, F_SETLEASE) that
+            // must first be broken.
             Err(Errno::ACCESS | Errno::PERM | Errno::AGAIN) => Ok(Entry::Unreadable),
             Err(error) => Err(error.into()),
         }
     }
 
-    /// Opens the regular file under `name` for reading and writing; `None` if there is none, or if
-    /// this process may not write it.
+    /// Opens the regular file under `name` for reading and writing; `None` if there is no regular
+    /// file, or if this process may not write to it or cannot write to it at present.
     pub fn open_to_write(&self, name: impl AsRef<Path>) -> io::Result<Option<File>> {
         match self.open_at_once(name.as_ref(), OFlags::RDWR) {
             Ok(file) => Ok(is_file(&fstat(&file)?).then(|| file.into())),
@@ -155,13 +159,13 @@ impl Directory {
         }
     }
 
-    /// Opens without following a link, and without waiting for a pipe's other end.
+    /// Opens a file without following a link, and without waiting for the other end of a FIFO.
     fn open_at_once(&self, name: &Path, access: OFlags) -> rustix::io::Result<OwnedFd> {
         let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
         openat(&self.0, name, flags | access, Mode::empty())
     }
 
-    /// Makes a file under `name`, opened for reading and writing; the umask applies to `mode`.
+    /// Creates a file under `name`, open for reading and writing. The umask applies to `mode`.
     /// Fails with [`io::ErrorKind::AlreadyExists`] if the name is taken.
     pub fn create(&self, name: impl AsRef<Path>, mode: u32) -> io::Result<File> {
         let flags =
@@ -169,7 +173,7 @@ impl Directory {
         Ok(openat(&self.0, name.as_ref(), flags, Mode::from_raw_mode(mode))?.into())
     }
 
-    /// Gives the file under `from` one more name.
+    /// Gives the file under `from` the additional name `to`.
     fn link(&self, from: &OsStr, to: &OsStr) -> io::Result<()> {
         without_links(linkat(&self.0, from, &self.0, to, AtFlags::empty()))
     }
@@ -178,7 +182,7 @@ impl Directory {
         Ok(unlinkat(&self.0, name.as_ref(), AtFlags::empty())?)
     }
 
-    /// What the system says of the name itself, if it is taken. A link is not followed.
+    /// The status of the file under `name`, if there is one. Does not follow a link.
     pub fn stat(&self, name: impl AsRef<Path>) -> io::Result<Option<Stat>> {
         match statat(&self.0, name.as_ref(), AtFlags::SYMLINK_NOFOLLOW) {
             Ok(stat) => Ok(Some(stat)),
@@ -203,12 +207,12 @@ pub fn parent_of(path: &Path) -> &Path {
 }
 
 /// Opens the regular file at `path` for reading and writing, and locks it until it is closed;
-/// `None` if another process keeps it locked. Makes an empty file if there is none; the umask
-/// applies to `mode`. A symbolic link is refused. Blocks for `patience` at most.
+/// `None` if another process keeps it locked. Creates an empty file if there is none; the umask
+/// applies to `mode`. Refuses a symbolic link. Waits for the lock for at most `patience`.
 pub fn open_exclusive(path: &Path, mode: u32, patience: Duration) -> io::Result<Option<File>> {
     let at_once = OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     let flags = OFlags::RDWR | OFlags::CREATE | at_once;
-    // A signal may interrupt a file system of the network.
+    // A signal may interrupt the call on a network file system.
     let opened = retry_on_intr(|| openat(CWD, path, flags, Mode::from_raw_mode(mode)));
     let file = File::from(opened.map_err(|error| match error {
         Errno::LOOP => io::Error::other("it is a symbolic link"),
@@ -227,24 +231,25 @@ pub fn open_exclusive(path: &Path, mode: u32, patience: Duration) -> io::Result<
     }
 }
 
-/// The error for a file that is of another kind.
+/// The error for a file that is not a regular file.
 pub fn not_a_file() -> io::Error {
     io::Error::other("it is not a regular file")
 }
 
-/// Returns once the name of the file at `path` would survive a power cut. The name may be that of a
-/// link to a file in another directory; then the file's own name is meant.
+/// Syncs the directory of the file at `path`, so that the file's name survives a power cut. If
+/// `path` is a symbolic link, syncs the directory of the file that it leads to.
 pub fn sync_name(path: &Path) -> io::Result<()> {
     match fsync(Directory::of(&fs::canonicalize(path)?)?) {
-        // It may be searched, but not read, so it was opened for its names alone.
+        // The directory may be searched but not read, so it was opened with O_PATH and cannot be
+        // synced.
         Err(Errno::BADF) => Err(Errno::ACCESS.into()),
         synced => Ok(synced?),
     }
 }
 
-/// Locks an open file or directory by flock(2), for as long as its descriptor is open. Blocks while
-/// another descriptor holds its lock, for `patience` at most. Returns whether the lock is ours.
-/// Fails with [`io::ErrorKind::Unsupported`] if the file system has no such locks, or with any
+/// Locks an open file or directory with flock(2), until its descriptor is closed. Waits for at most
+/// `patience` while another descriptor has the lock. Returns whether this descriptor has the lock
+/// now. Fails with [`io::ErrorKind::Unsupported`] if the file system has no such locks, or with any
 /// other error of the system.
 pub fn lock_within(file: &impl AsFd, patience: Duration) -> io::Result<bool> {
     const POLL: Duration = Duration::from_millis(5);
@@ -257,8 +262,9 @@ pub fn lock_within(file: &impl AsFd, patience: Duration) -> io::Result<bool> {
             Err(Errno::NOLCK | Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => {
                 return Err(unsupported())
             }
-            // NFS locks a file only through a descriptor that is open for writing. `AsFd` rules out
-            // the other meaning, a descriptor that is not open at all.
+            // On NFS, BADF means that the descriptor is not open for writing, which a lock needs
+            // there. The usual meaning, that the descriptor is not open at all, is impossible with
+            // `AsFd`.
             Err(Errno::BADF) => return Err(unsupported()),
             Err(Errno::INTR) => {}
             Err(error) => return Err(error.into()),
@@ -266,18 +272,18 @@ pub fn lock_within(file: &impl AsFd, patience: Duration) -> io::Result<bool> {
     }
 }
 
-/// A lock by fcntl(2) on the whole of a file.
+/// The kind of a lock by fcntl(2) on a whole file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RangeLock {
     Read,
-    /// Excludes all others. It needs a descriptor that is open for writing.
+    /// Excludes all other locks. Needs a descriptor that is open for writing.
     Write,
 }
 
-/// Locks an open file by fcntl(2), for as long as its descriptor is open. It does not meet locks by
-/// flock(2). Does not block. Returns whether the lock is ours. Fails with
-/// [`io::ErrorKind::Unsupported`] if the kernel or the file system has no such locks, or if the
-/// descriptor does not allow the lock; or with any other error of the system.
+/// Locks an open file with fcntl(2), until its descriptor is closed. Such locks are independent of
+/// those of flock(2). Does not block. Returns whether this descriptor has the lock now. Fails with
+/// [`io::ErrorKind::Unsupported`] if the kernel or the file system has no such locks or the
+/// descriptor does not allow the lock, or with any other error of the system.
 pub fn lock_range(file: &File, lock: RangeLock) -> io::Result<bool> {
     use nix::errno::Errno;
     let whole = whole_file(lock).ok_or_else(unsupported)?;
@@ -291,17 +297,17 @@ pub fn lock_range(file: &File, lock: RangeLock) -> io::Result<bool> {
     }
 }
 
-/// Ends the lock of this descriptor by fcntl(2).
+/// Ends the lock that this descriptor has by fcntl(2).
 pub fn unlock_range(file: &File) {
     if let Some(mut whole) = whole_file(RangeLock::Read) {
         whole.l_type = libc::F_UNLCK as libc::c_short;
-        // If it fails, the lock ends with the descriptor.
+        // If this fails, the lock ends when the descriptor is closed.
         let _ = fcntl(file, FcntlArg::F_OFD_SETLK(&whole));
     }
 }
 
-/// Whether another descriptor has the file locked by fcntl(2), for reading or writing. An error
-/// counts as yes.
+/// Whether another descriptor has the file locked by fcntl(2), for reading or writing. Also `true`
+/// on an error.
 pub fn has_range_lock(file: &File) -> bool {
     whole_file(RangeLock::Write).is_none_or(|mut found| {
         let asked = fcntl(file, FcntlArg::F_OFD_GETLK(&mut found));
@@ -309,7 +315,7 @@ pub fn has_range_lock(file: &File) -> bool {
     })
 }
 
-/// A lock of the whole file; `None` where safe code cannot describe one.
+/// The argument of fcntl(2) for a lock of the whole file; `None` where safe code cannot create it.
 #[cfg(not(all(
     any(target_arch = "mips", target_arch = "mips32r6"),
     not(target_env = "musl")
@@ -328,7 +334,8 @@ fn whole_file(lock: RangeLock) -> Option<libc::flock> {
     })
 }
 
-/// On 32-bit MIPS with glibc or uClibc, the struct has a private field.
+/// On 32-bit MIPS with glibc or uClibc, the struct has a private field, so safe code cannot create
+/// it.
 #[cfg(all(
     any(target_arch = "mips", target_arch = "mips32r6"),
     not(target_env = "musl")
@@ -337,7 +344,7 @@ fn whole_file(_: RangeLock) -> Option<libc::flock> {
     None
 }
 
-/// The number of the mount that a file is reached through, by statx(2).
+/// The number of the mount through which a file is reached, from statx(2).
 fn mount_of(directory: &Directory, name: &Path, flags: AtFlags) -> Option<u64> {
     let flags = flags | AtFlags::NO_AUTOMOUNT;
     let found = statx(&directory.0, name, flags, StatxFlags::MNT_ID).ok()?;
@@ -345,7 +352,7 @@ fn mount_of(directory: &Directory, name: &Path, flags: AtFlags) -> Option<u64> {
     is_known.then_some(found.stx_mnt_id)
 }
 
-/// The same before Linux 5.8.
+/// The number of the mount through which a file is reached, from /proc, for Linux before 5.8.
 fn mount_in_proc(file: &impl AsFd) -> Option<String> {
     let path = format!("/proc/self/fdinfo/{}", file.as_fd().as_raw_fd());
     let info = fs::read_to_string(path).ok()?;
@@ -359,7 +366,8 @@ fn is_file(stat: &Stat) -> bool {
 
 fn without_links(result: rustix::io::Result<()>) -> io::Result<()> {
     match result {
-        // FAT, for one, says EPERM, and some file systems in user space the last three.
+        // These errors mean that there are no hard links. FAT, for example, returns EPERM; some
+        // file systems in user space return IO, XDEV or INVAL.
         Err(Errno::PERM | Errno::OPNOTSUPP | Errno::NOSYS | Errno::MLINK) => Err(unsupported()),
         Err(Errno::IO | Errno::XDEV | Errno::INVAL) => Err(unsupported()),
         other => Ok(other?),

@@ -1,7 +1,7 @@
-//! Files whose names change in one step: a file that is complete before its name appears, and a
-//! name that is taken only from the file that was meant.
+//! Atomic changes of file names: a file gets its name only when it is complete, and a name is
+//! removed only if it belongs to the intended file.
 //!
-//! Other programs may make, replace or remove any name between two steps.
+//! Other programs may create, replace or remove any name at any time.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -18,10 +18,11 @@ use crate::text::hex;
 
 use super::{unsupported, without_links, Directory, FileId};
 
-/// How often another private name is tried.
+/// The maximum number of private names to try.
 const MAX_NAMES_TRIED: usize = 16;
 
-/// Names that a file has for a moment only: 16 random hex digits between a prefix and a suffix.
+/// Private names, which files have only for a moment: 16 random hex digits between a prefix and a
+/// suffix.
 #[derive(Debug)]
 pub struct PrivateNames {
     pub prefix: &'static str,
@@ -29,7 +30,7 @@ pub struct PrivateNames {
 }
 
 impl PrivateNames {
-    /// Whether `name` is one of them.
+    /// Whether `name` is one of these private names.
     pub fn contains(&self, name: &OsStr) -> bool {
         let number = |name: &str| {
             let digits = name.strip_prefix(self.prefix)?.strip_suffix(self.suffix)?;
@@ -38,8 +39,8 @@ impl PrivateNames {
         name.to_str().and_then(number).is_some()
     }
 
-    /// Runs `attempt` with one name after another until it does not fail with
-    /// [`io::ErrorKind::AlreadyExists`].
+    /// Calls `attempt` with one private name after another while it fails with
+    /// [`io::ErrorKind::AlreadyExists`], at most [`MAX_NAMES_TRIED`] times.
     fn try_each<T>(
         &self,
         mut attempt: impl FnMut(&OsStr) -> io::Result<T>,
@@ -58,16 +59,16 @@ impl PrivateNames {
     }
 }
 
-/// A file that is made complete before it gets a name that counts.
+/// A file that is completed before it gets its real name.
 #[derive(Debug)]
 pub struct StagedFile<'a> {
     directory: &'a Directory,
     file: File,
-    /// Its name until then, where the file cannot do without one.
+    /// The file's private name, if it was created with one.
     private_name: Option<PrivateName<'a>>,
 }
 
-/// A private name, removed on drop.
+/// A private name, which is removed on drop.
 #[derive(Debug)]
 pub struct PrivateName<'a> {
     directory: &'a Directory,
@@ -81,8 +82,8 @@ impl PrivateName<'_> {
 }
 
 impl<'a> StagedFile<'a> {
-    /// Stages a file and calls `complete`, which fills and names it. Where a file without a name
-    /// cannot be made, or cannot be named, does both once more with a file that has a private name.
+    /// Creates a file without a name and calls `complete`, which fills and names it. If the system
+    /// cannot create or cannot name such a file, does the same with a file that has a private name.
     pub fn make<T>(
         directory: &'a Directory,
         names: &PrivateNames,
@@ -97,7 +98,7 @@ impl<'a> StagedFile<'a> {
         }
     }
 
-    /// A file without a name; the umask applies to `mode`.
+    /// Creates a file without a name. The umask applies to `mode`.
     fn unnamed(directory: &'a Directory, mode: u32) -> io::Result<StagedFile<'a>> {
         let flags = OFlags::RDWR | OFlags::TMPFILE | OFlags::CLOEXEC;
         match openat(&directory.0, ".", flags, Mode::from_raw_mode(mode)) {
@@ -106,7 +107,8 @@ impl<'a> StagedFile<'a> {
                 file: file.into(),
                 private_name: None,
             }),
-            // A kernel before 3.11 takes this for an attempt to write a directory.
+            // ISDIR comes from a kernel before 3.11, which takes the call for an attempt to write
+            // to a directory.
             Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL | Errno::NOSYS) => {
                 Err(unsupported())
             }
@@ -114,7 +116,7 @@ impl<'a> StagedFile<'a> {
         }
     }
 
-    /// A file with a private name; the umask applies to `mode`.
+    /// Creates a file with a private name. The umask applies to `mode`.
     pub fn private(
         directory: &'a Directory,
         names: &PrivateNames,
@@ -133,10 +135,10 @@ impl<'a> StagedFile<'a> {
         &self.file
     }
 
-    /// Gives the file a name that counts, or one more of them. Fails with
-    /// [`io::ErrorKind::AlreadyExists`] if the name is taken, [`io::ErrorKind::Unsupported`] if the
-    /// file system has no hard links, or an unnamed file cannot be named because /proc is not
-    /// mounted.
+    /// Gives the file a real name, or an additional one. Fails with
+    /// [`io::ErrorKind::AlreadyExists`] if the name is taken, or with
+    /// [`io::ErrorKind::Unsupported`] if the file system has no hard links, or if the file has no
+    /// name and cannot get one because /proc is not mounted.
     pub fn link(&self, name: &OsStr) -> io::Result<()> {
         let linked = match &self.private_name {
             None => {
@@ -150,14 +152,14 @@ impl<'a> StagedFile<'a> {
             }
             Some(private) => self.directory.link(&private.name, name),
         };
-        // On NFS a link may have been made though the reply says otherwise.
+        // On NFS, the link may have been created although the call failed.
         if linked.is_err() && self.directory.identity(name)? == Some(FileId::of(&self.file)?) {
             return Ok(());
         }
         linked
     }
 
-    /// Gives the file one more private name. Fails as [`StagedFile::link`] does.
+    /// Gives the file an additional private name. Fails as [`StagedFile::link`] does.
     pub fn link_privately(&self, names: &PrivateNames) -> io::Result<PrivateName<'a>> {
         let (name, ()) = names.try_each(|name| self.link(name))?;
         Ok(PrivateName {
@@ -166,12 +168,12 @@ impl<'a> StagedFile<'a> {
         })
     }
 
-    /// Its private name, if it has one.
+    /// The file's private name, if it was created with one.
     pub fn private_name(&self) -> Option<&OsStr> {
         self.private_name.as_ref().map(PrivateName::name)
     }
 
-    /// The file, without its private name.
+    /// Removes the file's private name and returns the file.
     pub fn into_file(self) -> File {
         self.file
     }
@@ -183,23 +185,24 @@ impl Drop for PrivateName<'_> {
     }
 }
 
-/// What came of setting a name aside.
+/// The result of [`Directory::remove_if`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SetAside {
-    /// The file was the one that was meant. The name is gone.
+    /// The name belonged to the intended file, and has been removed.
     Removed,
-    /// The name was gone already.
+    /// There was no file under the name.
     Missing,
-    /// It was another file, which has its name back.
+    /// The name belonged to another file, which has it back.
     PutBack,
-    /// It was another file, which has now lost its name, because a third file has taken it.
+    /// The name belonged to another file. That file has lost the name, because a third file has
+    /// taken it in the meantime.
     Displaced,
 }
 
 impl Directory {
-    /// Removes `name` if its file is the one that is meant. Another process may replace the file at
-    /// any time, so the file is moved to a private name before `is_meant` looks at it under that
-    /// name.
+    /// Removes `name` if `is_meant` says that its file is the intended one. Another process may
+    /// replace the file at any time, so the file is first moved to a private name, under which
+    /// `is_meant` looks at it.
     pub fn remove_if(
         &self,
         name: &OsStr,
@@ -227,7 +230,7 @@ impl Directory {
     fn put_back(&self, aside: &OsStr, name: &OsStr) -> io::Result<SetAside> {
         let moved = renameat_with(&self.0, aside, &self.0, name, RenameFlags::NOREPLACE);
         let put_back = match moved {
-            // Before Linux 3.15, and on some file systems in user space.
+            // The call is missing before Linux 3.15, and on some file systems in user space.
             Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => {
                 self.put_back_in_steps(aside, name)
             }
@@ -235,7 +238,7 @@ impl Directory {
         };
         match put_back {
             Ok(()) => Ok(SetAside::PutBack),
-            // A third process has taken the name since the move.
+            // Another process has taken the name since the file was moved.
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
                 self.remove(aside)?;
                 Ok(SetAside::Displaced)
@@ -244,12 +247,14 @@ impl Directory {
         }
     }
 
-    /// Fails with [`io::ErrorKind::AlreadyExists`] if the name is taken.
+    /// Moves a file back to its name without renameat2(2). Fails with
+    /// [`io::ErrorKind::AlreadyExists`] if the name is taken.
     fn put_back_in_steps(&self, aside: &OsStr, name: &OsStr) -> io::Result<()> {
         match self.link(aside, name) {
             Ok(()) => self.remove(aside),
-            // No hard links, a directory, or a file of another user where hard links are protected.
-            // A process that takes the name after this look loses it.
+            // A hard link is not possible: the file system has none, this is a directory, or the
+            // file belongs to another user and hard links are protected. If a process takes the
+            // name after this check, the rename takes the name from it.
             Err(error) if error.kind() == io::ErrorKind::Unsupported => {
                 if self.identity(name)?.is_some() {
                     return Err(io::ErrorKind::AlreadyExists.into());
