@@ -1,4 +1,4 @@
-//! Where a server is, and which of several servers a key belongs to.
+//! The addresses of servers, and which of several servers a key belongs to.
 
 use std::fmt;
 use std::io;
@@ -16,19 +16,21 @@ use crate::net::stream::{keep_alive, Stream};
 use crate::protocol::limits;
 use crate::text::in_brackets;
 
-/// The port of a server that is named without one.
+/// The port of an address that does not name one.
 const DEFAULT_PORT: u16 = 6388;
 
-/// The longest timeout: a later instant might overflow.
+/// The maximum timeout. With a longer one, a deadline might overflow.
 pub(super) const LONGEST_ATTEMPT: Duration = Duration::from_secs(limits::MAX_SECONDS);
 
-/// Where a server listens: `HOST`, `HOST:PORT`, or the path of a Unix socket, which has a `/` in
-/// it. The port is 6388 if none is given. `tcp://` and `unix:` may be in front. An IPv6 address
-/// with a port is in brackets, and may have a zone: `fe80::1%eth0`, `[fe80::1%2]:6388`.
+/// Where a server listens: `HOST`, `HOST:PORT`, or the path of a Unix socket. A path contains a `/`
+/// or has the prefix `unix:`. A host may have the prefix `tcp://`. The default port is 6388. An
+/// IPv6 address with a port must be in brackets. It may have a zone: `fe80::1%eth0`,
+/// `[fe80::1%2]:6388`.
 ///
-/// The servers of one cluster have `|` between them: any of them will do.
+/// The addresses of the servers of one cluster are separated by `|`. The client connects to any one
+/// of them.
 ///
-/// A name is looked up only for a connection.
+/// A host name is looked up only when the client connects.
 ///
 /// ```
 /// use latchd::client::Address;
@@ -44,21 +46,21 @@ pub(super) const LONGEST_ATTEMPT: Duration = Duration::from_secs(limits::MAX_SEC
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Address {
-    /// A name or an IP address, and a port; IPv6 addresses are in brackets.
+    /// A host name or an IP address, with a port. An IPv6 address is in brackets.
     Tcp(String),
-    /// A Unix socket.
+    /// The path of a Unix socket.
     Unix(PathBuf),
     /// The servers of one cluster.
     Cluster(Alternatives),
 }
 
-/// The addresses of the servers of one cluster. A connection attempt tries one after the other,
-/// starting with the one that answered last. A server that closes the connection or does not answer
-/// in time is tried last. Clones share this order.
+/// The addresses of the servers of one cluster. To connect, a client tries one after the other,
+/// beginning with the server of the previous connection. If that server closed the connection or
+/// did not answer in time, the client tries it last. Clones share this order.
 #[derive(Clone, Debug)]
 pub struct Alternatives {
     servers: Vec<Address>,
-    /// The number of the server to try first.
+    /// The index of the server to try first.
     first: Arc<AtomicUsize>,
 }
 
@@ -71,8 +73,8 @@ impl PartialEq for Alternatives {
 impl Eq for Alternatives {}
 
 impl Address {
-    /// Connects within `timeout`, looking up a name included. Also returns the instant at which
-    /// that is over, and the address of the one server that was reached.
+    /// Connects within `timeout`, which includes looking up a name. Also returns the deadline, and
+    /// the address of the server that was reached.
     pub(super) fn connect(&self, timeout: Duration) -> io::Result<(Stream, Instant, &Address)> {
         let deadline = Instant::now() + timeout;
         match self {
@@ -99,7 +101,7 @@ impl Address {
     }
 
     /// Makes the next attempt start with the server after `failed`, unless another thread has
-    /// already moved on.
+    /// already made it start with a different server.
     pub(super) fn try_another_than(&self, failed: &Address) {
         if let Address::Cluster(Alternatives { servers, first }) = self {
             let Some(number) = servers.iter().position(|server| server == failed) else {
@@ -121,7 +123,7 @@ impl Address {
     }
 }
 
-/// The text is not the address of a server.
+/// The error for text that is not the address of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InvalidAddress;
 
@@ -149,7 +151,7 @@ impl FromStr for Address {
     }
 }
 
-/// Reads the address of one server; `None` if it is malformed.
+/// Parses the address of one server; `None` if it is malformed.
 fn one(text: &str) -> Option<Address> {
     match (text.strip_prefix("unix:"), text.strip_prefix("tcp://")) {
         (Some(""), _) => None,
@@ -161,9 +163,9 @@ fn one(text: &str) -> Option<Address> {
     }
 }
 
-/// Reads a TCP address, with the default port if it has none; `None` if it is malformed.
+/// Parses a TCP address, and adds the default port if it has none; `None` if it is malformed.
 fn tcp(text: &str) -> Option<Address> {
-    // What follows the last colon of a bare IPv6 address is no port.
+    // In an IPv6 address without brackets, the last colon does not introduce a port.
     if is_ipv6(text) {
         return Some(Address::Tcp(format!("[{text}]:{DEFAULT_PORT}")));
     }
@@ -180,7 +182,7 @@ fn tcp(text: &str) -> Option<Address> {
     }
 }
 
-/// Whether the text is an IPv6 address, with a zone or without.
+/// Whether the text is an IPv6 address, with or without a zone.
 fn is_ipv6(text: &str) -> bool {
     let (ip, zone) = text.split_once('%').unwrap_or((text, "lo"));
     let is_zone = |c: char| c.is_ascii_graphic() && !matches!(c, '/' | '[' | ']' | '%');
@@ -192,7 +194,7 @@ impl fmt::Display for Address {
         match self {
             Address::Tcp(host) => f.write_str(host),
             Address::Unix(path) => {
-                // Without a slash it would read as the name of a host.
+                // Without a slash, the path would be parsed as a host name.
                 let has_slash = path.as_os_str().as_bytes().contains(&b'/');
                 let prefix = if has_slash { "" } else { "unix:" };
                 write!(f, "{prefix}{}", path.display())
@@ -205,8 +207,8 @@ impl fmt::Display for Address {
     }
 }
 
-/// Which of `count` servers a key belongs to: CRC-32 (IEEE) of the key modulo `count`, as in the
-/// clients of dflockd.
+/// The index of the server, out of `count`, that a key belongs to: CRC-32 (IEEE) of the key modulo
+/// `count`, as in the clients of dflockd.
 pub(super) fn shard_of(key: &str, count: usize) -> usize {
     crc32(key.as_bytes()) as usize % count
 }

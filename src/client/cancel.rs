@@ -9,14 +9,16 @@ use super::error::Error;
 use crate::net::stream::Stream;
 use crate::sys::event::Event;
 
-/// Ends blocking acquires from another thread: those of a [`Lock`](super::Lock) that was given the
-/// handle with [`Lock::cancelled_by`](super::Lock::cancelled_by).
+/// Ends blocking acquires from another thread. A handle applies to each [`Lock`](super::Lock) to
+/// which it was given with [`Lock::cancelled_by`](super::Lock::cancelled_by).
 ///
-/// An acquire that is cancelled closes its connection, so that the server gives up its place in the
-/// queue, and returns [`Error::Cancelled`]. A grant that has arrived before wins. Cancelling is
-/// permanent: every later acquire with the same handle is cancelled, too. Guards are not affected.
+/// A cancelled acquire closes its connection, so that the server removes its place in the queue,
+/// and returns [`Error::Cancelled`]. If the grant has already arrived, the acquire succeeds.
+/// Cancelling is permanent: every later acquire with the same handle is cancelled, too. Locks that
+/// are already held are not affected.
 ///
-/// Its clones share one state. All its methods can be called from several threads; none blocks.
+/// The clones of a handle share one state. All methods can be called from several threads, and do
+/// not block.
 ///
 /// ```
 /// use latchd::client::{Address, CancelHandle, Client, Error};
@@ -43,16 +45,17 @@ use crate::sys::event::Event;
 pub struct CancelHandle(Event);
 
 impl CancelHandle {
-    /// Makes a handle that is not cancelled. It takes one file descriptor.
+    /// Makes a handle that is not cancelled. A handle takes one file descriptor.
     ///
     /// # Errors
     ///
-    /// The system has no descriptor left.
+    /// If the system has no file descriptor left.
     pub fn new() -> io::Result<CancelHandle> {
         Event::new().map(CancelHandle)
     }
 
-    /// Ends all acquires with this handle, waiting and future ones. Calling it twice is harmless.
+    /// Cancels all acquires with this handle, both those that wait now and later ones. Calling it
+    /// twice is harmless.
     pub fn cancel(&self) {
         self.0.set();
     }
@@ -67,8 +70,8 @@ impl CancelHandle {
     }
 }
 
-/// Waits for at most `time` until the stream is readable, and tells whether it is. Fails if one of
-/// the events is set and the stream is not readable.
+/// Waits for at most `time` until the stream is readable, and returns whether it is. Fails with
+/// [`Error::Cancelled`] if one of the events is set and the stream is not readable.
 pub(super) fn wait_for(stream: &Stream, time: Duration, events: &[Event]) -> Result<bool, Error> {
     let mut watched = vec![PollFd::new(stream, PollFlags::IN | PollFlags::RDHUP)];
     watched.extend(events.iter().map(|it| PollFd::new(it, PollFlags::IN)));

@@ -16,12 +16,13 @@ use rustix::net::{connect, socket_with, AddressFamily, SocketAddrUnix, SocketFla
 
 use crate::sys::trusted;
 
-/// The shortest time for one attempt to connect. The system takes zero for no limit, or refuses it.
+/// The minimum time for one attempt to connect. A timeout of zero would be refused, or would mean
+/// no limit.
 const SHORTEST_ATTEMPT: Duration = Duration::from_millis(1);
 
-/// Calls `connect` with one after the other until it succeeds. Each has an equal share of the time
-/// that is left, so that one that does not answer leaves some for the next. If all fail, the error
-/// is that of a server that has answered, if one has.
+/// Calls `connect` for one address after another until a call succeeds. Each address gets an equal
+/// share of the time that is left, so that a server that does not answer leaves time for the next
+/// one. If all calls fail, returns the error that says most about the server.
 pub(super) fn try_each<A, T>(
     all: impl ExactSizeIterator<Item = A>,
     deadline: Instant,
@@ -40,8 +41,8 @@ pub(super) fn try_each<A, T>(
     Err(failure)
 }
 
-/// Whether `error` says less about the server than `other`. A refusal comes from the server; that
-/// this host has no route to one of its addresses says nothing about it.
+/// Whether `error` says less about the server than `other`. A refusal comes from the server. An
+/// error such as "network unreachable" is about this host, and says nothing about the server.
 fn says_less(error: &io::Error, other: &io::Error) -> bool {
     let rank = |error: &io::Error| match error.kind() {
         ConnectionRefused | ConnectionReset => 2,
@@ -58,8 +59,8 @@ pub(super) fn connect_tcp(addrs: &[SocketAddr], deadline: Instant) -> io::Result
     })
 }
 
-/// Refuses a socket that is connected to itself. If no server listens on a port, the kernel may
-/// pick that very port for the client's end.
+/// Refuses a socket that is connected to itself. If no server listens on a local port, the kernel
+/// may choose the same port for the client's end of the connection.
 fn refuse_own(stream: TcpStream) -> io::Result<TcpStream> {
     match stream.local_addr()? == stream.peer_addr()? {
         true => Err(ConnectionRefused.into()),
@@ -67,8 +68,8 @@ fn refuse_own(stream: TcpStream) -> io::Result<TcpStream> {
     }
 }
 
-/// Connects to a Unix socket, and refuses an impostor: the server must run as root, as this user,
-/// or as the owner of the directory, who decides who listens there.
+/// Connects to a Unix socket, and fails if the server may be an impostor. The server must run as
+/// root, as this user, or as the owner of the socket's directory, who decides who listens there.
 pub(super) fn connect_unix(path: &Path, deadline: Instant) -> io::Result<UnixStream> {
     let path = trusted::follow(path)?;
     let socket = trusted::open(&path, OFlags::PATH, 0)?;
@@ -83,9 +84,9 @@ pub(super) fn connect_unix(path: &Path, deadline: Instant) -> io::Result<UnixStr
     ))
 }
 
-/// Connects to a socket that is open for its name alone. Another user may have put a link at its
-/// `path` since, which the kernel would follow to the socket of another server; without /proc,
-/// there is no other way.
+/// Connects to a socket that was opened with O_PATH. It connects by descriptor, through /proc,
+/// because another user may have replaced the socket at `path` by a link to the socket of another
+/// server. Without /proc, it has to connect by `path`.
 fn connect_to(socket: &File, path: &Path, deadline: Instant) -> io::Result<UnixStream> {
     let by_descriptor = format!("/proc/self/fd/{}", socket.as_raw_fd());
     match connect_within(by_descriptor.as_ref(), deadline) {
@@ -94,7 +95,8 @@ fn connect_to(socket: &File, path: &Path, deadline: Instant) -> io::Result<UnixS
     }
 }
 
-/// Connects, and waits for room in the backlog. The kernel limits that wait by the send timeout.
+/// Connects, and waits until `deadline` for room in the server's backlog. The kernel limits that
+/// wait by the send timeout of the socket.
 fn connect_within(path: &Path, deadline: Instant) -> io::Result<UnixStream> {
     let addr = SocketAddrUnix::new(path)?;
     let (family, flags) = (AddressFamily::UNIX, SocketFlags::CLOEXEC);

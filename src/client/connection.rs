@@ -1,4 +1,4 @@
-//! One connection to a server, with one request under way at a time.
+//! One connection to a server, which carries one request at a time.
 
 mod again;
 mod introduction;
@@ -26,45 +26,45 @@ use crate::token::Token;
 use introduction::Opening;
 pub(in crate::client) use renewal::Renewal;
 
-/// The longest reply that is read, in bytes, but for `stats`.
+/// The maximum length of a reply in bytes, except for the replies to `stats`.
 const MAX_REPLY_LEN: usize = 4096;
 
-/// The longest reply to `stats`: it lists up to 32 holders and waiters of each key in use.
+/// The maximum reply about all keys in use, in bytes: up to 32 holders and waiters of each key.
 const MAX_STATS_LEN: usize = 64 * 1024 * 1024;
 
-/// The longest time for that reply, in reply timeouts.
+/// The maximum time for a reply about all keys, in reply timeouts.
 const STATS_TIMEOUTS: u32 = 10;
 
-/// The longest reply about one key, or about the counters, in bytes. JSON takes many times its
-/// length once it is parsed.
+/// The maximum length of a reply about one key or about the counters, in bytes. Once parsed, JSON
+/// takes many times as much memory.
 const MAX_QUEUE_LEN: usize = 1024 * 1024;
 
-/// The longest time for one read, after which the deadline is looked at again.
+/// The maximum time of one read, after which the deadline is checked again.
 const LONGEST_READ: Duration = Duration::from_secs(3600);
 
-/// The answer to enqueueing.
+/// The answer to [`Connection::enqueue`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Enqueued {
     /// The key is held from now on.
     Acquired(Grant),
-    /// Other claims are first; [`Connection::wait`] waits for the grant.
+    /// Other claims are ahead; [`Connection::wait`] waits for the grant.
     Queued,
 }
 
-/// A connection to a server, on which one request is under way at a time.
+/// A connection to a server, which carries one request at a time.
 ///
-/// A reply that is late or malformed closes the connection, and every further request fails with
-/// [`Error::Closed`]: a late reply can never be taken for that to another request. When the
-/// connection closes, the server releases what it holds (unless the server runs with
-/// `--no-auto-release-on-disconnect`).
+/// If a reply is late or malformed, the client closes the connection, and every further request
+/// fails with [`Error::Closed`]. So a late reply is never mistaken for the reply to another
+/// request. When the connection closes, the server releases the locks that were granted over it,
+/// unless it runs with `--no-auto-release-on-disconnect`.
 ///
 /// # Errors
 ///
-/// Besides the server's refusal, each request can fail with [`Error::Unreachable`],
-/// [`Error::Closed`], [`Error::NoReply`] or [`Error::BadReply`]. The connection is closed after
-/// each of them, and after [`Error::AuthFailed`]. [`Error::InvalidKey`] and
-/// [`Error::InvalidArgument`] come before anything is sent.
+/// The server can refuse a request. Any request can also fail with [`Error::Unreachable`],
+/// [`Error::Closed`], [`Error::NoReply`] or [`Error::BadReply`]. These errors and
+/// [`Error::AuthFailed`] close the connection. [`Error::InvalidKey`] and [`Error::InvalidArgument`]
+/// come before anything is sent.
 ///
 /// ```
 /// use latchd::client::{Address, Connection, Error, Settings, Slot, Wait};
@@ -77,7 +77,7 @@ pub enum Enqueued {
 /// let grant = connection.acquire("ledger", Slot::LOCK, Wait::No)?.expect("it is free");
 /// assert!(connection.stats()?.contains("ledger"));
 ///
-/// // Nothing renews it in the background. Any connection can renew it with the token.
+/// // Nothing renews the grant in the background. Any connection can renew it with the token.
 /// let lease = connection.renew("ledger", Slot::LOCK, grant.token)?;
 /// assert_eq!(lease, grant.lease);
 /// connection.release("ledger", Slot::LOCK, grant.token)?;
@@ -91,32 +91,32 @@ pub struct Connection {
     pub(super) server: Address,
     /// How many servers of the cluster are left to ask if this one fails.
     pub(super) others: u32,
-    /// The one server of the cluster that was reached.
+    /// The server of the cluster that was reached.
     reached: Address,
     stream: Option<Stream>,
-    /// What has been read of the next reply.
+    /// The bytes read so far of the next reply.
     buffer: Vec<u8>,
-    /// The server has answered over this stream.
+    /// Whether the server has answered over this stream.
     has_answered: bool,
     settings: Settings,
-    /// The key of the last request.
+    /// The key of the latest request.
     key: Option<String>,
-    /// The longest reply to what was sent last, in bytes.
+    /// The maximum length of the reply to the latest request, in bytes.
     max_reply_len: usize,
-    /// The server has been sent a secret, which it may repeat in any reply.
+    /// Whether a secret was sent to the server, which may repeat it in any reply.
     knows_secret: bool,
-    /// The tag in the introduction, which precedes the first request over each stream; empty for
-    /// none. `None` if the client does not introduce itself.
+    /// The tag in the introduction, which precedes the first request over each stream. Empty if
+    /// there is no tag; `None` if the client does not introduce itself.
     tag: Option<String>,
-    /// Bytes to send in front of the next request.
+    /// Bytes to send before the next request.
     opening: Vec<u8>,
-    /// What the next replies answer.
+    /// The opening requests whose replies are still to come, in order.
     awaited: VecDeque<Opening>,
-    /// The server has accepted the introduction.
+    /// Whether the server has accepted the introduction.
     pub(super) is_welcome: bool,
-    /// What the server can do, as it has said.
+    /// The abilities that the server has named.
     pub(super) abilities: Abilities,
-    /// What the server must be able to do for the claims over this connection.
+    /// The abilities that the claims over this connection need.
     pub(super) needs: Abilities,
     /// Each of these cancels a request that waits for its reply.
     pub(super) cancelled_by: Vec<Event>,
@@ -128,13 +128,13 @@ impl Connection {
     ///
     /// # Errors
     ///
-    /// [`Error::Unreachable`], [`Error::AuthFailed`], or what can go wrong with a reply.
+    /// [`Error::Unreachable`], [`Error::AuthFailed`], or [the errors of any request](#errors).
     pub fn open(server: &Address, settings: &Settings) -> Result<Connection, Error> {
         Connection::open_within(server, settings, settings.connect_timeout, 0)
     }
 
-    /// Opens it as [`Connection::open`] does. Blocks for at most `within`; once a server is
-    /// reached, only for its share, so that `others` more servers can be asked in the same time.
+    /// Connects as [`Connection::open`] does, within `within`. A server that is reached gets only
+    /// its share of the time that is left, so that `others` more servers can be asked.
     pub(super) fn open_within(
         server: &Address,
         settings: &Settings,
@@ -150,7 +150,7 @@ impl Connection {
         };
         if let Some(token) = auth_token {
             match connection.expect_ok(&Request::Auth(&token), Some(deadline)) {
-                // A server without a secret does not know `auth`.
+                // A server without a secret answers `error` to `auth`.
                 Err(Error::Refused(_)) => return Err(connection.refusal(&Reply::AuthFailed)),
                 answered => answered?,
             }
@@ -158,13 +158,13 @@ impl Connection {
         Ok(connection)
     }
 
-    /// Claims a key (`l`, `sl`) and blocks until the grant or the end of the wait; `None` then.
+    /// Claims a key (`l`, `sl`). Blocks until the grant; `None` if the wait ends first.
     pub fn acquire(&mut self, key: &str, slot: Slot, wait: Wait) -> Result<Option<Grant>, Error> {
         let deadline = wait.deadline(Instant::now(), self.settings.reply_timeout);
         self.acquire_by(key, slot, wait, deadline, |_| ())
     }
 
-    /// Asks as [`Connection::acquire`] does. The answer is due at `deadline`.
+    /// Claims as [`Connection::acquire`] does. The reply is due at `deadline`.
     pub(super) fn acquire_by(
         &mut self,
         key: &str,
@@ -178,8 +178,8 @@ impl Connection {
         self.granted(&reply)
     }
 
-    /// Takes a place in the queue (`e`, `se`) and does not wait; blocks for at most the reply
-    /// timeout.
+    /// Takes a place in the queue (`e`, `se`) without waiting for the grant. Blocks for at most the
+    /// reply timeout.
     pub fn enqueue(&mut self, key: &str, slot: Slot) -> Result<Enqueued, Error> {
         let request = Request::Enqueue(slot.wanted(key)?);
         match self.claim(&request, self.reply_due(), |_| ())? {
@@ -189,9 +189,8 @@ impl Connection {
         }
     }
 
-    /// Blocks (`w`, `sw`) in the place that [`Connection::enqueue`] took, until the grant or the
-    /// end of the wait; `None` then, and the place is given up. The lease begins anew with the
-    /// reply.
+    /// Waits (`w`, `sw`) for the grant in the place that [`Connection::enqueue`] took. If the wait
+    /// ends first, gives up the place and returns `None`. The lease starts again with the reply.
     pub fn wait(&mut self, key: &str, slot: Slot, wait: Wait) -> Result<Option<Grant>, Error> {
         check_key(key)?;
         let request = Request::Wait {
@@ -204,12 +203,12 @@ impl Connection {
         self.granted(&reply)
     }
 
-    /// Releases a slot (`r`, `sr`), whichever connection it was granted to. Blocks for at most the
-    /// reply timeout. Of `slot`, only lock or semaphore counts.
+    /// Releases a slot (`r`, `sr`), even if another connection has the grant. Blocks for at most
+    /// the reply timeout. Of `slot`, only its kind matters: lock or semaphore.
     ///
     /// # Errors
     ///
-    /// [`Error::Refused`] if the token is not that of a holder, or what can go wrong with a reply.
+    /// [`Error::Refused`] if no holder has this token, or [the errors of any request](#errors).
     pub fn release(&mut self, key: &str, slot: Slot, token: Token) -> Result<(), Error> {
         self.release_within(key, slot, token, self.settings.reply_timeout)
     }
@@ -227,47 +226,46 @@ impl Connection {
         self.expect_ok(&Request::Release { key, kind, token }, due)
     }
 
-    /// Whether the server has sent nothing. Call it when the socket is readable and no reply is
-    /// due: over TLS, there may be a record without data, such as a session ticket.
+    /// Whether the connection is open and no data has arrived. Call it if the socket is readable
+    /// although no reply is due: a TLS record without data, such as a session ticket, is harmless.
     pub(super) fn is_silent(&mut self) -> bool {
         self.read_within(Duration::ZERO).is_ok() && self.buffer.is_empty()
     }
 
-    /// Asks whether the server answers (`ping`). Blocks for at most the reply timeout.
+    /// Checks that the server answers (`ping`). Blocks for at most the reply timeout.
     pub fn ping(&mut self) -> Result<(), Error> {
         self.expect_ok(&Request::Ping, self.reply_due())
     }
 
-    /// Returns the server's statistics (`stats`), as JSON: see latch-protocol(7). The reply can be
-    /// long, so the reply timeout counts from the last part of it that has arrived; blocks for at
-    /// most ten times the reply timeout.
+    /// Returns the server's statistics (`stats`) as JSON: see latch-protocol(7). The reply can be
+    /// long, so the reply timeout starts again with each part that arrives. Blocks for at most ten
+    /// times the reply timeout.
     pub fn stats(&mut self) -> Result<String, Error> {
         self.json(&Request::Stats)
     }
 
-    /// Returns who holds and who waits for a key, or for all keys in use (`stats` with the key line
-    /// `holders`), as JSON: see latch-protocol(7). Blocks as [`Connection::stats`] does, but
-    /// for one key for at most the reply timeout. A server of another make may answer as it answers
-    /// [`Connection::stats`].
+    /// Returns the holders and waiters of a key, or of all keys in use (`stats` with the key line
+    /// `holders`), as JSON: see latch-protocol(7). Blocks as [`Connection::stats`] does; for one
+    /// key, for at most the reply timeout. An older server, or another implementation, may answer
+    /// as to [`Connection::stats`].
     ///
     /// # Errors
     ///
-    /// [`Error::Refused`] if the server does not know the request, or what can go wrong with a
-    /// reply.
+    /// [`Error::Refused`] if the server does not know the request, or [the errors of any
+    /// request](#errors).
     pub fn holders(&mut self, key: Option<&str>) -> Result<String, Error> {
         key.map(check_key).transpose()?;
         self.json(&Request::Queues(key))
     }
 
-    /// Returns what the server has counted since its start, and how much there is now (`stats` with
-    /// the key line `counters`), as JSON: see latch-protocol(7). Blocks for at most the reply
-    /// timeout. An older server, or one of another make, may answer as it answers
-    /// [`Connection::stats`].
+    /// Returns the server's counters since its start and its current figures (`stats` with the key
+    /// line `counters`), as JSON: see latch-protocol(7). Blocks for at most the reply timeout. An
+    /// older server, or another implementation, may answer as to [`Connection::stats`].
     ///
     /// # Errors
     ///
-    /// [`Error::Refused`] if the server does not know the request, or what can go wrong with a
-    /// reply.
+    /// [`Error::Refused`] if the server does not know the request, or [the errors of any
+    /// request](#errors).
     pub fn counters(&mut self) -> Result<String, Error> {
         self.json(&Request::Counters)
     }
@@ -279,16 +277,16 @@ impl Connection {
         }
     }
 
-    /// Ends the grant with this fence, or all grants of the key, as if the lease were over
-    /// (`break`). The server lets root and its own user do so over a Unix socket, and any client
-    /// with its admin token. The holder finds out when it next renews. Blocks for at most the reply
-    /// timeout.
+    /// Ends the grant with this fence, or all grants of the key, as if their leases were over
+    /// (`break`). The server allows this to root and its own user over a Unix socket, and to any
+    /// client with its admin token. The holder notices when its connection ends or a renewal is
+    /// refused. Blocks for at most the reply timeout.
     ///
     /// # Errors
     ///
     /// [`Error::Refused`] if there is no such grant, [`Error::NotAllowed`] if this client may not
-    /// do so, [`Error::InvalidArgument`] for an admin token that cannot be sent, or what can go
-    /// wrong with a reply.
+    /// end it, [`Error::InvalidArgument`] if the admin token cannot be sent, or [the errors of any
+    /// request](#errors).
     pub fn break_grants(
         &mut self,
         key: &str,
@@ -309,8 +307,8 @@ impl Connection {
         }
     }
 
-    /// The name under which the server shows this connection, without the name of the program;
-    /// `None` if it is closed.
+    /// The name under which the server shows this connection, without the program's name; `None` if
+    /// the connection is closed.
     pub(crate) fn name_at_server(&self) -> Option<String> {
         self.stream.as_ref()?.own_identity()
     }
@@ -330,33 +328,33 @@ impl Connection {
         }
     }
 
-    /// When the reply to a request that does not wait is due.
+    /// The deadline for the reply to a request that does not wait.
     fn reply_due(&self) -> Option<Instant> {
         Instant::now().checked_add(self.settings.reply_timeout)
     }
 
-    /// Has no further reply be waited for beyond `deadline`.
+    /// Shortens the reply timeout to the time left until `deadline`.
     pub(super) fn answer_by(&mut self, deadline: Option<Instant>) {
         let left = time_left(deadline).unwrap_or(Duration::MAX);
         self.settings.reply_timeout = self.settings.reply_timeout.min(left);
     }
 
-    /// Sends one request and reads its reply, which is due at this instant; closes the connection
-    /// if that fails.
+    /// Sends one request and reads its reply, which must arrive by `due`. Closes the connection if
+    /// that fails.
     fn exchange(&mut self, request: &Request<'_>, due: Option<Instant>) -> Result<Reply, Error> {
         let sent = self.send(request, self.time_to_send(due));
         let reply = sent.and_then(|()| self.receive(request, due));
         self.close_on_error(reply)
     }
 
-    /// The reply to what was sent; `None` if it is incomplete. Call it when the socket is readable.
+    /// Takes the next reply; `None` while it is incomplete. Call it when the socket is readable.
     fn reply_so_far(&mut self) -> Result<Option<Reply>, Error> {
         let read = self.read_within(Duration::ZERO);
         let reply = read.and_then(|()| self.take_reply(0));
         self.close_on_error(reply)
     }
 
-    /// How long sending may take if the reply is due at this instant.
+    /// The maximum time for sending a request whose reply must arrive by `due`.
     fn time_to_send(&self, due: Option<Instant>) -> Duration {
         let within = time_left(due).unwrap_or(self.settings.reply_timeout);
         within.min(self.settings.reply_timeout)
@@ -372,13 +370,13 @@ impl Connection {
         result
     }
 
-    /// Makes the next connection one to another server of the cluster, if there is one.
+    /// Has the next attempt to connect start with another server of the cluster, if there is one.
     pub(super) fn try_another(&self) {
         self.server.try_another_than(&self.reached);
     }
 
     fn send(&mut self, request: &Request<'_>, within: Duration) -> Result<(), Error> {
-        // A server that refuses a new connection may say so at once: that is its reply.
+        // A refusal of the connection may arrive before the first request, and counts as its reply.
         if self.has_answered {
             self.check_unasked()?;
         }
@@ -393,13 +391,13 @@ impl Connection {
         request.write(&mut text);
         match self.open_stream()?.write_within(&text, Some(within)) {
             Err(error) if error.kind() == TimedOut => Err(Error::no_reply(&self.server)),
-            // On other errors, too: a server that has refused us and closed may have said why.
+            // After other errors, the reply is still read: a server that closed may have said why.
             _ => Ok(()),
         }
     }
 
-    /// Fails if the server has sent something unasked: its last message before it closes the
-    /// connection must not pass for the reply to the next request.
+    /// Fails if the server has sent something without being asked. A server may send a message
+    /// before it closes the connection; it must not pass for the reply to the next request.
     fn check_unasked(&mut self) -> Result<(), Error> {
         if self.open_stream()?.is_readable() {
             self.read_within(Duration::ZERO)?;
@@ -414,7 +412,7 @@ impl Connection {
         let mut due = due;
         let longest = self.settings.reply_timeout.saturating_mul(STATS_TIMEOUTS);
         let last_due = Instant::now().checked_add(longest);
-        // The bytes that were searched for the end of the line: a reply can be long.
+        // The number of bytes that were already searched for a line end: a reply can be long.
         let mut seen = 0;
         loop {
             if let Some(reply) = self.take_reply(seen)? {
@@ -428,7 +426,7 @@ impl Connection {
         }
     }
 
-    /// Reads some of a reply that is due at this instant.
+    /// Reads part of a reply that must be complete by `due`.
     fn read_by(&mut self, due: Option<Instant>) -> Result<(), Error> {
         // Without a deadline, TCP keepalive notices that the server has vanished.
         let left = time_left(due).unwrap_or(LONGEST_READ);
@@ -438,8 +436,8 @@ impl Connection {
         self.read_within(left.min(LONGEST_READ))
     }
 
-    /// Takes the next reply out of what was read, if its line is complete; the line's end is not
-    /// among the first `seen` bytes.
+    /// Takes the next reply out of the buffer; `None` if its line is incomplete. The first `seen`
+    /// bytes are known to contain no line end.
     fn take_reply(&mut self, seen: usize) -> Result<Option<Reply>, Error> {
         let seen = if self.awaited.is_empty() { seen } else { 0 };
         match self.take_opening()? {
@@ -473,7 +471,7 @@ impl Connection {
             if !cancel::wait_for(stream, time, &self.cancelled_by)? {
                 return Ok(());
             }
-            // Do not block: what has arrived may be part of a TLS record, or one without data.
+            // Do not block: only part of a TLS record may have arrived, or a record without data.
             patience = Duration::ZERO;
         }
         let mut chunk = [0; 4096];
@@ -499,7 +497,7 @@ impl Connection {
             .ok_or_else(|| Error::closed(&self.server))
     }
 
-    /// Turns a reply into an error. A reply that does not fit its request closes the connection.
+    /// Turns a refusal into an error. A reply that does not fit its request closes the connection.
     fn refusal(&mut self, reply: &Reply) -> Error {
         let asked = self.asked();
         let error = match reply {
@@ -537,7 +535,7 @@ impl Connection {
         error
     }
 
-    /// What the last request was about.
+    /// The key of the latest request, and the server.
     pub(super) fn asked(&self) -> Asked {
         Asked {
             key: self.key.clone(),
@@ -545,7 +543,7 @@ impl Connection {
         }
     }
 
-    /// Closes the connection; the server releases what it holds.
+    /// Closes the connection. The server then releases the locks that were granted over it.
     pub(super) fn close(&mut self) {
         self.stream = None;
         self.buffer.clear();
@@ -554,8 +552,8 @@ impl Connection {
         self.awaited.clear();
     }
 
-    /// Closes the connection and waits, for at most the reply timeout, until the server has closed
-    /// it too: what the server releases with the connection is released then.
+    /// Closes the connection, and waits for at most the reply timeout until the server has closed
+    /// it, too. By then, the server has released the locks that were granted over it.
     pub fn finish(mut self) {
         if let Some(stream) = self.stream.take() {
             stream.shutdown(Shutdown::Write);
@@ -563,13 +561,13 @@ impl Connection {
         }
     }
 
-    /// Whether grants may outlive a server that refuses connections: it hands them over when it
+    /// Whether grants may survive while a server refuses connections: it hands them over when it
     /// restarts, or another server of the cluster takes over.
     pub(super) fn may_return(&self) -> bool {
         self.abilities.keeps || self.server.other_count() > 0
     }
 
-    /// The connection's socket, to be watched for its end; `None` if it is closed.
+    /// The socket, for polling; `None` if the connection is closed.
     pub(super) fn socket(&self) -> Option<BorrowedFd<'_>> {
         self.stream.as_ref().map(AsFd::as_fd)
     }
@@ -594,7 +592,7 @@ fn key_of<'a>(request: &Request<'a>) -> Option<&'a str> {
     }
 }
 
-/// The time until then; `None` if it never comes.
+/// The time left until `then`; `None` if there is no limit.
 fn time_left(then: Option<Instant>) -> Option<Duration> {
     then.map(|then| then.saturating_duration_since(Instant::now()))
 }

@@ -1,5 +1,4 @@
-//! The servers, the auth token and the certificates that the environment names, for programs that a
-//! user starts.
+//! The servers, the auth token and the certificates that environment variables name.
 
 use std::env::{self, VarError};
 use std::path::Path;
@@ -19,10 +18,10 @@ const TLS_CA: &str = "LATCH_TLS_CA";
 const TLS_NAME: &str = "LATCH_TLS_NAME";
 const DEFAULT_SERVER: &str = "127.0.0.1:6388";
 
-/// The variables that are read here.
+/// The variables that this module reads.
 pub(crate) const VARIABLES: [&str; 5] = [SERVERS, AUTH_TOKEN_FILE, TLS, TLS_CA, TLS_NAME];
 
-/// Addresses with commas or blanks between them.
+/// Addresses, parsed from a list with commas or spaces between them.
 #[derive(Debug)]
 pub(crate) struct Servers(pub(crate) Vec<Address>);
 
@@ -49,7 +48,7 @@ pub(crate) fn servers() -> Result<Vec<Address>, Error> {
         .map_err(|why| invalid(&listed, SERVERS, &why))
 }
 
-/// The options of latch that overrule variables.
+/// The options of latch that override variables.
 #[derive(Default)]
 pub(crate) struct Overrides<'a> {
     pub(crate) auth_token_file: Option<&'a Path>,
@@ -58,8 +57,8 @@ pub(crate) struct Overrides<'a> {
     pub(crate) tls_name: Option<&'a str>,
 }
 
-/// The auth token, and how to speak TLS. What `options` leave open is up to
-/// `LATCH_AUTH_TOKEN_FILE`, `LATCH_TLS`, `LATCH_TLS_CA` and `LATCH_TLS_NAME`.
+/// The default settings, with the auth token and TLS from `options`. A value that `options` do not
+/// give comes from `LATCH_AUTH_TOKEN_FILE`, `LATCH_TLS`, `LATCH_TLS_CA` or `LATCH_TLS_NAME`.
 pub(crate) fn settings(options: &Overrides<'_>) -> Result<Settings, Error> {
     let file = options.auth_token_file.map(Path::to_owned);
     let mut settings = Settings {
@@ -68,7 +67,8 @@ pub(crate) fn settings(options: &Overrides<'_>) -> Result<Settings, Error> {
         ..Settings::default()
     };
     if let Some(file) = &settings.auth_token_file {
-        // A pipe has the token only once, and may wait for the user who types it.
+        // Read the file once here, without a deadline: a pipe has the token only once, and may wait
+        // until the user has typed it.
         let read = secret::read(file);
         settings.auth_token =
             Some(read.map_err(|error| Error::AuthTokenFile(file.clone(), error))?);
@@ -76,7 +76,7 @@ pub(crate) fn settings(options: &Overrides<'_>) -> Result<Settings, Error> {
     Ok(settings)
 }
 
-/// How to speak TLS, if anything asks for it. A CA file or a name does, too.
+/// How to speak TLS; `None` if nothing asks for it. A CA file or a server name asks for it, too.
 fn tls(options: &Overrides<'_>) -> Result<Option<Tls>, Error> {
     let is_set = |name: &&str| env::var_os(name).is_some_and(|value| !value.is_empty());
     let asking = match (options.tls, options.tls_ca, options.tls_name) {
@@ -93,7 +93,7 @@ fn tls(options: &Overrides<'_>) -> Result<Option<Tls>, Error> {
     };
     let ca_file = or_variable(options.tls_ca.map(Path::to_owned), TLS_CA)?;
     let name = or_variable(options.tls_name.map(str::to_owned), TLS_NAME)?;
-    // Fails in a build without TLS: the connection would not be encrypted.
+    // A build without TLS fails here, rather than connect without encryption.
     Tls::wanted_by(asking, ca_file, name).map(Some)
 }
 
@@ -107,7 +107,7 @@ fn invalid(value: &str, name: &str, why: &str) -> Error {
     Error::Environment(invalid_value(value, name, why))
 }
 
-/// What an option of latch gives, or else this variable.
+/// The value of an option of latch, or of this variable if the option is not given.
 fn or_variable<T: From<String>>(given: Option<T>, name: &str) -> Result<Option<T>, Error> {
     match given {
         None => Ok(variable(name)?.map(T::from)),
@@ -115,8 +115,8 @@ fn or_variable<T: From<String>>(given: Option<T>, name: &str) -> Result<Option<T
     }
 }
 
-/// A variable that is set and not empty. One that is not UTF-8 is an error: without it, the default
-/// server would be asked, whose locks are others.
+/// The value of a variable; `None` if it is unset or empty. A value that is not UTF-8 is an error:
+/// if it were ignored, the client might use the default server, which has other locks.
 fn variable(name: &str) -> Result<Option<String>, Error> {
     match env::var(name) {
         Ok(value) => Ok(Some(value).filter(|value| !value.is_empty())),

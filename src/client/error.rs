@@ -1,4 +1,4 @@
-//! Why a request has not been granted.
+//! The errors of the client.
 
 use std::fmt;
 use std::io;
@@ -10,11 +10,11 @@ use super::address::Address;
 use super::guard::Loss;
 use crate::text::{reason, unusable_file, Escaped};
 
-/// Why a request failed. Each status that a server may answer has its variant.
+/// Why a request failed. Each error status that a server may reply with has its own variant.
 ///
-/// A failure of the server, or of the way to it, names the server, in its text as well:
-/// `127.0.0.1:6388: connection refused`. A refusal by the server names the key, too: `deploy at
-/// 127.0.0.1:6388: the server is shutting down`.
+/// An error of the server or of the network names the server: `127.0.0.1:6388: connection refused`.
+/// A refusal by the server also names the key: `deploy at 127.0.0.1:6388: the server is shutting
+/// down`.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Error {
@@ -33,7 +33,7 @@ pub enum Error {
         server: Address,
     },
     /// The server did not answer in time. The client has closed the connection, because a late
-    /// reply would be taken for that to the next request.
+    /// reply would be mistaken for the reply to the next request.
     #[non_exhaustive]
     NoReply {
         /// The server that was asked.
@@ -52,57 +52,60 @@ pub enum Error {
     BadReply {
         /// The server that was asked.
         server: Address,
-        /// What the server answered, at most its first 200 characters.
+        /// The reply, cut to its first 200 characters.
         reply: String,
     },
-    /// `error_max_locks`: as many keys or slots as the server allows are in use, in all or
-    /// by this connection.
+    /// `error_max_locks`: the maximum number of keys or slots is in use, on the whole server or by
+    /// this connection.
     MaxLocks(Asked),
-    /// `error_max_waiters`: as many waiters as the server allows are queued, for the key or in
-    /// all.
+    /// `error_max_waiters`: the maximum number of claims already wait, for the key or on the whole
+    /// server.
     MaxWaiters(Asked),
-    /// `error_limit_mismatch`: the key is in use as the other kind, or with another limit.
+    /// `error_limit_mismatch`: the key is in use as the other kind (lock or semaphore), or with
+    /// another limit.
     LimitMismatch(Asked),
     /// `error_lease_expired`: the lease was over before the grant was collected.
     LeaseExpired(Asked),
     /// `error_not_enqueued`: the connection has no place in the queue to wait in.
     NotEnqueued(Asked),
-    /// `error_already_enqueued`: this connection is in the queue already.
+    /// `error_already_enqueued`: this connection is already in the queue.
     AlreadyEnqueued(Asked),
     /// `error_draining`: the server is shutting down.
     Draining(Asked),
-    /// `error`: the token is not that of a holder, or the request is not one.
+    /// `error`: no holder has this token, or the server does not know the request or cannot carry
+    /// it out.
     Refused(Asked),
     /// `error_auth` to `break`: the client is not an operator of the server.
     NotAllowed(Asked),
-    /// The server is too old for the request, or of another make. Nothing is held.
+    /// The server is too old for the request, or is another implementation. A claim that fails with
+    /// this error holds no lock.
     Unsupported(Asked),
     /// The server already keeps as many grants as it may, or keeps none for that long. The lock was
     /// released.
     NotKept(Asked),
-    /// The lock was lost before the guard released it, and how.
+    /// The lock was lost before the guard released it; [`Loss`] says how.
     Lost(Asked, Loss),
-    /// A [`CancelHandle`](super::CancelHandle) has ended the wait. Nothing is held.
+    /// A [`CancelHandle`](super::CancelHandle) has ended the wait. No lock is held.
     Cancelled,
-    /// The key cannot be sent: it is empty, too long, or has a blank or a line end in it.
+    /// The key cannot be sent: it is empty or too long, or contains a space, a tab or a line end.
     InvalidKey,
     /// A number, a tag or a secret cannot be sent.
     InvalidArgument(&'static str),
-    /// A variable of the environment, or an address in it, is not valid: which one, and why.
+    /// An environment variable is not valid. The text says which one and why.
     Environment(String),
-    /// The file with the auth token cannot be read, or does not have one in it.
+    /// The file with the auth token cannot be read, or contains no valid auth token.
     AuthTokenFile(PathBuf, io::Error),
-    /// A file with certificates cannot be read, or does not have any in it.
+    /// A file of certificates cannot be read, or contains no certificate.
     CaFile(PathBuf, io::Error),
     /// The client and the server do not agree on TLS, or the server's certificate is not trusted.
     #[non_exhaustive]
     Untrusted {
         /// The server that was asked.
         server: Address,
-        /// Why.
+        /// The reason.
         error: io::Error,
     },
-    /// This host has no thread or no descriptor left for the guard.
+    /// This host has no thread or no file descriptor left for the guard.
     System(io::Error),
 }
 
@@ -110,7 +113,7 @@ pub enum Error {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Asked {
-    /// The key; `None` if the request was about none.
+    /// The key; `None` if the request did not name one.
     pub key: Option<String>,
     /// The server that was asked.
     pub server: Address,
@@ -129,9 +132,9 @@ impl fmt::Display for Asked {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Auth {
-    /// It presents one.
+    /// The client presents an auth token.
     Token,
-    /// It has none.
+    /// The client has no auth token.
     NoToken,
 }
 
@@ -151,7 +154,7 @@ impl Error {
         Error::NoReply { server }
     }
 
-    /// The error for a reply that does not fit, with the beginning of the reply.
+    /// The error for a reply that does not fit its request, with the beginning of the reply.
     pub(crate) fn bad_reply(server: &Address, reply: &[u8]) -> Error {
         Error::BadReply {
             server: server.clone(),
@@ -159,7 +162,7 @@ impl Error {
         }
     }
 
-    /// The server that the error is about, if it is about one.
+    /// The server that the error is about, if any.
     pub fn server(&self) -> Option<&Address> {
         match self {
             Error::Unreachable { server, .. }
@@ -172,7 +175,7 @@ impl Error {
         }
     }
 
-    /// The key that the error is about, if it is about one.
+    /// The key that the error is about, if any.
     pub fn key(&self) -> Option<&str> {
         self.asked()?.key.as_deref()
     }
@@ -196,7 +199,8 @@ impl Error {
     }
 
     /// Whether the same request may succeed soon, because the server restarts or has not started
-    /// yet. False for a refusal, and if this host is out of descriptors or memory.
+    /// yet. Of the refusals, only [`Error::Draining`] is transient. A lack of descriptors or memory
+    /// on this host is not.
     pub fn is_transient(&self) -> bool {
         match self {
             Error::Unreachable { .. } => !self.is_shortage(),
@@ -205,7 +209,7 @@ impl Error {
         }
     }
 
-    /// Whether this host lacks the means for a connection, such as a free descriptor.
+    /// Whether this host lacks a resource for a connection, such as a free file descriptor.
     pub(crate) fn is_shortage(&self) -> bool {
         match self {
             Error::System(_) => true,
@@ -217,7 +221,7 @@ impl Error {
         }
     }
 
-    /// The text without the server.
+    /// The message without the server and the key.
     pub(crate) fn reason(&self) -> String {
         let text = match self {
             Error::Unreachable { error, .. } | Error::System(error) => return reason(error),

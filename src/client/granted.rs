@@ -1,4 +1,4 @@
-//! A grant and the connection that it came over, before and while a guard keeps it.
+//! A grant together with its connection, before and while a guard keeps it.
 
 use std::time::Duration;
 
@@ -9,11 +9,11 @@ use super::slot::Slot;
 use crate::sys::moment::Moment;
 use crate::token::Grant;
 
-/// What became of a claim.
+/// The result of a claim.
 pub(crate) enum Claimed {
     Granted(Granted),
-    /// No slot was free in time. The server can be asked more over this connection, within what is
-    /// left of the reply timeout.
+    /// No slot was free in time. The connection can be used for more requests, within the rest of
+    /// the reply timeout.
     InVain(Connection),
 }
 
@@ -21,29 +21,30 @@ pub(crate) enum Claimed {
 pub(crate) struct Granted {
     pub(crate) connection: Connection,
     pub(super) key: String,
-    /// What renewals ask for.
+    /// The slot that renewals ask for.
     pub(super) slot: Slot,
     pub(crate) grant: Grant,
-    /// When the lease was asked for: it began then or later.
+    /// When the lease was asked for. The lease began at this time or later.
     pub(super) asked_at: Moment,
-    /// Whether the guard is to know the numbers of its slots.
+    /// Whether to ask the server for the numbers of the slots.
     pub(super) is_numbered: bool,
 }
 
 impl Granted {
-    /// Makes a guard of it.
+    /// Turns the grant into a guard, which renews the lease.
     pub(crate) fn keep(mut self) -> Result<Guard, Error> {
         self.connection.cancelled_by.clear();
-        // Before the check of the lease, because this takes time.
+        // Ask before the lease is checked, because asking takes time.
         let numbers = self.slot_numbers()?;
         Guard::new(self.renewed_if_late()?, numbers)
     }
 
-    /// Fails with [`Error::LeaseExpired`] if the lease is over.
+    /// Renews the lease if a quarter of it may be over. Fails with [`Error::LeaseExpired`] if the
+    /// lease is over.
     ///
-    /// After a quick reply, the lease counts from its request. After a long wait, the reply may
-    /// have arrived at any time, and this process may have been stopped since: a renewal tells
-    /// whether the lease still runs.
+    /// After a quick reply, the lease safely counts from the request. After a long wait, it is not
+    /// known when the reply arrived, and this process may have been stopped since then. Only a
+    /// renewal tells whether the lease still runs.
     pub(crate) fn renewed_if_late(mut self) -> Result<Granted, Error> {
         // Renewals ask for the lease that was granted, not for the server's default.
         self.slot = self.slot.with_lease(self.grant.lease);
@@ -59,14 +60,15 @@ impl Granted {
         Ok(self)
     }
 
-    /// Has the server keep it for `time`, and waits for the answer for at most `within`.
+    /// Has the server keep the lock for `time` without a connection. Waits for the answer for at
+    /// most `within`.
     pub(super) fn keep_for(&mut self, time: Duration, within: Duration) -> Result<(), Error> {
         let (slot, token) = (self.slot.with_lease(time), self.grant.token);
         let kept = self.connection.keep_within(&self.key, slot, token, within);
         kept.map(drop)
     }
 
-    /// Releases, and waits for the answer for at most `within`.
+    /// Releases the lock. Waits for the answer for at most `within`.
     pub(crate) fn release(&mut self, within: Duration) -> Result<(), Error> {
         let (key, token) = (&self.key, self.grant.token);
         self.connection

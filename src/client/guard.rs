@@ -1,5 +1,5 @@
-//! A lock that is held: renewed in the background, released when dropped, and known to be lost
-//! before the server can grant it to another holder.
+//! A held lock. Its guard renews it in the background, releases it when dropped, and reports a loss
+//! before the server can grant the lock to another holder.
 
 mod keeper;
 mod timing;
@@ -23,20 +23,21 @@ use crate::token::{Grant, Token};
 use keeper::Keeper;
 use timing::{deadline_of, end_of, fits};
 
-/// The stack of a keeper, in bytes. The documentation of the callbacks names it.
+/// The stack size of a keeper, in bytes. The documentation of the callbacks states it.
 const STACK_LEN: usize = 128 * 1024;
 
 /// How a lock was lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Loss {
-    /// The connection ended, and no server renewed the lock over another one.
+    /// The connection ended, and no server renewed the lock over another connection.
     Closed,
-    /// The server refused the renewal: the lease was over, or the lock was released by its token.
+    /// The server refused the renewal: the lease was over, or a client released the lock with its
+    /// token.
     Refused,
-    /// No renewal was answered in time; the lease may be over at any moment.
+    /// No renewal was answered in time. The lease may be over at any moment.
     Deadline,
-    /// This process is a child, by fork(2), of the one that acquired the lock.
+    /// This process is a child, by fork(2), of the process that acquired the lock.
     Forked,
 }
 
@@ -53,30 +54,31 @@ impl fmt::Display for Loss {
     }
 }
 
-/// A held lock or semaphore slot. Dropping it releases, and blocks as [`Guard::release`] does; an
-/// error is lost then.
+/// A held lock or semaphore slot. Dropping the guard releases the lock, and blocks as
+/// [`Guard::release`] does, but ignores errors.
 ///
-/// A thread of its own, the keeper, renews the lease, at half its length, sooner for short leases
-/// and after 15 seconds at most, and watches the connection. The lock counts as lost when a renewal
-/// is refused, and when the lease could end on the server: [`Guard::is_held`] turns false *before*
-/// that, by two seconds or a quarter of the lease, whichever is less.
+/// Each guard has a thread, the keeper, which renews the lease and watches the connection. The
+/// keeper renews a lease after half of its length, a short one after a third, and every lease after
+/// 15 seconds at the latest. The lock counts as lost when a renewal is refused. It also counts as
+/// lost shortly before the lease could end on the server: two seconds before, or a quarter of the
+/// lease if that is less. From then on, [`Guard::is_held`] returns false.
 ///
-/// When the connection ends, [`Guard::is_held`] turns false, and the keeper connects again, at once
-/// and then after pauses of 50 milliseconds to a second, until the lease could end. Over the new
-/// connection it adopts the lock with its token, and the lock is held as before. If the server
-/// refuses that, because it released the lock with the connection or does not know how to adopt,
-/// the lock is lost. A server that is alone, and whose grants end with it, is given up when it has
-/// refused connections for two seconds.
+/// When the connection ends, [`Guard::is_held`] returns false, and the keeper tries to reconnect
+/// until the lease could end: at once, then after pauses of 50 milliseconds to a second. Over the
+/// new connection, it adopts the lock with its token, and the lock is held as before. If the server
+/// refuses that, the lock is lost: the server released it when the connection ended, or cannot
+/// adopt locks. The lock is also lost if a single server, whose grants end with it, has refused
+/// connections for two seconds.
 ///
-/// If a server leaves a renewal unanswered for a second, it may be slow, or the way to it or its
-/// host may have vanished: the keeper adopts the lock over another connection, or over one to
-/// another server of the cluster (see [`Address::Cluster`](super::Address::Cluster)), and keeps the
-/// first one until that is done.
+/// If a server does not answer a renewal within a second, it may be slow, or its host or the
+/// network may have failed. The keeper then adopts the lock over a second connection, to the same
+/// server or to another server of the cluster (see [`Address::Cluster`](super::Address::Cluster)).
+/// Until the lock is adopted, the keeper leaves the first connection open.
 ///
-/// All its methods can be called from several threads. It belongs to the process that acquired it:
-/// to a child by fork(2), the lock is lost ([`Loss::Forked`]). When the child drops its copy, it
-/// only closes its copy of the connection. It should do so soon: while it is open, the server does
-/// not notice the end of the parent.
+/// The methods of a guard can be called from several threads. A guard belongs to the process that
+/// acquired the lock. In a child by fork(2), the lock counts as lost ([`Loss::Forked`]), and
+/// dropping the guard only closes the child's copy of the connection. The child should do that
+/// soon: as long as its copy is open, the server does not notice the end of the parent.
 ///
 /// ```
 /// use latchd::client::{Address, Client};
@@ -111,7 +113,7 @@ pub struct Guard {
 
 struct Shared {
     hold: Mutex<Hold>,
-    /// The socket, for a child of this process to close; negative if there is none.
+    /// The descriptor of the socket, for a forked child to close; negative if there is none.
     socket: AtomicI32,
     /// Wakes the keeper.
     bell: Event,
@@ -120,7 +122,7 @@ struct Shared {
 }
 
 impl Shared {
-    /// What a lock that was just granted needs.
+    /// The shared state of a lock that was just granted.
     fn new(deadline: Moment) -> Result<Shared, Error> {
         Ok(Shared {
             hold: Mutex::new(Hold {
@@ -139,13 +141,13 @@ impl Shared {
         })
     }
 
-    /// Records which socket a child of this process must close, if any.
+    /// Records the socket that a forked child must close, if any.
     fn set_socket(&self, socket: Option<BorrowedFd<'_>>) {
         let socket = socket.map_or(-1, |socket| socket.as_raw_fd());
         self.socket.store(socket, Ordering::Relaxed);
     }
 
-    /// Closes the socket in a child of this process, where its owner, the keeper, does not run.
+    /// Closes the socket in a forked child, where the keeper, which owns it, does not run.
     fn close_socket(&self) {
         let socket = self.socket.swap(-1, Ordering::Relaxed);
         if socket >= 0 {
@@ -159,50 +161,50 @@ impl Shared {
         self.ended.notify_all();
     }
 
-    /// No callback runs under the mutex, so no panic can leave it half-changed.
+    /// No callback runs under the mutex, so a panic cannot leave the state half-changed.
     fn hold(&self) -> MutexGuard<'_, Hold> {
         self.hold.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 struct Hold {
-    /// Until then the lock is certainly held, if there is a connection.
+    /// Until this moment, the lock is certainly held, as long as there is a connection.
     deadline: Moment,
-    /// The connection has ended, and no renewal over another one was answered yet.
+    /// Whether the connection has ended, and no renewal over another one has been answered yet.
     is_cut: bool,
     loss: Option<Loss>,
     on_lost: Option<Box<dyn FnOnce(Loss) + Send>>,
     on_silence: Option<OnSilence>,
-    /// Called with the outcome of the next renewal, which is due at once if there are any.
+    /// Called with the outcome of the next renewal. If there are any, that renewal is due at once.
     asking: Vec<RenewalCallback>,
-    /// How the guard has ordered the hold to end.
+    /// The guard's order to end the hold, once it is given.
     order: Option<Order>,
-    /// How that order ended: it was carried out, or the lock was lost. The keeper sets it once it
-    /// has closed the connection.
+    /// The result of that order, or the error of a lost lock. The keeper sets it. After a loss, it
+    /// first closes the connection.
     outcome: Option<Result<(), Error>>,
 }
 
-/// How a hold ends.
+/// How to end a hold.
 #[derive(Clone, Copy, Debug)]
 enum Order {
     Release,
-    /// The server keeps the lock until then.
+    /// The server keeps the lock until this moment.
     KeepUntil(Moment),
 }
 
-/// The callback for a silent server.
+/// The callback for a server that does not answer.
 struct OnSilence {
-    /// How long before the deadline it is called.
+    /// How long before the deadline the callback is called.
     lead: Duration,
     callback: Box<dyn FnOnce() + Send>,
 }
 
-/// What is called with the outcome of a renewal; dropped if the lock is lost.
+/// A callback for the outcome of a renewal. It is dropped uncalled if the lock is lost.
 type RenewalCallback = Box<dyn FnOnce(bool) + Send>;
 
 impl Guard {
-    /// Starts the keeper of a grant. Fails with [`Error::System`] if this host has no thread or
-    /// descriptor left, and closes the connection.
+    /// Starts the keeper of a grant. If this host has no thread or file descriptor left, fails with
+    /// [`Error::System`] and closes the connection.
     pub(super) fn new(held: Granted, slot_numbers: Vec<u32>) -> Result<Guard, Error> {
         let grant = held.grant;
         let shared = Arc::new(Shared::new(deadline_of(held.asked_at, grant.lease))?);
@@ -231,7 +233,7 @@ impl Guard {
         self.asked.key.as_deref().unwrap_or_default()
     }
 
-    /// The server that it is held at.
+    /// The server that granted the lock.
     pub(crate) fn server(&self) -> &Address {
         &self.asked.server
     }
@@ -241,26 +243,28 @@ impl Guard {
         self.grant.token.fence()
     }
 
-    /// Whether this process is a child of the one that acquired the lock. The keeper's thread does
-    /// not exist here, and may have held the mutex.
+    /// Whether this process is a forked child of the process that acquired the lock. The keeper's
+    /// thread does not exist in the child and may have held the mutex at the fork, so the child
+    /// must not lock the mutex.
     fn is_copy(&self) -> bool {
         process::id() != self.owner
     }
 
-    /// The grant's token. Send its [`Token::fence`] with each write to what the lock protects,
-    /// which should refuse a fence lower than the highest it has seen: a holder may have been
-    /// stopped since it last called [`Guard::is_held`].
+    /// The token of the grant. Send its [`Token::fence`] with each write to the resource that the
+    /// lock protects. The resource should refuse a fence that is lower than the highest fence it
+    /// has seen: a holder may have been stopped, and have lost the lock, since it last called
+    /// [`Guard::is_held`].
     pub fn token(&self) -> Token {
         self.grant.token
     }
 
-    /// The length of the lease that was granted, in whole seconds; each renewal asks for it anew.
+    /// The length of the granted lease, in whole seconds. Each renewal asks for the same length.
     pub fn lease(&self) -> Duration {
         self.grant.lease
     }
 
-    /// Whether the lock is certainly held at this moment. Does not block. After false, it can be
-    /// true again, unless the lock is [lost](Guard::loss).
+    /// Whether the lock is certainly held at this moment. Does not block. After it has returned
+    /// false, it can return true again, unless the lock is [lost](Guard::loss).
     pub fn is_held(&self) -> bool {
         if self.is_copy() {
             return false;
@@ -269,19 +273,19 @@ impl Guard {
         hold.loss.is_none() && !hold.is_cut && Moment::now() < hold.deadline
     }
 
-    /// When the lease ends on the server at the latest, unless it is renewed before.
+    /// When the lease ends unless it is renewed. On the server, it may end a little later.
     pub(crate) fn lease_ends_at(&self) -> Moment {
         end_of(self.shared.hold().deadline, self.grant.lease)
     }
 
-    /// The error for a lost lock, if it is lost.
+    /// The error for a lost lock; `None` if the lock is not lost.
     pub(super) fn lost(&self) -> Option<Error> {
         let lost = |loss| Error::Lost(self.asked.clone(), loss);
         self.loss().map(lost)
     }
 
-    /// How the lock was lost, if it was. Does not block. The keeper may find out a moment after
-    /// [`Guard::is_held`] has turned false.
+    /// How the lock was lost, if it was. Does not block. The keeper may notice a loss a moment
+    /// after [`Guard::is_held`] has turned false.
     pub fn loss(&self) -> Option<Loss> {
         match self.is_copy() {
             true => Some(Loss::Forked),
@@ -289,8 +293,9 @@ impl Guard {
         }
     }
 
-    /// Has `callback` called once when the lock is lost, on the keeper's thread, whose stack is
-    /// 128 KiB; at once, on this one, if it is lost already. It replaces an earlier callback.
+    /// Sets the callback that is called once when the lock is lost, on the keeper's thread, whose
+    /// stack is 128 KiB. If the lock is already lost, calls it at once on this thread. Replaces an
+    /// earlier callback.
     pub fn on_lost(&self, callback: impl FnOnce(Loss) + Send + 'static) {
         if self.is_copy() {
             return callback(Loss::Forked);
@@ -299,7 +304,8 @@ impl Guard {
         match hold.loss {
             None => {
                 let earlier = hold.on_lost.replace(Box::new(callback));
-                // What it holds may ask this guard when it is dropped.
+                // Dropped without the mutex: the destructor of a captured value may call this
+                // guard.
                 drop(hold);
                 drop(earlier);
             }
@@ -310,16 +316,17 @@ impl Guard {
         }
     }
 
-    /// Has `callback` called once, on the keeper's thread, when the server leaves a renewal
-    /// unanswered and `lead` is all that is left until the lock counts as lost: what the lock
-    /// protects can be brought to an end in that time. It replaces an earlier callback. Does not
-    /// block.
+    /// Sets the callback that is called once, on the keeper's thread, if the server does not answer
+    /// a renewal and only `lead` is left until the lock counts as lost. In that time, the program
+    /// can end its work under the lock. Replaces an earlier callback. Does not block.
     ///
-    /// The lease is renewed sooner from now on, at half of the time that the server has until then.
-    /// Gives false, and calls nothing, if `lead` is more than half of the lease.
+    /// From now on, the lease is renewed sooner: at the latest after half of the time until the
+    /// callback would be due. If `lead` is more than half of the lease, returns false, and no
+    /// callback is called.
     ///
-    /// The callback should be short: until it returns, nothing is renewed, and no loss is noticed.
-    /// Its stack is 128 KiB. If it panics, the keeper closes the connection, and the lock is lost.
+    /// The callback should be short: until it returns, the keeper renews no lease and notices no
+    /// loss. The stack is 128 KiB. If the callback panics, the keeper closes the connection, and
+    /// the lock is lost.
     pub fn on_silence(&self, lead: Duration, callback: impl FnOnce() + Send + 'static) -> bool {
         let callback = Box::new(callback);
         let silence = fits(lead, self.grant.lease).then_some(OnSilence { lead, callback });
@@ -329,14 +336,14 @@ impl Guard {
         }
         let earlier = mem::replace(&mut self.shared.hold().on_silence, silence);
         self.shared.bell.set();
-        // What it holds may ask this guard when it is dropped.
+        // Dropped without the mutex: the destructor of a captured value may call this guard.
         drop(earlier);
         is_fit
     }
 
-    /// Renews now, and tells whether the lock is still held. Blocks for the server's answer, but
-    /// not beyond the end of the lease. In a callback of this guard it does not block: the renewal
-    /// follows the callback.
+    /// Renews the lease now, and returns whether the lock is still held. Blocks until the server
+    /// answers, but not beyond the end of the lease. In a callback of this guard, it does not
+    /// block, and the lease is renewed after the callback.
     pub fn renew(&self) -> bool {
         let (answer, answered) = channel();
         self.renew_and(move |is_held| {
@@ -348,8 +355,8 @@ impl Guard {
         answered.recv().unwrap_or(false) && self.is_held()
     }
 
-    /// Renews now, and has `answer` called on the keeper's thread with whether the lock is still
-    /// held; it is dropped uncalled if the lock is lost. Does not block.
+    /// Renews the lease now. The keeper's thread then calls `answer` with whether the lock is still
+    /// held. If the lock is lost, `answer` is dropped uncalled. Does not block.
     pub(crate) fn renew_and(&self, answer: impl FnOnce(bool) + Send + 'static) {
         if self.is_copy() {
             return;
@@ -362,16 +369,18 @@ impl Guard {
         self.shared.bell.set();
     }
 
-    /// Releases, and tells whether the server agreed. Blocks for its answer, at most for the reply
-    /// timeout of the client's [`Settings`](super::Settings); a renewal that is under way comes
-    /// first, at most until the end of the lease. In a callback of this guard it does not block:
-    /// the release follows the callback, and `Ok` does not say that the server agreed.
+    /// Releases the lock, and reports whether the server agreed. If no server answers, tries again
+    /// for about ten seconds, but not after the end of the lease. If a renewal is under way, first
+    /// waits for its answer, at most until the end of the lease. In a callback of this guard, it
+    /// does not block: the lock is released after the callback, and `Ok` does not mean that the
+    /// server agreed.
     ///
     /// # Errors
     ///
     /// [`Error::Refused`] if the lock was no longer held, [`Error::Lost`] if it had been lost
     /// before, [`Error::Unreachable`] if no server could be reached (the key is free when the lease
-    /// ends), or what can go wrong with a reply. The lock is not held in any case.
+    /// ends), or [the errors of any request](super::Connection#errors). In each case, this guard no
+    /// longer holds the lock.
     pub fn release(self) -> Result<(), Error> {
         self.end(Order::Release)
     }
@@ -381,7 +390,7 @@ impl Guard {
             return Err(Error::Lost(self.asked.clone(), Loss::Forked));
         }
         if self.is_kept_by_this_thread() && self.loss().is_none() {
-            // Dropping the guard orders the release.
+            // Returning drops the guard, which orders the release.
             return Ok(());
         }
         self.give(order);
@@ -389,18 +398,19 @@ impl Guard {
         outcome.expect("the keeper has ended the hold")
     }
 
-    /// Leaves the lock to the server, which keeps it for `time` from now on, in whole seconds
-    /// (rounded up): nobody else is granted it before, although no process holds it. Its
-    /// [token](Guard::token) releases it sooner, see [`Connection::release`]. Blocks as
-    /// [`Guard::release`] does. A time of zero releases.
+    /// Leaves the lock to the server, which keeps it for `time` from now on, rounded up to whole
+    /// seconds. During that time, no other client is granted the lock, although no process holds
+    /// it. To release it sooner, pass its [token](Guard::token) to [`Connection::release`]. Blocks
+    /// as [`Guard::release`] does. A `time` of zero releases the lock.
     ///
     /// [`Connection::release`]: super::Connection::release
     ///
     /// # Errors
     ///
-    /// [`Error::NotKept`] if the server keeps no more locks, or none for so long, and
-    /// [`Error::Unsupported`] if it is too old: the lock is released then. Otherwise those of
-    /// [`Guard::release`]. In a callback of this guard, it is released, and not kept.
+    /// [`Error::NotKept`] if the server keeps no more locks, or no lock for so long;
+    /// [`Error::Unsupported`] if the server is too old. In both cases, the lock is released.
+    /// Otherwise, the errors of [`Guard::release`]. In a callback of this guard, the lock is
+    /// released instead of kept.
     ///
     /// ```
     /// use latchd::client::{Address, Client};
@@ -422,22 +432,22 @@ impl Guard {
         self.end(Order::KeepUntil(Moment::now() + time))
     }
 
-    /// Whether the keeper is this thread, which runs a callback: it cannot wait for itself.
+    /// Whether this thread is the keeper, running a callback. The keeper must not wait for itself.
     fn is_kept_by_this_thread(&self) -> bool {
         let keeper = self.keeper.as_ref();
         keeper.is_some_and(|keeper| keeper.thread().id() == thread::current().id())
     }
 
-    /// Has the keeper end the hold, and waits until it has, or has closed the connection of a lost
-    /// lock. In the latter case it does not wait for the thread, whose callback for the loss may
-    /// take its time.
+    /// Gives the keeper the order to end the hold, and waits until the hold has ended. After a
+    /// loss, waits only until the connection is closed, and not for the keeper's thread, because
+    /// the callback for the loss may take long.
     fn give(&mut self, order: Order) {
         let is_own = self.is_kept_by_this_thread();
         let Some(keeper) = self.keeper.take() else {
             return;
         };
         if self.is_copy() {
-            // A forked child does not have that thread.
+            // The thread does not exist in a forked child, which must not join it.
             mem::forget(keeper);
             return self.shared.close_socket();
         }
@@ -461,11 +471,11 @@ impl Drop for Guard {
         if self.is_copy() {
             return self.give(Order::Release);
         }
-        // A loss after this point is of no interest to the callbacks.
+        // From here on, a loss is not reported to the callbacks.
         let mut hold = self.shared.hold();
         let callbacks = (hold.on_lost.take(), hold.on_silence.take());
         drop(hold);
-        // First, because dropping the callbacks may panic.
+        // Give the order first, because dropping the callbacks may panic.
         self.give(Order::Release);
         drop(callbacks);
     }

@@ -12,21 +12,21 @@ use super::slot::Wait;
 use super::{Client, Lock};
 use crate::sys::event::Event;
 
-/// Several locks that are held together. They are taken one after the other in the order of their
+/// Several locks to be held together. They are acquired one after the other in the order of their
 /// keys, whatever order they are given in, so that no two clients wait for each other.
 ///
 /// # Errors
 ///
-/// Its methods fail as those of [`Lock`] do, with [`Error::InvalidArgument`] for a key that is
-/// given twice, and with [`Error::Lost`] if a lock is lost during the wait for the next one. The
-/// locks that were granted before are released.
+/// The methods fail as those of [`Lock`] do. They also fail with [`Error::InvalidArgument`] if a
+/// key is given twice, and with [`Error::Lost`] if a lock is lost during the wait for another one.
+/// After an error, all locks that were already granted are released.
 #[derive(Clone, Debug)]
 #[must_use = "it connects only when it is asked for guards"]
 pub struct LockSet<'a>(Vec<Lock<'a>>);
 
 impl Client {
-    /// The locks of several keys, to be held together. Does not connect; the keys are checked when
-    /// the locks are asked for.
+    /// Returns the locks of several keys, to be held together. Does not connect. The keys are
+    /// checked when the locks are asked for.
     ///
     /// ```
     /// use latchd::client::{Address, Client};
@@ -54,29 +54,29 @@ impl Client {
 }
 
 impl<'a> LockSet<'a> {
-    /// Changes what is asked for with each key, such as the lease:
+    /// Changes each lock, for example its lease:
     /// `locks.each(|lock| lock.lease(minute).tag("worker 7"))`.
     pub fn each(self, change: impl FnMut(Lock<'a>) -> Lock<'a>) -> LockSet<'a> {
         LockSet(self.0.into_iter().map(change).collect())
     }
 
-    /// Blocks until all are granted.
+    /// Blocks until all locks are granted.
     pub fn acquire(&self) -> Result<Guards, Error> {
         loop {
-            // As in `Lock::acquire`.
+            // The protocol limits a wait, as in `Lock::acquire`.
             if let Some(guards) = self.ask(Wait::Forever)? {
                 return Ok(guards);
             }
         }
     }
 
-    /// Blocks for at most `time` in all, in whole seconds (rounded up), and the reply timeout;
-    /// `None` if one of them was not free all that time.
+    /// Waits for at most `time` in all, rounded up to whole seconds, and blocks for at most the
+    /// reply timeout more; `None` if one of the locks was not granted in that time.
     pub fn acquire_within(&self, time: Duration) -> Result<Option<Guards>, Error> {
         self.ask(Wait::UpTo(time))
     }
 
-    /// Does not wait for a grant; `None` if one of them is not free.
+    /// Does not wait for a grant; `None` if one of the locks is not free.
     pub fn try_acquire(&self) -> Result<Option<Guards>, Error> {
         self.ask(Wait::No)
     }
@@ -96,16 +96,16 @@ impl<'a> LockSet<'a> {
     }
 }
 
-/// Locks that are held together, in the order of their keys. Dropping it releases them as
-/// [`Guards::release`] does; errors are lost then.
+/// Locks that are held together, in the order of their keys. Dropping them releases them as
+/// [`Guards::release`] does, but ignores errors.
 ///
-/// It is a slice of [`Guard`]s, each of which is renewed on its own, and can be lost on its own:
-/// [`Guard::on_lost`] reports the loss of each.
+/// `Guards` dereferences to a slice of [`Guard`]s. Each guard is renewed, and can be lost,
+/// independently of the others: [`Guard::on_lost`] reports its loss.
 #[derive(Debug)]
 #[must_use = "dropping it releases the locks"]
 pub struct Guards {
     guards: Vec<Guard>,
-    /// Set when one of them is lost.
+    /// Set when one of the locks is lost.
     pub(crate) lost: Event,
 }
 
@@ -117,7 +117,7 @@ impl Guards {
         })
     }
 
-    /// Takes one more lock. If it is not granted in time, returns the connection over which the
+    /// Acquires one more lock. If it is not granted in time, returns the connection over which the
     /// server said so. The loss of a lock that is already held ends the wait. Calls `answered` as
     /// [`Lock::claim`] does.
     pub(crate) fn add(
@@ -147,12 +147,12 @@ impl Guards {
         self.guards.iter().all(Guard::is_held)
     }
 
-    /// Releases all, the last first, and tells whether the servers agreed. Blocks for each as
-    /// [`Guard::release`] does.
+    /// Releases all locks, in reverse order, and reports whether the servers agreed. Blocks for
+    /// each lock as [`Guard::release`] does.
     ///
     /// # Errors
     ///
-    /// The first one of [`Guard::release`]; the others are released all the same.
+    /// The first error of [`Guard::release`]. The other locks are released nevertheless.
     pub fn release(self) -> Result<(), Error> {
         let mut outcome = Ok(());
         for guard in self.into_vec().into_iter().rev() {

@@ -1,7 +1,7 @@
 //! A client for `latchd`: locks and semaphores for programs on one host or on many.
 //!
-//! Everything blocks, and each lock has a connection of its own, as the protocol expects: when the
-//! process dies, the server sees the connection close and grants the lock to the next in line.
+//! All requests block. Each lock has its own connection, as the protocol expects: when the process
+//! dies, the server sees the connection close and grants the lock to the next waiter.
 //!
 //! ```
 //! use latchd::client::{Address, Client};
@@ -21,22 +21,23 @@
 //! # }
 //! ```
 //!
-//! - [`Client`] knows the servers, from its caller or [from the environment](Client::from_env). It
-//!   makes [`Lock`]s, for locks and for semaphores alike, and a [`Lock`] acquires [`Guard`]s.
-//! - [`Client::lock_all`] holds several locks together, in an order without deadlock.
-//! - [`Guard`] is a held lock: renewed in the background, released when dropped. Its
-//!   [`Token::fence`] is for what the lock protects, see [`Guard::token`].
+//! - [`Client`] has the list of servers, which comes from its caller or [from the
+//!   environment](Client::from_env). It makes [`Lock`]s, for locks and for semaphores alike. A
+//!   [`Lock`] acquires [`Guard`]s.
+//! - [`Client::lock_all`] acquires several locks in an order that avoids deadlock.
+//! - [`Guard`] is a held lock. It is renewed in the background and released when dropped. Send its
+//!   fence with each write to the resource that the lock protects: see [`Guard::token`].
 //! - [`CancelHandle`] ends a blocking acquire from another thread.
-//! - [`Connection`] is the protocol itself, one request at a time, for what guards do not cover. It
-//!   also tells an operator who holds a key, and ends the grant of another client.
-//! - With the feature `statistics`, `Client::queue` and `Connection::queues` return who holds and
-//!   who waits as typed values.
-//! - With the feature `tls`, the settings of a client may ask for TLS.
+//! - [`Connection`] sends single requests of the protocol, for what guards do not cover. Over it,
+//!   an operator can also list the holders of a key, and end the grant of another client.
+//! - With the feature `statistics`, `Client::queue` and `Connection::queues` return the holders and
+//!   the waiters as typed values.
+//! - With the feature `tls`, the settings of a client can ask for TLS.
 //!
 //! # Async programs
 //!
-//! An async program waits on a thread for blocking calls. If the future is dropped, so is the place
-//! in the queue. With tokio:
+//! An async program makes the blocking call on another thread. In this example for tokio, dropping
+//! the future also gives up the place in the queue:
 //!
 //! ```
 //! use latchd::client::{CancelHandle, Client, Error, Guard};
@@ -56,18 +57,18 @@
 //! }
 //! ```
 //!
-//! To release blocks, too: `spawn_blocking(move || guard.release())`.
+//! Releasing blocks, too: call `spawn_blocking(move || guard.release())`.
 //!
-//! # Nothing to report
+//! # Claims that are not granted in time
 //!
-//! A claim that is not granted in time is `Ok(None)` here. In [`lockfile`](crate::lockfile) it is
-//! `Err(AlreadyLocked)` or `Err(Timeout)`.
+//! In this module, a claim that is not granted in time gives `Ok(None)`. In
+//! [`lockfile`](crate::lockfile), it gives `Err(AlreadyLocked)` or `Err(Timeout)`.
 //!
 //! # Time
 //!
-//! The protocol counts whole seconds: a `Duration` that is sent is rounded up, and one that the
-//! server answers is a whole number of seconds. Leases are 1 to 9223372036 seconds long. They are
-//! measured by a clock that goes on while the host is suspended.
+//! The protocol counts in whole seconds. The client rounds a `Duration` up before sending it, and a
+//! granted lease is a whole number of seconds. A lease is 1 to 9223372036 seconds long. It is
+//! measured by a clock that keeps running while the host is suspended.
 
 mod address;
 mod cancel;
@@ -110,14 +111,14 @@ pub use slot::{Slot, Wait};
 pub use statistics::{Holder, Party, Queue, Waiter};
 pub use tls::Tls;
 
-/// One server, or several among which the keys are divided.
+/// A client of one server, or of several servers among which the keys are divided.
 ///
-/// With several, a key belongs to the server number CRC-32 (IEEE) of the key modulo their number,
-/// as in all clients of this protocol: all must name the same servers in the same order. A key
-/// whose server is down cannot be acquired; no other server takes over. The servers of one cluster
-/// are one [`Address`] here.
+/// If there are several servers, the CRC-32 (IEEE) of a key, modulo the number of servers, is the
+/// index of its server in the list. All clients of this protocol do the same, so all must list the
+/// same servers in the same order. A key whose server is down cannot be acquired; no other server
+/// takes over. The servers of one cluster share one [`Address`].
 ///
-/// A client keeps no connection and can be shared by threads. A clone copies the addresses.
+/// A client keeps no connection open. Several threads can share it. A clone copies the addresses.
 ///
 /// ```
 /// use latchd::client::{Address, Client, Settings};
@@ -146,38 +147,39 @@ pub struct Client {
 }
 
 impl Client {
-    /// A client of these servers, with default settings. Does not connect.
+    /// Makes a client of these servers, with default settings. Does not connect.
     ///
     /// # Panics
     ///
-    /// Without any server.
+    /// If `servers` is empty.
     pub fn new(servers: impl IntoIterator<Item = Address>) -> Client {
         Client::with_settings(servers, Settings::default())
     }
 
-    /// A client of these servers. Does not connect.
+    /// Makes a client of these servers. Does not connect.
     ///
     /// # Panics
     ///
-    /// Without any server.
+    /// If `servers` is empty.
     pub fn with_settings(servers: impl IntoIterator<Item = Address>, settings: Settings) -> Client {
         let servers: Vec<Address> = servers.into_iter().collect();
         assert!(!servers.is_empty(), "a client needs a server");
         Client { servers, settings }
     }
 
-    /// A client of the servers that the environment names, as for latch(1): `LATCH_SERVER` lists
-    /// addresses, separated by commas or blanks (127.0.0.1:6388), and `LATCH_AUTH_TOKEN_FILE` names
-    /// a file with the auth token (none). `LATCH_TLS`, `LATCH_TLS_CA` and `LATCH_TLS_NAME` ask for
-    /// TLS. A variable that is empty counts as unset. The other settings are the default ones.
-    /// Reads the files, and does not connect.
+    /// Makes a client of the servers that the environment names, as latch(1) does. `LATCH_SERVER`
+    /// lists their addresses, separated by commas or spaces (default: 127.0.0.1:6388).
+    /// `LATCH_AUTH_TOKEN_FILE` names a file with the auth token (default: none). `LATCH_TLS`,
+    /// `LATCH_TLS_CA` and `LATCH_TLS_NAME` ask for TLS. An empty variable counts as unset. All
+    /// other settings have their defaults. Reads the files, but does not connect.
     ///
     /// # Errors
     ///
-    /// [`Error::Environment`] for a malformed address, for an empty list, for a value that is not
-    /// UTF-8, and for TLS without the feature `tls`; [`Error::AuthTokenFile`] for a file that
-    /// cannot be read, or does not have an auth token in it; [`Error::CaFile`] for one that cannot
-    /// be read, or does not have a certificate in it.
+    /// [`Error::Environment`] if an address is malformed, the list is empty, a value is not UTF-8,
+    /// or a variable asks for TLS in a build without the feature `tls`; [`Error::AuthTokenFile`] if
+    /// that file cannot be read or contains no valid auth token; [`Error::CaFile`] if that file
+    /// cannot be read or contains no certificate; [`Error::InvalidArgument`] if `LATCH_TLS_NAME` is
+    /// neither a host name nor an IP address.
     ///
     /// ```
     /// use latchd::client::Client;
@@ -198,28 +200,28 @@ impl Client {
         Ok(Client::with_settings(environment::servers()?, settings))
     }
 
-    /// All servers, in their order.
+    /// Returns all servers, in the order in which they were given.
     pub fn servers(&self) -> &[Address] {
         &self.servers
     }
 
-    /// The server that `key` belongs to. Does not connect.
+    /// Returns the server that `key` belongs to. Does not connect.
     pub fn server_of(&self, key: &str) -> &Address {
         &self.servers[address::shard_of(key, self.servers.len())]
     }
 
     /// Connects to `server`, which need not be one of [`Client::servers`], with the client's
-    /// settings. Blocks for at most their timeouts, see [`Settings`].
+    /// settings. Blocks for at most their connect timeout.
     ///
     /// # Errors
     ///
-    /// As [`Connection::open`].
+    /// Those of [`Connection::open`].
     pub fn connect(&self, server: &Address) -> Result<Connection, Error> {
         Connection::open(server, &self.settings)
     }
 
-    /// Connects to `server` and sends a request that may be sent twice. On failure, tries each
-    /// other server of the cluster once.
+    /// Connects to `server` and sends a request that is safe to send twice. If the server closes
+    /// the connection or does not reply, tries each other server of the cluster once.
     pub(crate) fn ask<T>(
         &self,
         server: &Address,
@@ -228,7 +230,7 @@ impl Client {
         self.ask_by(server, None, request)
     }
 
-    /// The same before `deadline`. Each server gets its share of the time until then.
+    /// Asks as [`Client::ask`] does, until `deadline`. Each server gets an equal share of the time.
     pub(crate) fn ask_by<T>(
         &self,
         server: &Address,
@@ -253,13 +255,14 @@ impl Client {
         }
     }
 
-    /// A lock: one holder at a time. Does not connect; `key` is checked when the lock is asked for.
+    /// Returns a lock, which has one holder at a time unless it is [shared](Lock::shared). Does not
+    /// connect. `key` is checked when the lock is asked for.
     pub fn lock<'a>(&'a self, key: &'a str) -> Lock<'a> {
         self.slot(key, Slot::LOCK)
     }
 
-    /// A semaphore: up to `limit` holders at a time, 1 to 1048576. All clients must agree on the
-    /// limit. Does not connect.
+    /// Returns a semaphore: up to `limit` holders at a time, 1 to 1048576. All clients must use the
+    /// same limit for a key. Does not connect.
     pub fn semaphore<'a>(&'a self, key: &'a str, limit: u32) -> Lock<'a> {
         self.slot(key, Slot::semaphore(limit))
     }
@@ -277,39 +280,38 @@ impl Client {
     }
 }
 
-/// A lock, or a semaphore, that can be asked for. A lock is a semaphore of one, so both are
-/// acquired alike. Each acquire connects anew.
+/// A lock or a semaphore that a client can acquire. A lock is a semaphore with one slot, so both
+/// are acquired in the same way. Each acquire makes a new connection.
 ///
-/// A grant that comes when a quarter of its lease may be over is renewed first. The call then
-/// blocks for at most the reply timeout more.
+/// If a quarter of the lease may be over when the grant arrives, the client renews the lease first.
+/// The call then blocks for up to another reply timeout.
 ///
 /// # Errors
 ///
-/// All methods that ask the server fail alike: [`Error::Unreachable`], [`Error::NoReply`] or
-/// [`Error::Closed`] if the server cannot be asked; [`Error::AuthFailed`], [`Error::MaxLocks`],
-/// [`Error::MaxWaiters`], [`Error::LimitMismatch`] or [`Error::Draining`] if it refuses;
-/// [`Error::LeaseExpired`] if the lease was over when the client looked at the grant;
-/// [`Error::Refused`] if the server can give no fence at the moment; [`Error::Cancelled`] if [a
-/// handle](Lock::cancelled_by) ended it; [`Error::InvalidKey`] and [`Error::InvalidArgument`] for
-/// what cannot be sent, before anything connects.
+/// All methods that ask the server fail in the same ways: [`Error::Unreachable`],
+/// [`Error::NoReply`] or [`Error::Closed`] if the server cannot be reached or does not answer;
+/// [`Error::AuthFailed`], [`Error::MaxLocks`], [`Error::MaxWaiters`], [`Error::LimitMismatch`] or
+/// [`Error::Draining`] if it refuses; [`Error::LeaseExpired`] if the lease was over before the
+/// client handled the grant; [`Error::Refused`] if the server cannot issue a fence at the moment;
+/// [`Error::Cancelled`] if [a handle](Lock::cancelled_by) ended the wait; [`Error::InvalidKey`] or
+/// [`Error::InvalidArgument`], before connecting, if a value cannot be sent.
 #[derive(Clone, Copy, Debug)]
 #[must_use = "it connects only when it is asked for a guard or a place"]
 pub struct Lock<'a> {
     client: &'a Client,
     key: &'a str,
     slot: Slot,
-    /// Empty for none.
+    /// Empty if there is no tag.
     tag: &'a str,
-    /// What the server must be able to do.
+    /// The abilities that the server must have.
     needs: Abilities,
     is_numbered: bool,
-    /// What ends the wait: the caller's handle, and the loss of a lock that is to be held together
-    /// with this one.
+    /// The events that end the wait: the caller's handle, and the loss of another lock of the set.
     cancelled_by: [Option<&'a Event>; 2],
 }
 
 impl<'a> Lock<'a> {
-    /// Asks for a lease of this length, in whole seconds (rounded up), rather than the server's
+    /// Asks for a lease of this length, rounded up to whole seconds, instead of the server's
     /// default. A lease of zero is refused when the lock is asked for.
     pub fn lease(self, lease: Duration) -> Lock<'a> {
         Lock {
@@ -318,32 +320,34 @@ impl<'a> Lock<'a> {
         }
     }
 
-    /// Asks for a shared lock: others may hold the key at the same time if theirs are shared, too.
-    /// The order of arrival counts: a lock that is not shared waits for no shared lock behind it. A
-    /// held lock cannot become a shared one, nor a shared one exclusive. Unless it names a lease,
-    /// it asks for one of 33 seconds. Fails with [`Error::Unsupported`] if the server is too old.
+    /// Asks for a shared lock: other clients may hold the key at the same time if their locks are
+    /// shared, too. Claims are served in order of arrival: an exclusive lock does not wait for
+    /// shared locks that arrive after it. A held lock cannot change between shared and exclusive.
+    /// The default lease is 33 seconds. Acquiring fails with [`Error::Unsupported`] if the server
+    /// is too old.
     pub fn shared(mut self) -> Lock<'a> {
         self.slot.is_shared = true;
         self
     }
 
-    /// Asks for `count` slots of a semaphore at once, with one grant. The lease and the server are
-    /// as for [`Lock::shared`].
+    /// Asks for `count` slots of a semaphore at once, in one grant. As for [`Lock::shared`], the
+    /// default lease is 33 seconds, and a server that is too old leads to [`Error::Unsupported`].
     pub fn slots(mut self, count: u32) -> Lock<'a> {
         self.slot.slots = Some(count);
         self
     }
 
-    /// Makes the claim fail with [`Error::MaxWaiters`] rather than wait if `count` claims already
-    /// wait for the key. The lease and the server are as for [`Lock::shared`].
+    /// Makes the claim fail with [`Error::MaxWaiters`] instead of waiting if `count` claims already
+    /// wait for the key. The default lease, and the error from an old server, are as for
+    /// [`Lock::shared`].
     pub fn max_waiters(mut self, count: u32) -> Lock<'a> {
         self.slot.max_waiters = Some(count);
         self
     }
 
-    /// Tells the server who asks: it shows this text to operators beside the claim and the grant.
-    /// At most 128 bytes are sent, and none to a server that does not know tags. A text with a line
-    /// end in it is refused when the lock is asked for.
+    /// Sets a text that the server shows to operators beside the claim and the grant. At most its
+    /// first 128 bytes are sent. A server that does not know tags is asked without one. A text that
+    /// contains a line end is refused when the lock is asked for.
     ///
     /// ```
     /// use latchd::client::{Address, Client};
@@ -364,14 +368,14 @@ impl<'a> Lock<'a> {
         Lock { tag, ..self }
     }
 
-    /// Makes the claim fail with [`Error::Unsupported`] where [`Guard::keep_for`] would.
+    /// Makes the claim fail with [`Error::Unsupported`] if [`Guard::keep_for`] would.
     pub fn keepable(mut self) -> Lock<'a> {
         self.needs.adopt = true;
         self
     }
 
-    /// Lets `handle` end the wait for a grant from another thread, also that of a place in the
-    /// queue. It does not end an attempt to connect, which ends at its own timeout.
+    /// Lets another thread end the wait for a grant with `handle`. This includes the wait of a
+    /// [`QueuePlace`]. An attempt to connect is not ended; it has its own timeout.
     pub fn cancelled_by(mut self, handle: &'a CancelHandle) -> Lock<'a> {
         self.cancelled_by[0] = Some(handle.event());
         self
@@ -382,31 +386,31 @@ impl<'a> Lock<'a> {
         self
     }
 
-    /// Blocks until the grant. It notices a server that has vanished from the network within a
-    /// minute.
+    /// Blocks until the lock is granted. If the server's host has vanished, fails within a minute.
     pub fn acquire(&self) -> Result<Guard, Error> {
         loop {
-            // The longest wait that the protocol knows is three hundred years.
+            // The protocol limits a wait to about three hundred years.
             if let Some(guard) = self.ask(Wait::Forever)? {
                 return Ok(guard);
             }
         }
     }
 
-    /// Blocks for at most `time`, in whole seconds (rounded up), and the reply timeout, connecting
-    /// included (longer for a [late grant](Lock)); `None` if no slot was free all that time.
+    /// Waits for at most `time`, rounded up to whole seconds; `None` if no slot was free in that
+    /// time. Including connecting, blocks for at most `time` plus the reply timeout, and longer for
+    /// a [late grant](Lock).
     pub fn acquire_within(&self, time: Duration) -> Result<Option<Guard>, Error> {
         self.ask(Wait::UpTo(time))
     }
 
-    /// Does not wait for a grant, and blocks for at most the reply timeout, connecting included
-    /// (longer for a [late grant](Lock)); `None` if no slot is free.
+    /// Does not wait for a grant; `None` if no slot is free. Including connecting, blocks for at
+    /// most the reply timeout, and longer for a [late grant](Lock).
     pub fn try_acquire(&self) -> Result<Option<Guard>, Error> {
         self.ask(Wait::No)
     }
 
-    /// Takes a place in the queue without waiting, to wait for it later. Blocks for no longer than
-    /// connecting and a reply take.
+    /// Takes a place in the queue; [`QueuePlace::wait`] waits for the grant later. Blocks only to
+    /// connect and to read the reply.
     pub fn enqueue(&self) -> Result<QueuePlace, Error> {
         let (connection, enqueued) =
             self.introduced(None, |connection| connection.enqueue(self.key, self.slot))?;
@@ -419,13 +423,13 @@ impl<'a> Lock<'a> {
         })
     }
 
-    /// Whether the key and the slot can be asked for at all.
+    /// Fails if the key or the slot cannot be sent to a server.
     pub(crate) fn check(&self) -> Result<(), Error> {
         self.slot.wanted(self.key).map(drop)
     }
 
     /// Connects to the server of the key, within the client's connect timeout and before
-    /// `deadline`. `others` more servers get their share of that time.
+    /// `deadline`. Leaves an equal share of that time for each of `others` more servers.
     fn connect_by(&self, deadline: Option<Instant>, others: u32) -> Result<Connection, Error> {
         self.check()?;
         let cancelled_by = self.cancelled_by.into_iter().flatten();
@@ -443,9 +447,10 @@ impl<'a> Lock<'a> {
         Ok(connection)
     }
 
-    /// Connects, introduces the client and makes a claim. On failure, tries each other server of
-    /// the cluster once. A server that does not know introductions may close the connection because
-    /// of one: it is asked once more, without.
+    /// Connects, introduces the client and makes a claim. If a server closes the connection or does
+    /// not reply, tries each other server of the cluster once. An old server may close the
+    /// connection because it does not know introductions, so the claim is sent once more without
+    /// one.
     fn introduced<T>(
         &self,
         deadline: Option<Instant>,
@@ -467,7 +472,8 @@ impl<'a> Lock<'a> {
             });
             let is_over = deadline.is_some_and(|deadline| Instant::now() >= deadline);
             match claimed {
-                // The server has answered, and a place in its queue is lost with it.
+                // The server has accepted the introduction. A claim that fails after that has lost
+                // its place in the queue, so the caller decides whether to try again.
                 claimed if is_welcome => return claimed,
                 Err(Error::Closed { .. } | Error::NoReply { .. }) if others > 0 && !is_over => {
                     others -= 1;
@@ -478,7 +484,7 @@ impl<'a> Lock<'a> {
         }
     }
 
-    /// Asks, and waits as long as `wait` says.
+    /// Claims the lock, waiting as long as `wait` says, and starts the guard of the grant.
     fn ask(&self, wait: Wait) -> Result<Option<Guard>, Error> {
         match self.claim(Instant::now(), wait, |_| ())? {
             Claimed::Granted(granted) => granted.keep().map(Some),
@@ -486,9 +492,9 @@ impl<'a> Lock<'a> {
         }
     }
 
-    /// Asks as [`Lock::ask`] does, and leaves the grant to the caller: nothing renews it. The wait
-    /// counts from `began`. Shows `answered` the connection once the server has answered to the
-    /// introduction.
+    /// Claims as [`Lock::ask`] does, but returns the grant without a guard, so nothing renews it.
+    /// The wait counts from `began`. Calls `answered` with the connection once the server has
+    /// answered the introduction.
     pub(crate) fn claim(
         &self,
         began: Instant,
@@ -518,10 +524,11 @@ impl<'a> Lock<'a> {
     }
 }
 
-/// A place in a queue. Dropping it closes its connection without blocking, and the server takes
-/// back the place, or the lock if that has been granted.
+/// A place in a queue. Dropping it closes its connection without blocking. The server then removes
+/// the place, or releases the lock if it was granted.
 ///
-/// A lock that was granted before the wait is held, and its lease runs; nothing renews it.
+/// If the lock is granted before [`QueuePlace::wait`] is called, it is held and its lease runs, but
+/// nothing renews it.
 ///
 /// ```
 /// use latchd::client::{Address, Client, Wait};
@@ -552,28 +559,28 @@ pub struct QueuePlace {
 }
 
 impl QueuePlace {
-    /// Whether the lock was free when the place was taken, so that waiting will not take any time.
-    /// Does not ask the server.
+    /// Whether the lock was granted when the place was taken, so that [`QueuePlace::wait`] does not
+    /// have to wait. Does not ask the server.
     pub fn is_granted(&self) -> bool {
         matches!(self.enqueued, Enqueued::Acquired(_))
     }
 
-    /// Blocks until the grant or the end of the wait, and for as long as a reply takes (longer for
-    /// a [late grant](Lock)); `None` if the wait is over, and the place is given up.
+    /// Blocks until the lock is granted or the wait is over, plus the time for a reply (longer for
+    /// a [late grant](Lock)). If the wait is over, gives up the place and returns `None`.
     ///
     /// # Errors
     ///
-    /// [`Error::LeaseExpired`] if the lease was granted and over before the wait,
-    /// [`Error::Cancelled`] if the [`CancelHandle`] of its lock ended the wait (not if the lock
-    /// [was granted](QueuePlace::is_granted) before), the server's refusal, or what can go wrong
-    /// with a reply.
+    /// [`Error::LeaseExpired`] if the lock was granted but its lease ended before this call;
+    /// [`Error::Cancelled`] if a [`CancelHandle`] of the [`Lock`] ended the wait, unless the lock
+    /// [was granted](QueuePlace::is_granted) before; the server's refusal; or one of [the errors of
+    /// any request](Connection#errors).
     pub fn wait(mut self, mut wait: Wait) -> Result<Option<Guard>, Error> {
-        // A cancellation must not lose a grant, whose reply is due at once.
+        // The lock is already granted and the reply comes at once: a cancellation must not lose it.
         if self.is_granted() {
             self.connection.cancelled_by.clear();
             wait = Wait::No;
         }
-        // The server starts the lease anew at the wait, also if the grant came before.
+        // The server restarts the lease when it answers, even if the lock was granted earlier.
         let asked_at = Moment::now();
         let Some(grant) = self.connection.wait(&self.key, self.slot, wait)? else {
             return Ok(None);

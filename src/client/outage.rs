@@ -1,4 +1,4 @@
-//! The time in which a guard has no connection: when to try again, and for how long.
+//! A period in which a guard has no connection: when to try again, and for how long.
 
 use std::io;
 use std::time::Duration;
@@ -6,18 +6,19 @@ use std::time::Duration;
 use super::error::Error;
 use crate::sys::moment::Moment;
 
-/// The pause after the first attempt, and the longest. Each is twice as long as the one before.
+/// The pause after the first attempt, and the maximum pause. Each pause is twice as long as the
+/// previous one.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
-/// The longest time for one attempt to connect.
+/// The maximum time for one attempt to connect.
 const LONGEST_ATTEMPT: Duration = Duration::from_secs(1);
 
-/// How long a single server may refuse connections. A server that restarts is back within that
-/// time; one that does not has ended, and its grants with it.
+/// How long a single server may refuse connections. A server that restarts is back within this
+/// time. A server that does not come back has ended, and its grants with it.
 const REFUSED_FOR: Duration = Duration::from_secs(2);
 
-/// The time from the end of a connection to the renewal over another one.
+/// The period from the end of a connection to the renewal over another one.
 #[derive(Debug)]
 pub(super) struct Outage {
     pub(super) began: Moment,
@@ -27,7 +28,7 @@ pub(super) struct Outage {
 }
 
 impl Outage {
-    /// Begins with an attempt that is due at once.
+    /// An outage whose first attempt is due at once.
     pub(super) fn new(now: Moment) -> Outage {
         Outage {
             began: now,
@@ -37,8 +38,9 @@ impl Outage {
         }
     }
 
-    /// Begins with an attempt that is due at once, or after the next pause of the `last` outage if
-    /// that has only just ended: the server adopts and hangs up.
+    /// An outage whose first attempt is due at once. If the `last` outage has only just ended, the
+    /// attempt is due after the next pause of that outage: a server may adopt the lock and hang up,
+    /// again and again.
     pub(super) fn after(last: Option<Outage>, now: Moment) -> Outage {
         let mut outage = Outage::new(now);
         let is_recent = |last: &Outage| now.saturating_since(last.next_attempt) < LONGEST_PAUSE;
@@ -59,7 +61,8 @@ impl Outage {
         self.refused_since = None;
     }
 
-    /// Notes a failed attempt; true once the server has refused connections for two seconds.
+    /// Notes a failed attempt. Returns true once the server has refused connections for two
+    /// seconds.
     pub(super) fn refused(&mut self, error: &Error) -> bool {
         match error {
             Error::NoReply { .. } => return false,
@@ -73,7 +76,7 @@ impl Outage {
         now.saturating_since(since) >= REFUSED_FOR
     }
 
-    /// Sets the next attempt, after a pause.
+    /// Schedules the next attempt after a pause.
     pub(super) fn pause(&mut self) {
         self.next_attempt = Moment::now() + self.next_pause;
         self.next_pause = (self.next_pause * 2).min(LONGEST_PAUSE);

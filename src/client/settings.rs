@@ -1,4 +1,4 @@
-//! How to connect.
+//! The settings of connections.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use crate::net::stream::Stream;
 use crate::sys::lookups::Lookups;
 use crate::sys::secret;
 
-/// How a connection is made.
+/// How a client connects, and how long it waits.
 ///
 /// ```
 /// use latchd::client::Settings;
@@ -23,20 +23,21 @@ use crate::sys::secret;
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Settings {
-    /// How long connecting may take, looking up a name and the reply to the auth token included (5
-    /// seconds). All addresses of a name share it.
+    /// The maximum time to connect. It includes looking up a name, the TLS handshake and the reply
+    /// to the auth token (default: 5 seconds). All addresses of a name share this time.
     pub connect_timeout: Duration,
-    /// How long a reply may take, besides the time for which the claim may wait (10 seconds).
+    /// The maximum time for a reply, in addition to the time that a claim may wait (default: 10
+    /// seconds).
     pub reply_timeout: Duration,
-    /// The secret that the server asks for, if any: one line of at most 65536 bytes (none). White
-    /// space around it does not count.
+    /// The secret that the server asks for: one line of at most 65536 bytes (default: none). White
+    /// space around it is ignored.
     pub auth_token: Option<String>,
-    /// A file with that secret (none). It is read for each connection, so that a client keeps
-    /// working when the secret changes. While it cannot be read, or not in half of the time for
-    /// connecting, `auth_token` stands in for it.
+    /// A file with that secret (default: none). The file is read for each connection, so that a
+    /// client keeps working when the secret changes. If it cannot be read within half of the
+    /// connect timeout, `auth_token` is used instead.
     pub auth_token_file: Option<PathBuf>,
-    /// How to speak TLS with servers that are reached over TCP (none; always none without the
-    /// feature `tls`).
+    /// How to speak TLS with servers that are reached over TCP (default: no TLS). Without the
+    /// feature `tls`, this is always `None`.
     pub tls: Option<Tls>,
 }
 
@@ -53,8 +54,8 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// The secret for a new connection, if the server asks for one. At the deadline, its file is
-    /// one that cannot be read: a file server may be silent, or the other end of a pipe.
+    /// The secret for a new connection; `None` if there is none. A file that is not read by
+    /// `deadline` counts as unreadable: a file server or the writer of a pipe may not respond.
     fn auth_token(&self, deadline: Instant) -> Result<Option<String>, Error> {
         static ALL: Lookups<PathBuf, String> = Lookups::new(|file| secret::read(file));
         let read = |file: &PathBuf| {
@@ -70,9 +71,9 @@ impl Settings {
         }
     }
 
-    /// Connects within `within`, with a TLS handshake if that is wanted. Also returns when the
-    /// server's share of the time is over (`others` more servers get as much), the address that was
-    /// reached, and the secret to present.
+    /// Connects within `within`, with a TLS handshake if the settings ask for it. Also returns the
+    /// end of this server's share of the time, the address that was reached, and the secret to
+    /// present. Each of `others` more servers gets an equal share.
     pub(super) fn connect(
         &self,
         server: &Address,

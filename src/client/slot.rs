@@ -19,20 +19,20 @@ use crate::protocol::request::{Kind, Limit, Wanted, Weight, MAX_TAG_LEN};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Slot {
-    /// How many may hold the key at once, 1 to 1048576; `None` for a lock.
+    /// The maximum number of holders at a time, 1 to 1048576; `None` for a lock.
     pub limit: Option<u32>,
-    /// The length of the lease, in whole seconds (rounded up); `None` for the server's default.
+    /// The length of the lease, rounded up to whole seconds; `None` for the server's default.
     pub lease: Option<Duration>,
-    /// A lock that others may have at the same time if theirs are shared, too.
+    /// Whether other clients may hold the lock at the same time if theirs are shared, too.
     pub is_shared: bool,
-    /// How many slots of a semaphore it takes at once, 1 to the limit; `None` for one.
+    /// How many slots of a semaphore the claim takes at once, 1 to the limit; `None` for one.
     pub slots: Option<u32>,
-    /// The claim is refused rather than queued if this many claims wait already; `None` for no such
+    /// The claim is refused instead of queued if this many claims already wait; `None` for no
     /// limit.
     pub max_waiters: Option<u32>,
 }
 
-/// The lease of a claim that must name one if the caller does not: the default of latchd.
+/// The default lease of a claim that must name a lease. It is also latchd's default.
 const USUAL_LEASE: Duration = Duration::from_secs(33);
 
 impl Slot {
@@ -53,7 +53,7 @@ impl Slot {
         }
     }
 
-    /// The same, with a lease of this length, in whole seconds (rounded up).
+    /// Returns the same slot with a lease of this length, rounded up to whole seconds.
     #[must_use]
     pub const fn with_lease(self, lease: Duration) -> Slot {
         Slot {
@@ -69,7 +69,7 @@ impl Slot {
         }
     }
 
-    /// The slot as a request for a key names it, if that can be sent.
+    /// The slot as part of a request for `key`. Fails if a value cannot be sent.
     pub(super) fn wanted<'a>(&self, key: &'a str) -> Result<Wanted<'a>, Error> {
         check_key(key)?;
         let limit = self.limit.map(|limit| limits::limit(limit.into()));
@@ -89,7 +89,7 @@ impl Slot {
         })
     }
 
-    /// Whether it asks for something that older servers do not know.
+    /// Whether the slot uses a feature that older servers do not know.
     pub(super) fn is_refined(&self) -> bool {
         self.is_shared || self.slots.is_some() || self.max_waiters.is_some()
     }
@@ -132,17 +132,17 @@ impl Slot {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Wait {
-    /// Not at all: the key is tried once.
+    /// The claim does not wait: the key is tried once.
     No,
-    /// At most this long, in whole seconds (rounded up).
+    /// The claim waits for at most this time, rounded up to whole seconds.
     UpTo(Duration),
-    /// Until the grant.
+    /// The claim waits until it is granted.
     Forever,
 }
 
 impl Wait {
-    /// What is left of the wait after `elapsed`: to the nearest second, so that the server still
-    /// has half of one for its answer.
+    /// The rest of the wait after `elapsed`, which is rounded to the nearest second. The server
+    /// then answers at most half a second late, which the reply timeout allows for.
     pub(crate) fn after(self, elapsed: Duration) -> Wait {
         let elapsed = elapsed.saturating_add(Duration::from_millis(500)).as_secs();
         match self {
@@ -151,7 +151,7 @@ impl Wait {
         }
     }
 
-    /// When the reply to a request that began at `began` is due; `None` if the wait has no end.
+    /// When the reply to a request that began at `began` is due; `None` if the wait has no limit.
     pub(super) fn deadline(self, began: Instant, reply_timeout: Duration) -> Option<Instant> {
         match self {
             Wait::Forever => None,
@@ -159,7 +159,7 @@ impl Wait {
         }
     }
 
-    /// The wait timeout that is sent: the protocol's longest if the wait is longer.
+    /// The wait timeout to send, at most the protocol's maximum.
     pub(super) fn timeout(self) -> Duration {
         Duration::from_secs(match self {
             Wait::No => 0,
@@ -174,12 +174,12 @@ fn whole_seconds(time: Duration) -> u64 {
     time.as_secs().saturating_add(begun)
 }
 
-/// Whether a key can be sent.
+/// Fails if the key cannot be sent.
 pub(super) fn check_key(key: &str) -> Result<(), Error> {
     limits::is_key(key).then_some(()).ok_or(Error::InvalidKey)
 }
 
-/// Whether an admin token can be sent.
+/// Fails if the admin token cannot be sent.
 pub(super) fn check_admin_token(token: &str) -> Result<(), Error> {
     let why = "an admin token is 1 to 128 bytes without blanks";
     limits::is_admin_token(token)
@@ -187,7 +187,7 @@ pub(super) fn check_admin_token(token: &str) -> Result<(), Error> {
         .ok_or(Error::InvalidArgument(why))
 }
 
-/// As much of a tag as can be sent.
+/// Cuts a tag to the length that can be sent. Fails if the tag contains a line end.
 pub(super) fn checked_tag(tag: &str) -> Result<&str, Error> {
     if tag.contains(['\r', '\n']) {
         return Err(Error::InvalidArgument("a tag has no line end in it"));

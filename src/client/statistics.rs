@@ -1,4 +1,4 @@
-//! Who holds and who waits, as a server tells it: latch-protocol(7), STATISTICS.
+//! Who holds and who waits, as reported by a server: see latch-protocol(7), STATISTICS.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ use crate::protocol::request::Request;
 pub struct Queue {
     /// The key.
     pub key: String,
-    /// Whether it is a lock or a semaphore.
+    /// Whether the key is a lock or a semaphore.
     pub kind: Kind,
     /// How many slots a semaphore has; 1 for a lock.
     pub limit: u64,
@@ -25,27 +25,27 @@ pub struct Queue {
     pub taken: u64,
     /// Whether a lock is held by clients that share it.
     pub is_shared: bool,
-    /// How many grants there are.
+    /// The number of holders, of which the server may list only some.
     pub holder_count: u64,
-    /// How many claims wait.
+    /// The number of claims that wait.
     pub waiter_count: u64,
     /// The holders that the server lists, at most 64, in the order of their grants.
     pub holders: Vec<Holder>,
-    /// The waiters that the server lists, at most 64, in the order of their turns.
+    /// The waiters that the server lists, at most 64, in the order of arrival.
     pub waiters: Vec<Waiter>,
 }
 
-/// A grant.
+/// The holder of a grant.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Holder {
-    /// Who holds it.
+    /// The client.
     pub party: Party,
     /// The fence of the grant, see [`Token::fence`](super::Token::fence).
     pub fence: u64,
-    /// What is left of its lease.
+    /// The time left of the lease.
     pub lease_left: Duration,
-    /// The numbers of its slots, if the server has given it some.
+    /// The numbers of its slots; empty if the server has given it none.
     pub slot_numbers: Vec<u32>,
 }
 
@@ -53,7 +53,7 @@ pub struct Holder {
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Waiter {
-    /// Who waits.
+    /// The client.
     pub party: Party,
 }
 
@@ -61,39 +61,40 @@ pub struct Waiter {
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Party {
-    /// The number of its connection; 0 for a grant that no connection has: it is kept, or its
-    /// client has yet to come back.
+    /// The number of its connection. 0 for a grant without a connection: the server keeps the
+    /// grant, or its client has yet to reconnect.
     pub connection: u64,
-    /// Its address; `None` if the connection has ended.
+    /// The client's address; `None` if the connection has ended.
     pub peer: Option<String>,
-    /// What it says of itself.
+    /// The tag that the client has set, if any.
     pub tag: Option<String>,
-    /// Since when it holds or waits.
+    /// How long the client has held or waited.
     pub age: Duration,
-    /// How many slots of a semaphore it takes, or of the parts of a lock.
+    /// How many slots it takes. A lock has 1048576 slots: a shared lock takes one, any other lock
+    /// takes all.
     pub slots: u64,
 }
 
 impl Connection {
-    /// Returns who holds and who waits for a key, or for all keys in use. Blocks as
+    /// Returns the holders and waiters of a key, or of all keys in use. Blocks as
     /// [`Connection::holders`] does. A key that is not in use is not in the list.
     ///
     /// # Errors
     ///
-    /// [`Error::Unsupported`] if the server does not know the request, or what can go wrong with a
-    /// reply.
+    /// [`Error::Unsupported`] if the server does not know the request, or [the errors of any
+    /// request](#errors).
     pub fn queues(&mut self, key: Option<&str>) -> Result<Vec<Queue>, Error> {
         let answer = self.holders(key);
         self.parsed(answer)
     }
 
-    /// Returns the grant of a key with this fence; `None` if it is not held. Over the connection
-    /// that has the grant of a semaphore's slots, this also gives the slots numbers. Blocks for at
-    /// most the reply timeout.
+    /// Returns the holder of `key` whose grant has this fence; `None` if there is none. If the
+    /// grant is of semaphore slots and belongs to this connection, the server also numbers the
+    /// slots. Blocks for at most the reply timeout.
     ///
     /// # Errors
     ///
-    /// As for [`Connection::queues`].
+    /// Those of [`Connection::queues`].
     pub fn holder(&mut self, key: &str, fence: u64) -> Result<Option<Holder>, Error> {
         super::slot::check_key(key)?;
         let answer = self.json(&Request::Holder { key, fence });
@@ -113,7 +114,7 @@ impl Connection {
 }
 
 impl Granted {
-    /// Asks for the numbers of the slots, if the guard is to know them, and the server gives some.
+    /// The numbers of the slots, if they were asked for and the server gives valid ones; else none.
     pub(super) fn slot_numbers(&mut self) -> Result<Vec<u32>, Error> {
         let Some(limit) = self.slot.limit.filter(|_| self.is_numbered) else {
             return Ok(Vec::new());
@@ -129,8 +130,8 @@ impl Granted {
 }
 
 impl Lock<'_> {
-    /// Asks for the numbers of the slots of a semaphore, see [`Guard::slot_numbers`], behind the
-    /// grant. The call blocks for at most the reply timeout more.
+    /// Asks for the numbers of the slots of a semaphore after the grant: see
+    /// [`Guard::slot_numbers`]. Acquiring then blocks for up to another reply timeout.
     pub fn numbered(mut self) -> Self {
         self.is_numbered = true;
         self
@@ -138,10 +139,11 @@ impl Lock<'_> {
 }
 
 impl Guard {
-    /// The numbers of the slots of a semaphore, if they were [asked for](Lock::numbered):
-    /// the lowest ones, from 0 to the limit less 1, that no other holder had. They stay the same as
-    /// long as the lock is held. Empty for a lock, for more than 128 slots, from an older server,
-    /// and for several slots if as many have numbers already as the server's `--max-slots`.
+    /// The numbers of the slots of a semaphore, if they were [asked for](Lock::numbered). They are
+    /// the lowest numbers, from 0 to the limit minus 1, that no other holder had, and stay the same
+    /// as long as the slots are held. The list is empty for a lock, for more than 128 slots, and
+    /// from an older server. It is also empty for several slots if numbers for them would exceed
+    /// the server's `--max-slots`.
     ///
     /// ```
     /// use latchd::client::{Address, Client};
@@ -165,8 +167,8 @@ impl Guard {
 }
 
 impl Client {
-    /// Asks the server of `key` who holds it and who waits for it; `None` if it is not in use.
-    /// Connects, asks nothing else, and takes no place in the queue.
+    /// Returns the holders and waiters of `key`; `None` if it is not in use. Connects for this one
+    /// request, and takes no place in the queue.
     ///
     /// # Errors
     ///
@@ -197,7 +199,7 @@ impl Client {
     }
 }
 
-/// Reads the answer to `stats` with the key line `holders`. `None` if it is something else.
+/// Parses the answer to `stats` with the key line `holders`; `None` if it has another form.
 pub(crate) fn parse(json: &str) -> Option<Vec<Queue>> {
     let answer: Value = serde_json::from_str(json).ok()?;
     answer.get("keys")?.as_array()?.iter().map(queue).collect()
@@ -210,7 +212,7 @@ fn queue(entry: &Value) -> Option<Queue> {
         _ => return None,
     };
     let holder_count = entry["holder_count"].as_u64()?;
-    // An older server does not say, and each holder has one slot.
+    // An older server does not report this. Each of its holders has one slot.
     let taken = entry["taken"].as_u64().unwrap_or(holder_count);
     let is_part = entry["slots"].as_u64().is_some_and(|slots| taken < slots);
     Some(Queue {
@@ -241,7 +243,7 @@ fn holder(entry: &Value) -> Option<Holder> {
     })
 }
 
-/// Of one slot, it is a number; of several, a list.
+/// A single number is under `slot`, several are under `slot_numbers`.
 fn slot_numbers(entry: &Value) -> Vec<u32> {
     let several = entry["slot_numbers"].as_array();
     let all = several.into_iter().flatten().chain(entry.get("slot"));
@@ -256,7 +258,7 @@ fn party(entry: &Value) -> Option<Party> {
         peer: text("peer")?,
         tag: text("tag")?,
         age: seconds(&entry["age_s"])?,
-        // An older server does not say.
+        // An older server does not report this.
         slots: entry["slots"].as_u64().unwrap_or(1),
     })
 }

@@ -1,4 +1,4 @@
-//! A connection that a client makes in the place of one that has ended.
+//! Connecting again after a connection has ended.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -6,8 +6,8 @@ use std::time::Duration;
 use super::{Abilities, Address, Connection, Error, Settings};
 
 impl Connection {
-    /// Connects to the same server again, or to another one of its cluster, within `within`. The
-    /// auth token and the introduction go with the next request.
+    /// Connects again to the same server, or to another server of its cluster, within `within`. The
+    /// auth token and the introduction are sent with the next request.
     pub(in crate::client) fn reconnect(&mut self, within: Duration) -> Result<(), Error> {
         let within = within.min(self.settings.connect_timeout);
         let (stream, _, reached, auth_token) = self.settings.connect(&self.server, within, 0)?;
@@ -17,7 +17,7 @@ impl Connection {
         Ok(())
     }
 
-    /// A connection that has yet to be made.
+    /// Returns a connection to `server` that is not open yet.
     pub(super) fn unconnected(server: &Address, settings: &Settings) -> Connection {
         Connection {
             server: server.clone(),
@@ -40,7 +40,7 @@ impl Connection {
         }
     }
 
-    /// Another connection to the same servers, that has yet to be made.
+    /// Returns another connection to the same servers, not open yet, with the same introduction.
     pub(in crate::client) fn another(&self) -> Connection {
         Connection {
             reached: self.reached.clone(),

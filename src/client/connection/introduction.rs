@@ -1,10 +1,11 @@
-//! What a client says of itself before its first claim, and again over each new connection.
+//! The introduction: what a client tells a server about itself before its first claim over a
+//! connection.
 
 use std::time::Instant;
 
 use super::{Abilities, Connection, Error, Reply, Request};
 
-/// A request in front of the first one, whose reply is still to come.
+/// A request that is sent before the caller's first request, and whose reply is still to come.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Opening {
     Auth,
@@ -12,7 +13,7 @@ pub(super) enum Opening {
     Tag,
 }
 
-/// What this client can do.
+/// The abilities of this client.
 const OURS: Abilities = Abilities {
     adopt: true,
     slots: false,
@@ -20,14 +21,15 @@ const OURS: Abilities = Abilities {
 };
 
 impl Connection {
-    /// Puts `hello` and, unless it is empty, the tag in front of the next request. A server that
-    /// does not know them may close the connection.
+    /// Queues `hello`, and the tag unless it is empty, to be sent before the next request. A server
+    /// that does not know these requests may close the connection.
     pub(in crate::client) fn introduce(&mut self, tag: &str) {
         self.tag = Some(tag.to_owned());
         self.write_introduction();
     }
 
-    /// Puts the auth token and the introduction in front of the first request over a new stream.
+    /// Queues the auth token and the introduction, to be sent before the first request over a new
+    /// stream.
     pub(super) fn write_opening(&mut self, auth_token: Option<&str>) {
         if let Some(token) = auth_token {
             Request::Auth(token).write(&mut self.opening);
@@ -49,8 +51,8 @@ impl Connection {
         }
     }
 
-    /// Sends a claim, behind the introduction in the same write, and reads all replies. Calls
-    /// `answered` before that to the claim.
+    /// Sends the introduction and a claim in one write, and reads all replies. Calls `answered`
+    /// after the replies to the introduction, before the reply to the claim.
     pub(super) fn claim(
         &mut self,
         request: &Request<'_>,
@@ -61,7 +63,7 @@ impl Connection {
         let opened = sent.and_then(|()| self.receive_opening(self.opening_due(due)));
         self.close_on_error(opened)?;
         if !self.abilities.includes(self.needs) {
-            // The server drops the claim with the connection.
+            // Closing the connection makes the server drop the claim.
             self.close();
             return Err(Error::Unsupported(self.asked()));
         }
@@ -77,7 +79,8 @@ impl Connection {
         Ok(())
     }
 
-    /// Quotes a reply that does not fit its request, unless a secret may be in it.
+    /// The error for a reply that does not fit its request. It quotes the reply, unless the reply
+    /// may contain a secret.
     pub(super) fn bad_reply(&self, reply: &[u8]) -> Error {
         let shown = if self.knows_secret {
             b"nonsense"
@@ -87,7 +90,7 @@ impl Connection {
         Error::bad_reply(&self.server, shown)
     }
 
-    /// Takes the replies to what came before the first request; true once it has all of them.
+    /// Takes the replies to the opening requests. Returns true once all of them have arrived.
     pub(super) fn take_opening(&mut self) -> Result<bool, Error> {
         while let Some(opening) = self.awaited.front().copied() {
             let Some(reply) = self.take_next_reply(0)? else {
@@ -109,9 +112,9 @@ impl Connection {
         Ok(true)
     }
 
-    /// When the replies to the introduction are due. A working server sends them at once, even if
-    /// the claim, whose reply is due at `due`, waits without limit. The other servers get their
-    /// share of the time.
+    /// The deadline for the replies to the introduction. A working server sends them at once, even
+    /// if the claim waits without limit. `due` is the deadline for the reply to the claim. Each
+    /// server that is left to ask gets an equal share of the time until then.
     fn opening_due(&self, due: Option<Instant>) -> Option<Instant> {
         let Some(due) = due else {
             return self.reply_due();

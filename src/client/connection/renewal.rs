@@ -1,4 +1,4 @@
-//! Renewals of all kinds. A guard does not wait for their replies.
+//! The requests that renew a lease. A guard sends them without waiting for the reply.
 
 use std::time::{Duration, Instant};
 
@@ -10,9 +10,9 @@ use crate::token::Token;
 pub(in crate::client) enum Renewal {
     /// `n`, `sn`
     Renew,
-    /// `adopt`: the slot is this connection's from then on.
+    /// `adopt`: from then on, the slot belongs to this connection.
     Adopt,
-    /// `keep`: the slot is no connection's from then on.
+    /// `keep`: from then on, the slot belongs to no connection.
     Keep,
 }
 
@@ -39,28 +39,29 @@ impl Renewal {
 }
 
 impl Connection {
-    /// Starts a lease anew (`n`, `sn`), whichever connection it was granted to, and returns its
-    /// length, in whole seconds. Blocks for at most the reply timeout. A slot without a lease asks
-    /// for the server's default, not for the lease that was granted.
+    /// Renews a lease (`n`, `sn`), even if another connection has the grant. Returns the length of
+    /// the new lease in whole seconds. Blocks for at most the reply timeout. If `slot` names no
+    /// lease, the new lease has the server's default length, not the length that was granted.
     ///
     /// # Errors
     ///
-    /// [`Error::Refused`] if the token is not that of a holder, or what can go wrong with a reply.
+    /// [`Error::Refused`] if no holder has this token, or [the errors of any request](#errors).
     pub fn renew(&mut self, key: &str, slot: Slot, token: Token) -> Result<Duration, Error> {
         let request = Renewal::Renew.request(key, slot, token)?;
         let reply = self.exchange(&request, self.reply_due())?;
         self.renewed(&reply)
     }
 
-    /// Starts a lease anew and has the server keep the slot without a connection (`keep`): until
-    /// the lease ends, its token releases it, or a connection adopts it. Returns the length of the
-    /// lease, in whole seconds. Blocks for at most the reply timeout.
+    /// Renews a lease, and has the server keep the slot without a connection (`keep`). The server
+    /// keeps it until the lease ends, a client releases it with its token, or a connection adopts
+    /// it. Returns the length of the new lease in whole seconds. Blocks for at most the reply
+    /// timeout.
     ///
     /// # Errors
     ///
-    /// [`Error::MaxLocks`] if the server keeps as many as it may; [`Error::Refused`] if the token
-    /// is not that of a holder, the lease is too long, or the server keeps none or is too old; or
-    /// what can go wrong with a reply.
+    /// [`Error::MaxLocks`] if the server already keeps as many grants as it may; [`Error::Refused`]
+    /// if no holder has this token, the lease is too long, or the server keeps no grants or is too
+    /// old; or [the errors of any request](#errors).
     pub fn keep(&mut self, key: &str, slot: Slot, token: Token) -> Result<Duration, Error> {
         self.keep_within(key, slot, token, self.settings.reply_timeout)
     }
@@ -77,7 +78,7 @@ impl Connection {
         self.renewed(&reply)
     }
 
-    /// Sends a renewal, for at most `within`. The reply is still to come.
+    /// Sends a renewal, and does not wait for its reply. Blocks for at most `within`.
     pub(in crate::client) fn send_renewal(
         &mut self,
         renewal: Renewal,
@@ -90,8 +91,8 @@ impl Connection {
         self.close_on_error(sent)
     }
 
-    /// The lease in the reply to a renewal that was [sent](Connection::send_renewal); `None` if the
-    /// reply is incomplete.
+    /// Takes the lease from the reply to [`Connection::send_renewal`]; `None` while the reply is
+    /// incomplete.
     pub(in crate::client) fn renewal_reply(&mut self) -> Result<Option<Duration>, Error> {
         let reply = self.reply_so_far()?;
         reply.map(|reply| self.renewed(&reply)).transpose()

@@ -19,21 +19,23 @@ use crate::sys::moment::{Alarm, Moment};
 use crate::token::Grant;
 use reconnecting::Silent;
 
-/// The thread that keeps a lock: the only one that uses its connection.
+/// The thread that keeps a lock. No other thread uses the lock's connection.
 pub(super) struct Keeper {
     held: Granted,
-    /// When the request was sent that is not answered yet.
+    /// When the unanswered renewal was sent; `None` if there is none.
     sent_at: Option<Moment>,
-    /// Set while there is no connection, and while the lock is being adopted over a new one.
+    /// Set while there is no connection, and while the lock is being adopted over a new connection.
     outage: Option<Outage>,
-    /// The last one that has ended.
+    /// The previous outage.
     last_outage: Option<Outage>,
-    /// Each renewal adopts the lock: it may have moved to a connection that was given up.
+    /// Whether each renewal adopts the lock, which may have moved to a connection that was given
+    /// up.
     adopts: bool,
-    /// The lock was adopted, and the renewal that confirms it is due at once. Until then, the end
-    /// of the connection would leave the lock to no connection.
+    /// Whether the lock was adopted but has not been renewed since. That renewal is due at once:
+    /// before it, the server would not release the lock when the connection ends.
     is_provisional: bool,
-    /// The previous connection, while its server leaves a renewal unanswered and others are asked.
+    /// The previous connection, while its server does not answer a renewal and another one is
+    /// tried.
     silent: Option<Silent>,
     /// Called with the outcome of the renewal that was sent.
     answering: Vec<RenewalCallback>,
@@ -42,7 +44,7 @@ pub(super) struct Keeper {
 }
 
 impl Keeper {
-    /// The keeper of a lock that was just granted.
+    /// Makes the keeper of a lock that was just granted.
     pub(super) fn new(held: Granted, shared: Arc<Shared>) -> Result<Keeper, Error> {
         Ok(Keeper {
             held,
@@ -58,7 +60,7 @@ impl Keeper {
         })
     }
 
-    /// Returns when the lock is released or lost.
+    /// Keeps the lock until it is released or lost.
     pub(super) fn keep(mut self) {
         // A callback that panics ends the keeper, and the connection with it. The panic's payload
         // is leaked, because dropping it may panic, too.
@@ -72,10 +74,11 @@ impl Keeper {
         let callback = hold.on_lost.take();
         let unanswered = mem::take(&mut hold.asking);
         drop(hold);
-        // Closed only after the loss is visible: the server releases the lock with the connection.
+        // Close the connection only after the loss is visible, because the server then releases the
+        // lock.
         self.held.connection.close();
         self.silent = None;
-        // Only after the close: the guard's thread may ask for the same key at once.
+        // Wake the guard only after the close, because its thread may ask for the same key at once.
         self.shared.end(Err(Error::Lost(self.asked(), loss)));
         drop((unanswered, self.answering));
         if let Some(callback) = callback {
@@ -83,7 +86,7 @@ impl Keeper {
         }
     }
 
-    /// Returns when the lock is released or lost.
+    /// Keeps the lock until it is released; fails if it is lost.
     fn work(&mut self) -> Result<(), Loss> {
         loop {
             let [has_spoken, has_ended_silence] = self.sleep();
@@ -122,8 +125,8 @@ impl Keeper {
         }
     }
 
-    /// Sleeps until there is something to do. Tells whether the connection is readable, and whether
-    /// that of the silent server is.
+    /// Sleeps until there is something to do. Returns whether the connection is readable, and
+    /// whether the connection to the silent server is.
     fn sleep(&self) -> [bool; 2] {
         let silent = self.silent.as_ref().map(|silent| &silent.connection);
         let connections = [Some(&self.held.connection), silent];
@@ -142,17 +145,18 @@ impl Keeper {
         // An interrupted or failed poll is an early wake-up, which does no harm.
         self.shared.set_socket(sockets[0]);
         let _ = poll(&mut watched, None);
-        // From here on it may be closed, and another file may get its number.
+        // From here on, the keeper may close the socket, and another file may get its descriptor
+        // number.
         self.shared.set_socket(None);
         let mut polled = watched.iter().map(|polled| !polled.revents().is_empty());
         let mut next = || polled.next().unwrap_or_default();
         let has_spoken = sockets.map(|socket| socket.is_some() && next());
-        // Cleared before the orders are read: a later one sets it again.
+        // Clear the bell before reading the orders, so that a later order wakes the keeper again.
         self.shared.bell.take();
         has_spoken
     }
 
-    /// The deadline, or the call of `on_silence` if that comes before it.
+    /// The deadline, or the moment to call `on_silence` if that is earlier.
     fn next_end(&self) -> Moment {
         let silent_at = self.silent_at().unwrap_or(Moment::NEVER);
         self.deadline().min(silent_at)
@@ -213,7 +217,8 @@ impl Keeper {
 
     fn read_reply(&mut self) -> Result<(), Loss> {
         let Some(sent_at) = self.sent_at else {
-            // No reply is due, so this is the end of the stream, or an error.
+            // No reply is due, so this is the end of the stream, or an error, or a TLS record
+            // without data.
             if !self.held.connection.is_silent() {
                 self.cut();
             }
@@ -227,7 +232,7 @@ impl Keeper {
         Ok(())
     }
 
-    /// Notes that a renewal which was sent at `sent_at` has been answered.
+    /// Notes the answer to a renewal that was sent at `sent_at`.
     fn renewed(&mut self, lease: Duration, sent_at: Moment) {
         let outage = self.outage.take();
         self.is_provisional = self.adopts && outage.is_some();

@@ -5,30 +5,30 @@ use std::time::Duration;
 use crate::sys::moment::Moment;
 use crate::token::Token;
 
-/// Leases up to this are renewed at a third of their length, longer ones at half of it.
+/// Leases of up to this length are renewed after a third of it, longer ones after half.
 const SHORT_LEASE: Duration = Duration::from_secs(6);
 
-/// The longest time between two renewals, so that no proxy takes the connection for idle.
+/// The maximum time between two renewals. It keeps proxies from closing the connection as idle.
 const MAX_INTERVAL: Duration = Duration::from_secs(15);
 
-/// The longest time by which the client gives up a lease before its end on the server.
+/// The maximum time by which a client gives up a lease before its end on the server.
 const MAX_MARGIN: Duration = Duration::from_secs(2);
 
-/// The least time that a server has for its answer before it counts as silent, unless the lease is
-/// too short for that.
+/// The minimum time that a server has to answer before it counts as silent. With a very short
+/// lease, it is less.
 const ANSWER_TIME: Duration = Duration::from_millis(500);
 
-/// Until when a lease that was asked for at `sent_at` is certainly held.
+/// The moment until which a lease that was asked for at `sent_at` is certainly held.
 pub(super) fn deadline_of(sent_at: Moment, lease: Duration) -> Moment {
     sent_at + (lease - margin_of(lease))
 }
 
-/// The end on the server of a lease with this deadline.
+/// When a lease with this deadline ends on the server.
 pub(super) fn end_of(deadline: Moment, lease: Duration) -> Moment {
     deadline + margin_of(lease)
 }
 
-/// How long before its end on the server a lease is given up.
+/// How long before the end of a lease on the server the client gives it up.
 fn margin_of(lease: Duration) -> Duration {
     MAX_MARGIN.min(lease / 4)
 }
@@ -39,9 +39,9 @@ pub(super) fn fits(lead: Duration, lease: Duration) -> bool {
     lead <= lease / 2
 }
 
-/// How long after one renewal the next is due. Jitter from the token keeps a thousand clients that
-/// started together from renewing together. If there is a callback for silence, the answer has half
-/// of the time until that is due.
+/// The time from one renewal to the next. Jitter from the token keeps many clients that started
+/// together from renewing together. If there is a callback for silence, half of the time until it
+/// is due is left for the answer.
 pub(super) fn renewal_interval(token: Token, lease: Duration, lead: Duration) -> Duration {
     let mut base = if lease <= SHORT_LEASE {
         lease / 3
@@ -55,8 +55,8 @@ pub(super) fn renewal_interval(token: Token, lease: Duration, lead: Duration) ->
     base - base / 1000 * jitter
 }
 
-/// When to call `on_silence` for a server that has not answered since `began`, for a lease that was
-/// asked for at `asked_at`.
+/// When to call `on_silence` for a server that has not answered since `began`. The lease was asked
+/// for at `asked_at`.
 pub(super) fn silent_at(
     began: Moment,
     asked_at: Moment,
@@ -64,11 +64,11 @@ pub(super) fn silent_at(
     lead: Duration,
 ) -> Moment {
     let told_at = deadline_of(asked_at, lease) - lead;
-    // Later if this process was stopped: the server has had no time to answer yet.
+    // If this process was stopped, that is too early: the server has had no time to answer yet.
     told_at.max(began + ANSWER_TIME.min(half_until_silence(lease, lead)))
 }
 
-/// Half of the time from a renewal until the callback for silence.
+/// Half of the time from a renewal to the callback for silence.
 fn half_until_silence(lease: Duration, lead: Duration) -> Duration {
     (lease - margin_of(lease) - lead) / 2
 }

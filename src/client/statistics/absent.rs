@@ -1,4 +1,4 @@
-//! Numbers of slots in a build without the feature `statistics`: no guard has any.
+//! The numbers of slots in a build without the feature `statistics`: no guard has any.
 
 use super::error::Error;
 use super::granted::Granted;

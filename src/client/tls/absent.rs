@@ -1,4 +1,4 @@
-//! TLS with a server in a build without it: the shape of `mod.rs`, and no values.
+//! TLS in a build without the feature `tls`: the API of `mod.rs`, with an uninhabited type.
 
 use std::path::PathBuf;
 use std::time::Instant;

@@ -1,6 +1,6 @@
 //! TLS with a server, for the client library and `latch`.
 //!
-//! A build without TLS has `absent.rs` in place of this module: the same shape, and no values.
+//! A build without TLS uses `absent.rs` instead: the same API, with an uninhabited type.
 
 use std::fmt;
 use std::io;
@@ -14,10 +14,10 @@ use super::error::Error;
 use crate::net::stream::{is_timeout, Stream};
 use crate::net::tls::{server_name, server_of, system_file, trusting, ServerName, Trust};
 
-/// How to speak TLS with servers, by TLS 1.2 or 1.3: whose certificates the client trusts, and for
-/// which name they must be. Connections to Unix sockets stay as they are.
+/// How to speak TLS 1.2 or 1.3 with servers: which certificates the client trusts, and which name
+/// they must be for. Connections to Unix sockets do not use TLS.
 ///
-/// A clone shares what it has learnt of servers, which makes a later handshake cheaper.
+/// Clones share the session data of earlier handshakes, which makes later handshakes cheaper.
 ///
 /// ```no_run
 /// use latchd::client::{Address, Client, Settings, Tls};
@@ -45,11 +45,11 @@ struct Trusted {
 
 struct Read {
     trust: Trust,
-    /// Which file it was; `None` if that is not known.
+    /// The version of the file that was read; `None` if it is unknown.
     version: Option<Version>,
 }
 
-/// Inode, size, and the time of the last change with its nanoseconds.
+/// Inode, size, and the time of the last change in seconds and nanoseconds.
 type Version = (u64, u64, i64, i64);
 
 fn version_of(file: &Path) -> Option<Version> {
@@ -66,7 +66,7 @@ impl Trusted {
         Ok(Read { trust, version })
     }
 
-    /// What the file has now, or had when it was last readable.
+    /// The certificates in the file now, or else those from when it was last readable.
     fn trust(&self) -> Trust {
         let mut read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
         if version_of(&self.file) != read.version {
@@ -79,12 +79,12 @@ impl Trusted {
 }
 
 impl Tls {
-    /// Trusts the CAs in a PEM file, and the servers whose self-signed certificates are in it.
-    /// Reads the file, and reads it again for a later connection if it has changed.
+    /// Trusts the CAs in a PEM file, and the servers whose self-signed certificates it contains.
+    /// Reads the file now, and again for a later connection if it has changed.
     ///
     /// # Errors
     ///
-    /// [`Error::CaFile`].
+    /// [`Error::CaFile`] if the file cannot be read or contains no certificate.
     pub fn with_ca_file(file: impl AsRef<Path>) -> Result<Tls, Error> {
         let file = file.as_ref().to_owned();
         let read = Mutex::new(Trusted::read(&file)?);
@@ -94,22 +94,22 @@ impl Tls {
         })
     }
 
-    /// Trusts the CAs that this host trusts: those in the file that `SSL_CERT_FILE` names, or where
-    /// its distribution keeps them. Reads the file.
+    /// Trusts the CAs that this host trusts: those in the file that `SSL_CERT_FILE` names or, if it
+    /// is not set, in the file of the distribution. Reads the file as [`Tls::with_ca_file`] does.
     ///
     /// # Errors
     ///
-    /// [`Error::CaFile`].
+    /// [`Error::CaFile`] if the file cannot be read or contains no certificate.
     pub fn with_system_cas() -> Result<Tls, Error> {
         Tls::with_ca_file(system_file())
     }
 
-    /// Expects the certificate of every server to be for this name, or IP address, rather than for
-    /// the host of its address.
+    /// Expects the certificate of every server to be for this host name or IP address, instead of
+    /// the host in the server's address.
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidArgument`] if it is neither.
+    /// [`Error::InvalidArgument`] if `name` is neither a host name nor an IP address.
     pub fn server_name(self, name: &str) -> Result<Tls, Error> {
         let why = "the server's name is not a host name or an IP address";
         let name = server_name(name).ok_or(Error::InvalidArgument(why))?;
@@ -119,7 +119,7 @@ impl Tls {
         })
     }
 
-    /// Trusts the CAs in this file, or those of the host, and expects this name, if there is one.
+    /// Trusts the CAs in `ca_file`, or else those of the host. Expects `name`, if it is given.
     pub(super) fn wanted_by(
         _: &str,
         ca_file: Option<PathBuf>,
@@ -132,8 +132,8 @@ impl Tls {
         }
     }
 
-    /// Shakes hands over a stream that is connected to `server`, until `deadline`. A Unix socket is
-    /// left as it is.
+    /// Performs the TLS handshake over a stream to `server`, until `deadline`. Returns a Unix
+    /// socket unchanged.
     pub(super) fn speak(
         &self,
         stream: Stream,

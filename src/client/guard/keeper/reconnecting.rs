@@ -1,4 +1,4 @@
-//! What a keeper does without a connection, with a new one, and while its server is silent.
+//! What a keeper does while it has no connection or its server is silent, and how it ends a hold.
 
 use std::mem;
 use std::thread;
@@ -10,23 +10,23 @@ use crate::client::error::Error;
 use crate::client::outage::Outage;
 use crate::sys::moment::Moment;
 
-/// How long a server may take to answer before it is asked over another connection, or another
-/// server of its cluster is.
+/// How long a keeper waits for an answer before it tries another connection, which may be to
+/// another server of the cluster.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// The longest time for a release without an answer.
+/// How long a keeper tries to release a lock if no server answers.
 const RELEASE_TIME: Duration = Duration::from_secs(10);
 
-/// The connection to a server that leaves a renewal unanswered: it may be slow, the way to it may
-/// be gone, or another server may have taken over. It is kept open until the lock has moved to
-/// another connection: a server that is only slow would release the lock when it ends.
+/// The connection to a server that has not answered a renewal. The server may be slow, the network
+/// may have failed, or another server may have taken over. The connection stays open until the lock
+/// has moved to another one, because a slow server would release the lock when the connection ends.
 pub(super) struct Silent {
     pub(super) connection: Connection,
     sent_at: Moment,
 }
 
 impl Keeper {
-    /// Reconnects after an error, unless it is a refusal: then the lock is lost.
+    /// Reconnects after an error. After a refusal, the lock is lost.
     pub(super) fn handle_error(&mut self, error: &Error) -> Result<(), Loss> {
         match error {
             Error::Refused(_) if self.outage.is_some() => Err(Loss::Closed),
@@ -38,7 +38,7 @@ impl Keeper {
         }
     }
 
-    /// Closes the connection; the lock is to be adopted over another one.
+    /// Closes the connection, so that the lock is adopted over another one.
     pub(super) fn cut(&mut self) {
         self.held.connection.try_another();
         if let Some(silent) = &self.silent {
@@ -55,13 +55,14 @@ impl Keeper {
         }
     }
 
-    /// When the server is asked over another connection.
+    /// When to stop waiting for an answer and try another connection.
     pub(super) fn patience_ends_at(&self) -> Moment {
         self.sent_at
             .map_or(Moment::NEVER, |sent_at| sent_at + PATIENCE)
     }
 
-    /// Sets a silent server aside; gives up one that does not answer an adoption.
+    /// Sets the connection to a silent server aside, or closes it if the server has not answered an
+    /// adoption.
     pub(super) fn try_other_server(&mut self) {
         match self.outage {
             Some(_) => self.cut(),
@@ -69,7 +70,7 @@ impl Keeper {
         }
     }
 
-    /// Sets the connection aside; the lock is to be adopted over another one.
+    /// Sets the connection aside, so that the lock is adopted over another one.
     fn set_aside(&mut self) {
         let Some(sent_at) = self.sent_at.take() else {
             return;
@@ -84,7 +85,7 @@ impl Keeper {
         self.outage.get_or_insert_with(|| Outage::new(sent_at));
     }
 
-    /// Goes back to the silent server if it answers after all.
+    /// Returns to the connection to the silent server if it answers after all.
     pub(super) fn read_late_reply(&mut self) -> Result<(), Loss> {
         let Some(mut silent) = self.silent.take() else {
             return Ok(());
@@ -101,7 +102,7 @@ impl Keeper {
         Ok(())
     }
 
-    /// Connects and adopts the lock, if that is due.
+    /// Connects and adopts the lock, if an attempt is due.
     pub(super) fn attempt(&mut self, now: Moment) -> Result<(), Loss> {
         let until = self.next_end();
         let outage = self.outage.as_mut().expect("it has no connection");
@@ -112,7 +113,7 @@ impl Keeper {
         match connection.reconnect(Outage::time_for_attempt(until)) {
             Ok(()) => {
                 outage.connected();
-                // Connecting may have taken a while.
+                // Connecting may have taken a while, so `now` is no longer accurate.
                 self.send(Moment::now())
             }
             Err(error) => {
@@ -145,8 +146,8 @@ impl Keeper {
         }
     }
 
-    /// Sends the request that ends the hold, over a new connection if there is none, and again
-    /// until a server answers.
+    /// Sends the request that ends the hold, and repeats it until a server answers. Connects first
+    /// if there is no connection.
     fn end_by(&mut self, order: Order) -> Result<(), Error> {
         let lease_ends_at = self.held.asked_at + self.held.grant.lease;
         let gives_up_at = lease_ends_at.min(Moment::now() + RELEASE_TIME);
@@ -191,7 +192,7 @@ impl Keeper {
             return self.held.keep_for(left.max(least), PATIENCE);
         }
         match self.held.release(PATIENCE) {
-            // An earlier release has reached the server, and its answer was lost.
+            // An earlier release reached the server, but its answer was lost.
             Err(Error::Refused(_)) if *was_sent => Ok(()),
             released => {
                 *was_sent = true;
