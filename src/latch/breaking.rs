@@ -1,7 +1,8 @@
 //! `latch break`: ends grants of other clients, as an operator of the server.
 //!
-//! The named server says who holds the key. The grants are ended one by one, by their fences, so
-//! another server that is asked by mistake ends none.
+//! The named server lists the holders of the key. `latch` then ends their grants one by one, by
+//! their fences. If it asks a different server by mistake, that server has no such fences and ends
+//! no grant.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -60,8 +61,8 @@ pub(super) fn run(options: &options::Break) -> CommandResult {
     }
 }
 
-/// Asks for the holders first: a server that does not know that request does not know `break`, and
-/// would answer as if there were no such grant.
+/// Lists the holders of the key. This comes first because a server that does not know this request
+/// does not know `break` either, and would answer `break` as if there were no such grant.
 fn holders_at(server: &mut Connection, key: &str) -> Result<Vec<Holder>, Error> {
     let queues = server.queues(Some(key))?;
     Ok(queues.into_iter().flat_map(|queue| queue.holders).collect())
@@ -77,19 +78,19 @@ fn cannot_list(target: &Target, error: &Error) -> Failure {
     }
 }
 
-/// Grants being ended.
+/// The state of a `latch break`.
 struct Breaking<'a> {
     target: &'a Target,
     admin_token: Option<&'a str>,
     began: Instant,
-    /// How long it may take to end all of them: a server can list any number.
+    /// The maximum time to end all grants: a server can list any number of them.
     limit: Duration,
     /// A line about each grant that was ended.
     broken: String,
 }
 
 impl Breaking<'_> {
-    /// Ends the grants of these holders. Others have ended by themselves.
+    /// Ends the grants of these holders, except for those that have already ended.
     fn at(&mut self, server: &mut Connection, holders: &[Holder]) -> Result<(), Error> {
         for holder in holders {
             if self.began.elapsed() >= self.limit {
@@ -105,11 +106,11 @@ impl Breaking<'_> {
         Ok(())
     }
 
-    /// Ends them over the operator's socket beside the port of the server; `None` if no server
-    /// behind such a socket has any of them.
+    /// Ends the chosen grants over the operator socket that belongs to the port of the server;
+    /// `None` if no server behind such a socket has any of them.
     ///
-    /// Any user may be the server at the port. That one only chooses among the grants of the server
-    /// at the socket, which says itself whose they are.
+    /// Any user may run a server at the port, so its list of holders is not trusted. The list only
+    /// selects among the grants that the server behind the socket reports, with their holders.
     fn as_operator(&mut self, chosen: &[Holder]) -> Option<Result<(), Error>> {
         let is_chosen = |holder: &Holder| chosen.iter().any(|it| it.fence == holder.fence);
         for path in operator_socket::paths_to_try(self.target.port()?) {

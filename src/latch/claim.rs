@@ -1,4 +1,4 @@
-//! Waiting for grants that are kept: what `latch run` and `latch hold` have in common.
+//! Waiting for locks and keeping them: the common part of `latch run` and `latch hold`.
 
 use std::sync::Arc;
 use std::thread;
@@ -16,16 +16,16 @@ use super::run::release_all;
 use super::servers::{wait_of, Target, ROUND_TRIP};
 use super::PROGRAM;
 
-/// The first pause before the server is tried again, and the longest.
+/// The first and the maximum pause before the server is asked again.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
-/// A connection that lasted so long after the first answer ends an outage of its server.
+/// An outage is over once a connection has lasted for this long after the server's first answer.
 const STEADY: Duration = Duration::from_secs(1);
 
-/// Waits for the grants, and fails if one does not come in time. A signal ends the wait, and so
-/// does the end of standard input, which sets `abandoned`. This process ends then, and its places
-/// in the queues with its connections.
+/// Waits for the locks, and fails if one is not granted in time. A signal ends the wait, and so
+/// does `abandoned`, which is set after the end of standard input. This process then ends, and with
+/// it its connections and its places in the queues.
 pub(super) fn wait(
     asking: Asking,
     abandoned: Option<&Event>,
@@ -44,22 +44,23 @@ pub(super) fn wait(
     wait_on_thread(place, line, ending, move || waiter.ask())?
 }
 
-/// What is waited for, how, and under which name the server knows the waiter.
+/// What a command asks for, and how it waits.
 pub(super) struct Asking {
-    /// In the order of their keys: no two processes wait for each other.
+    /// The locks to acquire, sorted by key, so that no two processes wait for each other.
     pub(super) targets: Vec<Target>,
-    /// In whole seconds; `None` for no limit.
+    /// The value of `--timeout`, in whole seconds; `None` for no limit.
     pub(super) timeout: Option<Duration>,
-    /// When the timeout began.
+    /// When the wait began; the timeout counts from then.
     pub(super) began: Instant,
-    /// How long a server may be away; zero if it is not tried again.
+    /// How long to try again while a server is unavailable; zero for no retry.
     pub(super) retry: Duration,
     pub(super) talk: Verbosity,
     /// The exit status if a lock is not granted in time.
     pub(super) busy_status: u8,
-    /// If a lock is not granted in time, exit with 0 and print nothing.
+    /// Whether to exit with 0, and print nothing, if a lock is not granted in time.
     pub(super) is_busy_ok: bool,
-    /// Which target is asked for, and the name of that connection at the server.
+    /// The index of the target that is being asked for, and the name of its connection at the
+    /// server.
     pub(super) current: Mutex<(usize, Option<String>)>,
 }
 
@@ -73,7 +74,7 @@ struct Refused<'a> {
 }
 
 enum Why {
-    /// Another client held the key all that time.
+    /// The key was not granted in time.
     Busy(Failure),
     Failed(Error),
 }
@@ -83,12 +84,12 @@ impl Asking {
         self.began.checked_add(self.timeout?)
     }
 
-    /// By when a server must have answered.
+    /// The deadline for the answer of a server.
     pub(super) fn deadline(&self) -> Option<Instant> {
         self.ends_at()?.checked_add(ROUND_TRIP)
     }
 
-    /// Asks for the keys, and with `--retry` again after a failure that may pass.
+    /// Asks for all keys. With `--retry`, asks again after a failure that may be temporary.
     fn ask(&self) -> Result<Guards, Failure> {
         let mut outage = ServerOutage::new();
         let ends_at = self.ends_at();
@@ -110,16 +111,18 @@ impl Asking {
                 Why::Busy(failure) => return Err(failure),
                 Why::Failed(error) => error,
             };
-            // A server that has not answered counts as away.
+            // A server that did not answer counts as unavailable, however long its connection
+            // lasted.
             let was_silent = matches!(error, Error::NoReply { .. });
-            // A connection that has lasted ends the outage. The time before its answer may contain
-            // an earlier one, which an old server closes at once because of a tag: if the earlier
-            // one lasted as long, the server has ended both.
+            // A connection that has lasted ends the outage. Before its answer, there may have been
+            // an earlier connection, which an old server closes because it does not know
+            // introductions. If the later one lasted no longer, the server has closed both, and the
+            // outage goes on.
             let steady = |at: Instant| at.elapsed() >= STEADY + at.duration_since(asked_at);
             if answered_at.is_some_and(steady) && !was_silent {
                 outage = ServerOutage::new();
             }
-            // A lock that was lost during the wait for another one is asked for again, too.
+            // If a lock was lost during the wait for another one, all are asked for again, too.
             let may_pass = error.is_transient() || matches!(error, Error::Lost(..));
             let pause = may_pass.then(|| outage.pause(self.retry, ends_at));
             match pause.flatten() {
@@ -137,7 +140,7 @@ impl Asking {
         }
     }
 
-    /// Asks for one of the keys, beside those that are held.
+    /// Asks for one key, and adds it to the locks that are already held.
     fn take(&self, at: usize, guards: &mut Guards) -> Result<(), Refused<'_>> {
         let target = &self.targets[at];
         let asked_at = Instant::now();
@@ -166,14 +169,14 @@ impl Asking {
         })
     }
 
-    /// What is waited for, how many are ahead, and who holds it, as far as the server tells.
+    /// Describes the wait for the target that is being asked for.
     fn describe(&self) -> String {
         let (at, name) = self.current.lock().clone();
         self.targets[at].describe_wait(name.as_deref())
     }
 }
 
-/// A period in which the server cannot be asked.
+/// A period in which the server is unavailable.
 struct ServerOutage {
     began: Instant,
     next_pause: Duration,
@@ -187,9 +190,9 @@ impl ServerOutage {
         }
     }
 
-    /// How long to wait before the next try; `None` if there is no other. Pauses double up to a
-    /// limit, and are cut by up to half at random, so that waiters do not all come at once when
-    /// their server is back.
+    /// How long to wait before the next attempt; `None` if no time is left for one. Pauses double
+    /// up to a limit. Each is shortened at random by up to half, so that waiters do not all connect
+    /// at once when the server is back.
     fn pause(&mut self, longest: Duration, ends_at: Option<Instant>) -> Option<Duration> {
         let gives_up_at = self.began.checked_add(longest);
         let until = [gives_up_at, ends_at].into_iter().flatten().min();

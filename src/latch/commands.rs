@@ -13,8 +13,8 @@ pub(super) fn wait(options: &options::Wait) -> CommandResult {
     let mut granted = target.claim(timeout)?;
     let (key, token) = (&target.key, granted.grant.token);
     match granted.connection.release(key, target.slot, token) {
-        // The refusal says that the lock is not held: its lease was over before the release,
-        // because this process was stopped.
+        // A refusal means that the lock is no longer held: its lease was over before the release,
+        // because this process was stopped. The wait itself has succeeded.
         Ok(()) | Err(Error::Refused(_)) => Ok(0),
         Err(error) => Err(target.failure(&error)),
     }
@@ -38,7 +38,7 @@ pub(super) fn release(options: &options::Release) -> CommandResult {
         connection.release(&target.key, target.slot, token)
     });
     match released {
-        // An earlier request may have released it, and its answer was lost.
+        // An earlier attempt may have released the lock, and its answer may have been lost.
         Err(Error::Refused(_)) if asked_count > 1 => {
             let why = "it is no longer held; an earlier attempt may have released it";
             Err(target.fails(UNAVAILABLE, why))

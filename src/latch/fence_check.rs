@@ -1,8 +1,8 @@
-//! `latch fence-check`: compares a token's fence with the highest that a resource has seen.
+//! `latch fence-check`: compares the fence of a token with the highest that a resource has seen.
 //!
-//! A file holds the highest fence as 16 hex digits and a line feed, written in one call at offset
-//! 0. A caller that is killed has written all of it or nothing. A lock on the file (flock) lets one
-//! caller in at a time.
+//! A file contains the highest fence as 16 hex digits and a line feed. Each caller writes them in
+//! one call at offset 0, so a caller that is killed has written all of them or nothing. A lock on
+//! the file (flock) lets one caller in at a time.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -19,7 +19,7 @@ use super::{options, token, FILE_ERROR, OUTDATED};
 
 const RECORD_LEN: usize = 17;
 
-/// How long other callers may keep the file locked. Each of them needs one write to the disk.
+/// How long to wait while other callers have the file locked. Each of them needs one write to disk.
 const LOCK_PATIENCE: Duration = Duration::from_secs(5);
 
 pub(super) fn run(options: &options::FenceCheck) -> CommandResult {
@@ -34,11 +34,11 @@ pub(super) fn run(options: &options::FenceCheck) -> CommandResult {
     }
 }
 
-/// Whether `fence` is at least as high as the highest that `file` has seen; if so, records it
-/// durably. If it is lower, another holder has had the lock since. Blocks for at most five seconds
-/// while another caller does the same. After an error, the fence may have been recorded or not.
+/// Returns whether `fence` is at least as high as the highest fence in `file`, and if so, records
+/// it durably. If it is lower, a later holder has had the lock. Blocks for at most five seconds
+/// while other callers have the file locked. After an error, the fence may or may not be recorded.
 fn remember_if_current(file: &Path, fence: u64) -> io::Result<bool> {
-    // A device would forget the fence, and a pipe would block: both are refused.
+    // A device would forget the fence, and a pipe would block, so both are refused.
     let file = &trusted::follow(file)?;
     let opened = open_exclusive(file, 0o666, LOCK_PATIENCE)?
         .ok_or_else(|| io::Error::other("another process keeps it locked"))?;
@@ -52,7 +52,8 @@ fn remember_if_current(file: &Path, fence: u64) -> io::Result<bool> {
     if highest != Some(fence) {
         opened.write_all_at(format!("{fence:016x}\n").as_bytes(), 0)?;
     }
-    // Also a fence that is in the file already: a caller may have been killed before it synced it.
+    // Sync even a fence that is already in the file: the caller that wrote it may have been killed
+    // before its sync.
     opened.sync_all()?;
     if highest.is_none() {
         sync_name(file)?;
@@ -60,7 +61,7 @@ fn remember_if_current(file: &Path, fence: u64) -> io::Result<bool> {
     Ok(true)
 }
 
-/// The fence in the file; `None` if it is empty.
+/// The fence in the file; `None` if the file is empty.
 fn read(mut file: &File) -> io::Result<Option<u64>> {
     let mut content = Vec::new();
     (&mut file)

@@ -8,8 +8,8 @@ use super::claim::wait;
 use super::run::{finish_releases, release_all};
 use super::{options, unprintable, PROGRAM};
 
-/// Waits for the lock, prints its token and its fence, and keeps it until the standard input is
-/// closed or a signal comes.
+/// Waits for the lock, prints its token and its fence, and keeps the lock until the standard input
+/// is closed, a signal arrives or the lock is lost.
 pub(super) fn hold(options: &options::Hold) -> CommandResult {
     let asking = options.asking(PROGRAM)?;
     let mut signals = SignalWatch::new().map_err(Failure::cannot_catch_signals)?;

@@ -14,7 +14,7 @@ use super::{options, unprintable, PROGRAM, UNAVAILABLE};
 const NOT_KEPT: &str =
     "the server keeps no lock for that long; see --max-keep-time and --max-kept in latchd(8)";
 
-/// Takes the lock for its lease, and prints the token.
+/// Acquires the lock for the length of its lease, and prints the token.
 pub(super) fn acquire(options: &options::Acquire) -> CommandResult {
     let timeout = options::timeout(options.timeout, options.nonblock);
     let client = options.client(timeout)?;
@@ -26,7 +26,7 @@ pub(super) fn acquire(options: &options::Acquire) -> CommandResult {
     keep(&target, granted, lease, &text)
 }
 
-/// Takes the lock for a time, and prints how to give it back.
+/// Acquires the lock for a given time, and prints how to release it.
 pub(super) fn reserve(options: &options::Reserve) -> CommandResult {
     let timeout = options::timeout(options.timeout, options.nonblock);
     let client = options.client(timeout)?;
@@ -37,7 +37,7 @@ pub(super) fn reserve(options: &options::Reserve) -> CommandResult {
     keep(&target, granted, options.duration, &text)
 }
 
-/// Has the server keep the lock for `time`, and prints `text`, which has its token in it.
+/// Has the server keep the lock for `time`, and prints `text`, which contains the token.
 fn keep(target: &Target, granted: Granted, time: Duration, text: &str) -> CommandResult {
     let granted = granted.renewed_if_late();
     let granted = granted.map_err(|error| target.failure(&error))?;
@@ -56,8 +56,8 @@ fn keep(target: &Target, granted: Granted, time: Duration, text: &str) -> Comman
     Ok(0)
 }
 
-/// Releases a lock that the server may keep, though its answer did not come. If that fails, the
-/// user has to know the token.
+/// Releases a lock after the request to keep it has failed: the server may keep it nevertheless. If
+/// the release fails, too, the message tells the user the token.
 fn end_unanswered(target: &Target, token: Token, error: &Error) -> Failure {
     let mut failure = target.failure(error);
     let released = target.ask(|connection| connection.release(&target.key, target.slot, token));
@@ -68,7 +68,7 @@ fn end_unanswered(target: &Target, token: Token, error: &Error) -> Failure {
     failure
 }
 
-/// Lines of `key: value` about a reservation, the last one with the command that ends it.
+/// Lines of `key: value` about a reservation. The last line has the command that releases it.
 fn instructions(options: &options::Reserve, target: &Target, granted: &Granted) -> String {
     let token = granted.grant.token;
     let mut release = format!("latch release {} {token}", quoted(&options.key));
@@ -89,7 +89,7 @@ fn instructions(options: &options::Reserve, target: &Target, granted: &Granted) 
     )
 }
 
-/// A word for the shell.
+/// Quotes a word for the shell, if necessary.
 fn quoted(word: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "_-./:@%+=,".contains(c);
     if word.chars().all(is_plain) {

@@ -37,10 +37,10 @@ const PROGRAM: &str = "latch";
 /// The variable with the token of the grant under which a command runs.
 const TOKEN_VARIABLE: &str = "LATCH_TOKEN";
 
-/// Takes the place of the argument `-`, which argh does not accept. No key has a line feed in it.
+/// Stands for the argument `-`, which argh does not accept. No key contains a line feed.
 const STANDARD_INPUT: &str = "\n-";
 
-/// More bytes than a line with a token has.
+/// The maximum number of bytes to read for a token: more than a line with a token has.
 const MAX_TOKEN_LINE: u64 = 256;
 
 const SELF: Program = Program {
@@ -51,7 +51,7 @@ const SELF: Program = Program {
     manual: "latch(1)",
 };
 
-// The exit statuses of latch(1). The numbers are those of sysexits(3).
+// The exit statuses of latch(1). The numbers from 64 on are those of sysexits(3).
 const OUTDATED: u8 = 1;
 const HELD: u8 = 1;
 const USAGE: u8 = 64;
@@ -84,7 +84,7 @@ pub fn main() -> ExitCode {
             dispatch(&flags.command, &command)
         }
         Parsed::Print(text) if is_run && text.starts_with("Usage") => {
-            // argh's usage lacks what follows the two dashes.
+            // The usage line of argh lacks the part after `--`.
             print(&text.replacen('\n', " -- COMMAND [ARGS]\n", 1))
         }
         Parsed::Print(text) => print(&text),
@@ -93,7 +93,7 @@ pub fn main() -> ExitCode {
     ExitCode::from(ended.unwrap_or_else(explain))
 }
 
-/// The words `help`, `help COMMAND` and `version` as the options that they stand for.
+/// Replaces the words `help`, `help COMMAND` and `version` by the options that they stand for.
 fn with_options_for_words(mut ours: Vec<OsString>) -> Vec<OsString> {
     match ours.first().and_then(|word| word.to_str()) {
         Some("help") => {
@@ -106,8 +106,8 @@ fn with_options_for_words(mut ours: Vec<OsString>) -> Vec<OsString> {
     ours
 }
 
-/// Warns of unknown variables. With a mistyped one, this host would ask another server than the
-/// other hosts do, and get another lock.
+/// Warns of unknown variables. If the name of a variable is mistyped, this host may ask a different
+/// server than the other hosts, and get a different lock.
 fn warn_of_unknown_variables() {
     let names = env::vars_os().filter_map(|(name, _)| name.into_string().ok());
     let is_known = |name: &str| VARIABLES.contains(&name) || run::VARIABLES.contains(&name);
@@ -119,8 +119,8 @@ fn warn_of_unknown_variables() {
     }
 }
 
-/// Says why the command line is wrong, with a hint if the command of `run` does not follow `--`, if
-/// an option precedes the sub-command, or if the sub-command is mistyped.
+/// Returns why the command line is wrong, with a hint if the command of `run` does not follow `--`,
+/// if an option precedes the sub-command, or if the sub-command is mistyped.
 fn with_hint(reason: String, ours: &[OsString], command: &[OsString]) -> String {
     let first = ours.first().and_then(|word| word.to_str());
     let first = first.unwrap_or_default();
@@ -152,7 +152,7 @@ fn complain(message: impl Display) {
     output::complain(PROGRAM, message);
 }
 
-/// Prints on stdout. A closed pipe is no failure.
+/// Prints on stdout. A closed pipe does not count as a failure.
 fn print(text: &str) -> CommandResult {
     output::print_if_read(text)
         .map(|()| 0)
@@ -207,8 +207,9 @@ fn report(failures: Vec<Failure>) -> u8 {
     }
 }
 
-/// The token from the command line, from standard input if it is `-` there, or else from the
-/// environment. `ps` shows command lines to all users of the host.
+/// Reads the token from the command line, from standard input if the argument is `-`, or from the
+/// environment if there is no argument. The other two ways hide the token from `ps`, which shows
+/// command lines to all users of the host.
 fn token(given: Option<&str>) -> Result<Token, Failure> {
     let text = match given {
         None => env::var(TOKEN_VARIABLE).unwrap_or_default(),

@@ -35,7 +35,7 @@ const ALL_ROWS: [&[Row]; 11] = [
     Ping::ROWS,
 ];
 
-/// The options that need no value, in both forms.
+/// The options that need no value, in their long and short forms.
 pub(super) fn switches() -> Vec<String> {
     let mut all = arguments::switches(ALL_ROWS.into_iter().flatten());
     all.sort_unstable();
@@ -67,7 +67,8 @@ pub(super) enum SubCommand {
     FenceCheck(FenceCheck),
 }
 
-/// Declares a sub-command that asks a server: its own options, and those of all such sub-commands.
+/// Declares a sub-command that asks a server, with its own options and those that all such commands
+/// have.
 macro_rules! command {
     ($(#[$meta:meta])* $name:ident { $($fields:tt)* }) => {
         arguments::options! {
@@ -104,7 +105,7 @@ macro_rules! command {
         }
 
         impl $name {
-            /// A client of the servers. `wait` is the timeout of a command that waits.
+            /// Makes a client of the servers. `wait` is the timeout of a command that waits.
             pub(super) fn client(&self, wait: Option<Duration>) -> Result<Client, Failure> {
                 let options = Overrides {
                     auth_token_file: self.auth_token_file.as_deref(),
@@ -120,8 +121,8 @@ macro_rules! command {
     };
 }
 
-/// Declares a sub-command that waits for a lock and keeps it: what it asks for, its own options,
-/// and those that say how it waits.
+/// Declares a sub-command that waits for a lock and keeps it. It has its own options, and the
+/// common ones that say what to ask for and how to wait.
 macro_rules! keeping_command {
     ($(#[$meta:meta])* $name:ident { $($fields:tt)* }) => {
         command! {
@@ -169,7 +170,7 @@ macro_rules! keeping_command {
         }
 
         impl $name {
-            /// What it asks for, in the name of `command`.
+            /// What the command asks for. Without `--tag`, the tag contains the name of `command`.
             pub(super) fn asking(&self, command: impl AsRef<Path>) -> Result<Asking, Failure> {
                 let timeout = timeout(self.timeout, self.nonblock);
                 let client = self.client(timeout)?;
@@ -398,7 +399,7 @@ command! {
 }
 
 impl Run {
-    /// The keys to hold, in their order. An error says what cannot be held together.
+    /// The keys to hold, sorted. The error says which keys or options cannot be combined.
     pub(super) fn keys(&self) -> Result<Vec<&str>, String> {
         let mut keys: Vec<&str> = self.and.iter().map(String::as_str).collect();
         keys.push(&self.key);
@@ -417,7 +418,7 @@ impl Run {
     }
 }
 
-/// What the command of `run` gets when the lock is lost.
+/// The signal that the command of `run` gets when the lock is lost, if any.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum OnLost {
     Send(Signal),
@@ -527,7 +528,7 @@ fn positive_time(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// How long a server may be away; no limit without a value.
+/// How long to try again while a server is unavailable; without a value, there is no limit.
 fn retry(text: &str) -> Result<Duration, String> {
     match text {
         "true" => Ok(Duration::MAX),

@@ -28,7 +28,7 @@ fn ask(client: &Client, server: &Address) -> Result<Value, Failure> {
         Err(Error::Refused(_)) => Value::Null,
         Err(error) => return Err(failure(shown(&name), &error)),
     };
-    // A server that does not know the key line answers as to any other.
+    // A server that does not know the key line `counters` ignores it, and its answer lacks them.
     if json.get("counters").is_some_and(Value::is_object) {
         return Ok(json);
     }
@@ -39,7 +39,7 @@ fn ask(client: &Client, server: &Address) -> Result<Value, Failure> {
     ))
 }
 
-/// A server with the figures in its JSON, as far as the text can have them.
+/// A server, with those figures in its JSON that the text format can show.
 fn named(server: String, json: Option<&Value>) -> Server {
     let figures = json.map(|json| Figures {
         version: json["version"].as_str().map(shown_version),
@@ -50,7 +50,7 @@ fn named(server: String, json: Option<&Value>) -> Server {
     (Some(server), figures)
 }
 
-/// The version as a terminal may have it: the server may say anything.
+/// The version, escaped for a terminal: the server may send any text.
 fn shown_version(version: &str) -> String {
     Plain(version.as_bytes()).to_string()
 }
@@ -76,13 +76,13 @@ fn number(value: &Value) -> Option<String> {
     value.is_number().then(|| value.to_string())
 }
 
-/// Whether this is a name as servers give it.
+/// Whether the name has the form of the names that servers use.
 fn is_word(name: &str) -> bool {
     let is_part = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
     !name.is_empty() && name.bytes().all(is_part)
 }
 
-/// The histogram; `None` if a part is missing, or if its counts fall.
+/// Reads a histogram; `None` if a part is missing, or if the bounds or the counts do not ascend.
 fn histogram(waits: &Value) -> Option<Histogram> {
     let buckets = waits["buckets"].as_array()?;
     let at = |bucket: &Value| Some((bucket["le_s"].as_f64()?, bucket["count"].as_f64()?));

@@ -1,4 +1,4 @@
-//! Who holds a key and who is ahead, in words.
+//! Describes in words who holds a key and who is ahead.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use crate::cli::output::rough_time;
 use crate::client::Queue;
 use crate::text::Plain;
 
-/// What a waiting client is told, whose name at the server is `name`.
+/// Describes the queue to a client that waits in it. `name` is the client's name at the server.
 pub(super) fn while_waiting(queue: &Queue, name: Option<&str>) -> String {
     let is_ours = |peer: &str| name.is_some_and(|name| is_same_client(peer, name));
     let mut peers = queue
@@ -25,11 +25,11 @@ pub(super) fn while_waiting(queue: &Queue, name: Option<&str>) -> String {
     text
 }
 
-/// What a client is told after a wait in vain, when it has left the queue; `None` if the key is
-/// free now.
+/// Describes the queue to a client that has waited for `waited`, got no grant and left the queue;
+/// `None` if the key is free now.
 pub(super) fn after_wait(queue: &Queue, waited: Duration) -> Option<String> {
     let waiters = queue.waiters.iter();
-    // Those that have waited for longer were ahead.
+    // Clients that have waited for longer than this one were ahead of it.
     let ahead = waiters.filter(|waiter| waiter.party.age >= waited).count();
     let ahead = match ahead {
         0 => None,
@@ -42,7 +42,7 @@ pub(super) fn after_wait(queue: &Queue, waited: Duration) -> Option<String> {
     (!parts.is_empty()).then(|| parts.join(", "))
 }
 
-/// The first holder, since when, and how many more there are.
+/// Names the first holder, how long it has held the key, and how many more holders there are.
 fn holders(queue: &Queue) -> Option<String> {
     let first = &queue.holders.first()?.party;
     let who = [&first.tag, &first.peer].into_iter().flatten();
@@ -57,8 +57,9 @@ fn holders(queue: &Queue) -> Option<String> {
     Some(format!("held by {who} for {held_for}{more}"))
 }
 
-/// Whether the server calls this client `peer`. A server that listens for IPv6 shows an IPv4
-/// address in its other form, and the name of the program comes last.
+/// Whether `peer` is how the server shows the client called `name`. A server that listens on IPv6
+/// shows an IPv4 address in its IPv6-mapped form. The server shows a client on a Unix socket with
+/// the name of its program at the end.
 fn is_same_client(peer: &str, name: &str) -> bool {
     let canonical = |text: &str| {
         let address: SocketAddr = text.parse().ok()?;

@@ -21,8 +21,9 @@ use super::options::OnLost;
 use super::servers::{lost_lock, place_of};
 use super::{complain, explain, options, shown, usage, BUSY, PROGRAM};
 
-/// What the command finds in its environment: the key, the token, the fence, the number of its slot
-/// of a semaphore or of several ones, and the keys and tokens of all its locks.
+/// The variables that the command finds in its environment: the key, the token, the fence, the
+/// number of its semaphore slot if it has one, the numbers of the slots if it has several, and the
+/// keys and tokens of all its locks.
 pub(super) const VARIABLES: [&str; 6] = [
     "LATCH_KEY",
     "LATCH_TOKEN",
@@ -35,7 +36,7 @@ pub(super) const VARIABLES: [&str; 6] = [
 /// How long the release may take while there is a connection.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How long the release may take without a connection: a little longer than the guard tries.
+/// How long the release may take without a connection: a little longer than the guard keeps trying.
 const AWAY_TIMEOUT: Duration = Duration::from_secs(12);
 
 /// Waits for the locks, runs the command while holding them, releases them, and exits as the
@@ -61,9 +62,9 @@ pub(super) fn run(options: &options::Run, command: &[OsString]) -> CommandResult
     run_under(guards, options, command, &mut signals)
 }
 
-/// Whether this process already runs under one of the locks, so that it would wait for itself:
-/// then `Some` exit status. With `--nested` it runs the command under that lock, and does not
-/// return.
+/// Returns an exit status if this process already runs under one of the locks, so that it would
+/// wait for itself. With `--nested`, this process instead becomes the command under that lock, and
+/// this function does not return.
 fn already_held(asking: &Asking, options: &options::Run, command: &[OsString]) -> Option<u8> {
     let never_waits = asking.timeout == Some(Duration::ZERO);
     let is_meant = options.nested || (!never_waits && options.limit.unwrap_or(1) == 1);
@@ -114,7 +115,7 @@ fn run_under(
         set_when_silent(guard, options, &lost);
     }
     let look = || confirm(&guards, &confirmed);
-    // This process may have been stopped since the grant, or blocked by the warning on stderr.
+    // This process may have been stopped since the grant, or blocked while it printed a warning.
     if !guards.is_held() {
         look();
         if let Err(killed) = signals.wait_for(&[&lost, &confirmed]) {
@@ -147,8 +148,8 @@ fn run_under(
     let finish = supervise::run(&job, signals)
         .map_err(|error| Failure::cannot_start_process(reason(&error)))?;
     let JobEnd::Finished(finish) = finish else {
-        // If no guard has lost its lock yet, a server was silent, and the command was ended before
-        // the deadline.
+        // If no guard has lost its lock yet, a server did not answer, and the command was ended
+        // before the deadline of the lock.
         let lost = guards.iter().find(|guard| guard.loss().is_some());
         let lost = lost.unwrap_or(&guards[0]);
         let why = lost.loss().unwrap_or(Loss::Deadline).to_string();
@@ -167,7 +168,7 @@ fn run_under(
     Ok(finish.follow())
 }
 
-/// The variables of the command: those about a single lock are about that of `key`.
+/// The variables of the command. Those about a single lock describe the lock of `key`.
 fn environment(guards: &Guards, key: &str) -> [(&'static str, Option<OsString>); 6] {
     let guard = guards.iter().find(|guard| guard.key() == key);
     let guard = guard.expect("its key is one of those that are held");
@@ -188,7 +189,8 @@ fn environment(guards: &Guards, key: &str) -> [(&'static str, Option<OsString>);
     VARIABLES.map(|name| (name, values.next().flatten().map(OsString::from)))
 }
 
-/// Renews all locks now, and has `confirmed` set when all are still held.
+/// Renews all locks now, without blocking. Sets `confirmed` once the servers have renewed all of
+/// them.
 fn confirm(guards: &Guards, confirmed: &Event) {
     let unknown_count = Arc::new(AtomicUsize::new(guards.len()));
     for guard in guards.iter() {
@@ -201,11 +203,11 @@ fn confirm(guards: &Guards, confirmed: &Event) {
     }
 }
 
-/// Has `lost` set when the server is silent for too long.
+/// Has the guard set `lost` if the server does not answer for too long.
 fn set_when_silent(guard: &Guard, options: &options::Run, lost: &Event) {
     let lost = lost.clone();
-    // A command that ignores SIGTERM is killed before the server can grant the lock to another
-    // holder.
+    // With this lead, a command that ignores SIGTERM is killed before the server can grant the lock
+    // to another holder.
     if !guard.on_silence(options.kill_after, move || lost.set()) {
         complain(format_args!(
             "{}: the lease of {} s is less than twice --kill-after: a command that ignores \
@@ -216,21 +218,21 @@ fn set_when_silent(guard: &Guard, options: &options::Run, lost: &Event) {
     }
 }
 
-/// What became of a lock when its work was done.
+/// The result of a release.
 enum Release {
-    /// The server has released it, or does so at the end of the connection.
+    /// The server has released or kept the lock as asked, or releases it when the connection ends.
     Done,
-    /// No server heard of the release: the key is free after this time at the latest.
+    /// No server answered the release. The key is free when the lease ends, after this time.
     Unheard(Duration),
-    /// The server has released it, rather than keep it, for this reason.
+    /// The lock is not kept, for this reason.
     NotKept(String),
-    /// It was lost before.
+    /// The lock was lost before the release, for this reason.
     Lost(String),
 }
 
-/// Releases the locks when their work is done, the last first, or has the servers keep them until
-/// `kept_until`. Calls `lost` with the failure of each that was lost before, and fails with the
-/// first failure that it returns.
+/// Releases the locks in reverse order when their work is done, or has the servers keep them until
+/// `kept_until`. Calls `lost` with the failure of each lock that had been lost before, and returns
+/// the first failure that `lost` returns.
 pub(super) fn finish_releases(
     guards: Guards,
     kept_until: Option<Moment>,
@@ -243,14 +245,14 @@ pub(super) fn finish_releases(
     outcome
 }
 
-/// Releases the locks of a command that has not run to its end, the last first.
+/// Releases the locks in reverse order, and ignores the results.
 pub(super) fn release_all(guards: Guards) {
     for (_, release) in begin_releases(guards, None) {
         release();
     }
 }
 
-/// Has all releases sent, so that a silent server costs their time once.
+/// Starts all releases at once, so that their timeouts do not add up if a server does not answer.
 fn begin_releases(
     guards: Guards,
     kept_until: Option<Moment>,
@@ -279,15 +281,15 @@ fn finish_release(place: &str, release: Release) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Releases the lock, or has the server keep it until `kept_until`; what it returns waits for that.
-/// A release does not wait long for a silent server while the lease runs: the end of this process
-/// ends the connection, and that releases the lock, too.
+/// Starts to release the lock, or to have the server keep it until `kept_until`. The returned
+/// function waits for the result. A release does not wait long for a silent server while the lock
+/// is held: the end of this process ends the connection, and that releases the lock, too.
 fn begin_release(guard: Guard, kept_until: Option<Moment>) -> impl FnOnce() -> Release {
     let loss = guard.loss();
     let (was_held, lease_ends_at) = (guard.is_held(), guard.lease_ends_at());
     let was_leased = Moment::now() < lease_ends_at;
     let (sender, released) = channel();
-    // Without a thread, the end of this process releases the lock.
+    // If no thread can be started, the lock is released at the end of this process.
     let _ = thread::Builder::new()
         .name("releasing".into())
         .spawn(move || {
@@ -297,7 +299,8 @@ fn begin_release(guard: Guard, kept_until: Option<Moment>) -> impl FnOnce() -> R
                 None => guard.release(),
             });
         });
-    // The server releases the lock when this process ends, unless it was told before to keep it.
+    // When this process ends, so does the connection, and the server releases the lock. Only a lock
+    // that is to be kept, or that has no connection, is worth a long wait.
     let within = match was_held && kept_until.is_none() {
         true => RELEASE_TIMEOUT,
         false => AWAY_TIMEOUT,

@@ -19,11 +19,11 @@ use crate::text::Plain;
 
 use super::{failure, queue, shown, usage, BUSY, FILE_ERROR, LOST, PROGRAM, UNAVAILABLE};
 
-/// By how much a command with `--timeout` may outlast that: one round trip.
+/// How much longer than `--timeout` a command may take: one round trip.
 pub(super) const ROUND_TRIP: Duration = Duration::from_secs(1);
 
-/// A client of the servers that the command line names, else LATCH_SERVER, else the default. `wait`
-/// is the value of `--timeout`, if the command has that option.
+/// Makes a client of the servers that the command line names, or else of those in LATCH_SERVER, or
+/// else of the default server. `wait` is the value of `--timeout`, if the command has that option.
 pub(super) fn client(
     named: Vec<Address>,
     options: &Overrides<'_>,
@@ -77,8 +77,8 @@ impl Target {
         }
     }
 
-    /// Tells the server who asks: the tag that `--tag` gives, or the name of the command with the
-    /// host and this process.
+    /// Sets the tag that tells the server who asks. It is the value of `--tag` or, by default, the
+    /// name of the command with the host and the ID of this process.
     pub(super) fn tagged(mut self, given: Option<&str>, command: impl AsRef<Path>) -> Target {
         self.tag = given.map(str::to_owned).unwrap_or_else(|| {
             let command = command.as_ref();
@@ -90,13 +90,13 @@ impl Target {
         self
     }
 
-    /// Refuses servers that cannot keep the lock without a connection.
+    /// Makes a claim fail if the server cannot keep the lock without a connection.
     pub(super) fn keepable(mut self) -> Target {
         self.is_keepable = true;
         self
     }
 
-    /// The same for another key.
+    /// Returns the same target for another key.
     pub(super) fn with_key(&self, key: &str) -> Target {
         Target {
             key: key.to_owned(),
@@ -104,7 +104,7 @@ impl Target {
         }
     }
 
-    /// Asks for the numbers of the slots, if they are of a semaphore.
+    /// Makes a claim ask for the numbers of its slots, if they are of a semaphore.
     pub(super) fn numbered(mut self) -> Target {
         self.is_numbered = true;
         self
@@ -127,7 +127,7 @@ impl Target {
         connected.map_err(|error| self.failure(&error))
     }
 
-    /// Sends what may be sent twice, see [`Client::ask`].
+    /// Sends a request that is safe to send twice: see [`Client::ask`].
     pub(super) fn ask<T>(
         &self,
         request: impl FnMut(&mut Connection) -> Result<T, Error>,
@@ -136,7 +136,8 @@ impl Target {
         self.client.ask(self.server(), request)
     }
 
-    /// Whether the grant with this token holds the key, as far as the server tells by `deadline`.
+    /// Whether the grant with this token holds the key. False if the server does not answer by
+    /// `deadline`.
     pub(super) fn is_held_by(&self, token: Token, deadline: Option<Instant>) -> bool {
         let holder = self.client.ask_by(self.server(), deadline, |connection| {
             connection.holder(&self.key, token.fence())
@@ -144,13 +145,13 @@ impl Target {
         matches!(holder, Ok(Some(_)))
     }
 
-    /// What a client with this name at the server waits for, how many are ahead, and who holds the
-    /// key, as far as the server tells.
+    /// Describes the wait for the key: how many claims are ahead, and who holds the key, as far as
+    /// the server reports it. `name` is the waiting client's name at the server.
     pub(super) fn describe_wait(&self, name: Option<&str>) -> String {
         let about = format!("waiting for {}", shown(&self.key));
         let asked = self.connect().and_then(|mut connection| {
             match connection.queues(Some(&self.key)) {
-                // An older server.
+                // An older server does not know the request.
                 Err(Error::Unsupported(_)) => Ok(Vec::new()),
                 queues => queues.map_err(|error| self.failure(&error)),
             }
@@ -160,7 +161,7 @@ impl Target {
                 .first()
                 .map(|queue| queue::while_waiting(queue, name)),
             Err(failure) if failure.status == UNAVAILABLE => failure.message,
-            // The server is short of connections.
+            // For example, the server has no connection left for this query.
             Err(_) => None,
         };
         match details {
@@ -169,8 +170,8 @@ impl Target {
         }
     }
 
-    /// Claims the key, and fails if it is not granted in time. On a terminal, says meanwhile what
-    /// it waits for.
+    /// Claims the key, and fails if it is not granted in time. While it waits, says on a terminal
+    /// what it waits for.
     pub(super) fn claim(&self, timeout: Option<Duration>) -> Result<Granted, Failure> {
         let wait = wait_of(timeout);
         let name = Arc::<Mutex<Option<String>>>::default();
@@ -187,8 +188,8 @@ impl Target {
         }
     }
 
-    /// The message for a claim over this connection that was not granted, with its holder and those
-    /// ahead: a reader may have nothing but this line.
+    /// The message for a claim that was not granted. It says who holds the key and how many are
+    /// ahead, because its reader may see nothing else. `connection` is that of the claim.
     pub(super) fn busy(&self, mut connection: Connection, wait: Wait) -> String {
         let waited = match wait {
             Wait::UpTo(time) => time,
@@ -219,7 +220,7 @@ impl Target {
         self.client.connect(server)
     }
 
-    /// The TCP port of the server.
+    /// The TCP port of the server, if it has one.
     pub(super) fn port(&self) -> Option<u16> {
         match self.server() {
             Address::Tcp(place) => place.rsplit_once(':')?.1.parse().ok(),

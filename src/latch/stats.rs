@@ -49,7 +49,7 @@ pub(super) fn show(options: &options::Stats) -> CommandResult {
                 (server, ask(&client, server, key, form, rate))
             })
             .collect();
-        // A watch that has begun goes on while a server restarts.
+        // Once a watch has begun, it continues while a server restarts.
         is_watching |= options.watch && answers.iter().any(|(_, answer)| answer.is_ok());
         let (text, failures) = if is_watching && on_terminal && form == StatsForm::Table {
             (screen(answers), Vec::new())
@@ -59,7 +59,7 @@ pub(super) fn show(options: &options::Stats) -> CommandResult {
         let printed = output::print(&text);
         let status = report(failures);
         match printed {
-            // The reader of a watch has gone.
+            // The reader of the output has closed the pipe.
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Ok(status),
             Err(error) => return Err(unprintable(&error)),
             Ok(()) if is_watching => thread::sleep(WATCH_INTERVAL),
@@ -68,13 +68,13 @@ pub(super) fn show(options: &options::Stats) -> CommandResult {
     }
 }
 
-/// How many grants a server makes in a second, from what it had counted at the last look.
+/// Measures the grants per second of a server, from the time and the counter of the previous look.
 #[derive(Default)]
 struct GrantRate(Option<(Instant, u64)>);
 
 impl GrantRate {
-    /// Asks for the counter again. `None` at the first look, after a restart, and at a server that
-    /// does not count.
+    /// Asks for the counter, and returns the rate since the previous look. Returns `None` at the
+    /// first look, after a restart, and if the server has no counters.
     fn look(&mut self, connection: &mut Connection) -> Option<f64> {
         let counters = connection.counters().ok();
         let counters = counters.and_then(|json| serde_json::from_str::<Value>(&json).ok());
@@ -111,7 +111,7 @@ fn ask(
         }));
     }
     let statistics = Statistics::parse(&json);
-    // Not quoted: the server may repeat a secret.
+    // The answer is not quoted, because it may repeat a secret.
     let statistics = statistics.ok_or_else(|| Error::bad_reply(server, b"no statistics"))?;
     Ok(match key {
         Some(key) => statistics.of(key),
@@ -119,7 +119,7 @@ fn ask(
     })
 }
 
-/// All answers, one after the other, and the failures of the servers that gave none.
+/// The text of all answers, one after the other, and the failures of the servers that gave none.
 fn page(answers: Answers<'_>, form: StatsForm, watch: bool) -> (String, Vec<Failure>) {
     let (mut text, mut failures) = (String::new(), Vec::new());
     let mut line = |line: &str| text.extend([line, "\n"]);
@@ -136,7 +136,7 @@ fn page(answers: Answers<'_>, form: StatsForm, watch: bool) -> (String, Vec<Fail
             answer.map_err(|error| failures.push(failure(shown(&server.to_string()), &error)));
         match answer {
             Ok(table) => table.lines().iter().for_each(|it| line(it)),
-            // Each server has a line, so that the lines can be matched to the servers.
+            // Every server gets a line, so that the lines can be matched to the servers.
             Err(()) if !is_table => line("null"),
             Err(()) if is_one_of_many => line("no statistics"),
             Err(()) => {}
@@ -145,7 +145,7 @@ fn page(answers: Answers<'_>, form: StatsForm, watch: bool) -> (String, Vec<Fail
     (text, failures)
 }
 
-/// What a terminal shows: as many lines as fit, in the place of those before.
+/// The text for a terminal: as many lines as fit, written over the previous ones.
 fn screen(answers: Answers<'_>) -> String {
     let (height, width) = match tcgetwinsize(io::stdout()) {
         Ok(size) if size.ws_row > 0 && size.ws_col > 0 => (size.ws_row.into(), size.ws_col.into()),
@@ -161,12 +161,13 @@ fn screen(answers: Answers<'_>) -> String {
             false => table,
         }
     });
-    // The first line is for the title, the last one for the cursor.
+    // One line is for the title, and the last one for the cursor.
     let room = height.saturating_sub(2);
     lines.extend(table::fit(tables.collect(), room, width));
     let mut text = "\u{1b}[H".to_owned();
     for line in lines {
-        // Erased before it is written: at the last column, that would erase a character.
+        // Erase the line before writing it. With the cursor at the last column, erasing would
+        // remove a character.
         text += "\u{1b}[2K";
         text.extend(line.chars().take(width));
         text.push('\n');

@@ -50,7 +50,7 @@ fn lines(key: &str, queue: Option<&Queue>) -> String {
         return text;
     };
     text += &format!("kind: {}\n", kind(queue));
-    // A lock that is shared has several holders.
+    // Only a semaphore has a limit to show: a shared lock has any number of holders.
     if queue.kind == Kind::Semaphore {
         text += &format!("limit: {}\n", queue.limit);
     }

@@ -9,7 +9,7 @@ use crate::text::Escaped;
 #[derive(Debug)]
 pub(super) struct Statistics {
     queues: Vec<KeyRow>,
-    /// The number of connections, which only plain `stats` has.
+    /// The number of connections, which only plain `stats` reports.
     connections: Option<u64>,
 }
 
@@ -24,21 +24,21 @@ struct KeyRow {
     is_shared: bool,
     holder_count: u64,
     waiter_count: u64,
-    /// Those that the server lists: at most as many as it counts.
+    /// The holders that the server lists, which may be fewer than it counts.
     holders: Vec<PlaceRow>,
     waiters: Vec<PlaceRow>,
 }
 
-/// What the tables show of a holder or a waiter: the address of the client, or the number of its
-/// connection; its tag; since when; what is left of its lease; its fence. A server does not tell
-/// everything of each.
+/// What the tables show of a holder or a waiter: the client's address or connection number, its
+/// tag, its age, the time left of its lease, and its fence. A cell is `-` if the server does not
+/// tell.
 type PlaceRow = [String; 5];
 
 /// A table for the terminal, which can be made to fit a window. Its cells are ASCII.
 #[derive(Debug, Default)]
 pub(super) struct Table {
     head: Vec<String>,
-    /// The names of the columns; empty without rows.
+    /// The names of the columns; empty if there are no columns.
     header: Vec<String>,
     rows: Vec<Vec<String>>,
     foot: Vec<String>,
@@ -47,23 +47,23 @@ pub(super) struct Table {
 /// The columns of numbers, which are aligned to the right.
 const NUMBERS: [&str; 4] = ["AGE", "LEASE LEFT", "WAITERS", "FENCE"];
 
-/// The columns that are shortened to make a table fit, and the least that is left of each.
+/// The columns that are shortened to make a table fit, and their minimum width.
 const SHORTENED: [&str; 2] = ["KEY", "TAG"];
 const SHORTEST: usize = 8;
 
-/// The columns of addresses, and the width to which they are cut before anything else: that of the
-/// longest IPv4 address and port.
+/// The columns of addresses. If a table does not fit, they are first cut to this width, that of the
+/// longest IPv4 address with a port.
 const ADDRESSES: [&str; 2] = ["HOLDER", "CLIENT"];
 const ADDRESS_WIDTH: usize = 21;
 
-/// The columns that a narrow window goes without, the least important first.
+/// The columns that are dropped in a narrow window, the least important first.
 const DROPPED: [&str; 6] = ["LEASE LEFT", "FENCE", "KIND", "HOLDER", "CLIENT", "AGE"];
 
 const GAP: &str = "  ";
 const ELLIPSIS: &str = "...";
 
 impl Statistics {
-    /// Reads the answer to `stats`, in either form. `None` if it is something else.
+    /// Parses the answer to `stats`, in either form; `None` if it is something else.
     pub(super) fn parse(json: &str) -> Option<Statistics> {
         if let Some(queues) = statistics::parse(json) {
             return Some(Statistics {
@@ -80,8 +80,8 @@ impl Statistics {
         })
     }
 
-    /// All keys in use, those with the most waiters first, with a row for each holder, and how many
-    /// grants the server makes in a second.
+    /// The table of all keys in use, with a row for each holder. The keys with the most waiters
+    /// come first. The foot shows `grant_rate`, in grants per second.
     pub(super) fn all(mut self, grant_rate: Option<f64>) -> Table {
         self.queues.sort_unstable_by(|one, other| {
             let by_waiters = other.waiter_count.cmp(&one.waiter_count);
@@ -119,7 +119,7 @@ impl Statistics {
         }
     }
 
-    /// One key with all its holders and waiters.
+    /// The table of one key, with all its holders and waiters.
     pub(super) fn of(&self, key: &str) -> Table {
         let shown = escaped(key);
         let Some(queue) = self.queues.iter().find(|queue| queue.key == key) else {
@@ -194,8 +194,8 @@ impl Table {
         self.lines_within(usize::MAX, None)
     }
 
-    /// At most `count` lines: rows that do not fit are only counted. Columns are shortened, or
-    /// dropped, to fit into the `width` of a window.
+    /// The table in at most `count` lines: rows that do not fit are only counted. Columns are
+    /// shortened or dropped to fit into the `width` of a window.
     fn lines_within(mut self, count: usize, width: Option<usize>) -> Vec<String> {
         let mut cut = None;
         if self.len() > count {
@@ -214,14 +214,14 @@ impl Table {
     }
 }
 
-/// To how many characters a cell is filled up outside a window. A longer one moves the rest of its
-/// row only: a server can list one long key and very many short ones.
+/// The maximum width to which cells are padded outside a window. A longer cell moves only the rest
+/// of its row: a server can list one long key and very many short ones.
 const WIDEST: usize = 80;
 
-/// The greatest width that `format!` takes.
+/// The maximum width that `format!` accepts.
 const LONGEST: usize = 65_535;
 
-/// The header and the rows as lines, as far as possible within the width of a window.
+/// The header and the rows as aligned lines, which fit into the window's width if possible.
 fn aligned(header: &[String], rows: &[Vec<String>], window: Option<usize>) -> Vec<String> {
     let all = || std::iter::once(header).chain(rows.iter().map(Vec::as_slice));
     let columns = header.iter().enumerate().map(|(at, name)| {
@@ -251,10 +251,10 @@ fn aligned(header: &[String], rows: &[Vec<String>], window: Option<usize>) -> Ve
     all().map(line).collect()
 }
 
-/// A column: its place in a row, its name and its width.
+/// A column: its index in a row, its name and its width.
 type Column<'a> = (usize, &'a str, usize);
 
-/// The columns that a line of this width has room for, and how wide they are there.
+/// The columns that fit into a line of this width, with their widths.
 fn fitted<'a>(
     mut columns: Vec<Column<'a>>,
     is_unknown: impl Fn(usize) -> bool,
@@ -301,8 +301,8 @@ fn shortened(cell: &str, width: usize) -> String {
     }
 }
 
-/// The tables in at most `room` lines of this width: each has what it needs, and those that need
-/// more share what is left.
+/// The tables in at most `room` lines of this width. A table that is short gets all its lines, and
+/// the longer ones share the rest equally.
 pub(super) fn fit(tables: Vec<Table>, room: usize, width: usize) -> Vec<String> {
     let needed = |most: usize| -> usize { tables.iter().map(|table| table.len().min(most)).sum() };
     let most = (1..=room).rev().find(|most| needed(*most) <= room);
@@ -344,7 +344,7 @@ impl From<client::Queue> for KeyRow {
     }
 }
 
-/// The address of a client, its tag, and since when it holds or waits.
+/// The address of a client, its tag, and how long it has held or waited.
 pub(super) fn party(party: &Party) -> [String; 3] {
     let peer = party.peer.as_deref().map(unquoted);
     let peer = peer.unwrap_or_else(|| match party.connection {
@@ -355,7 +355,7 @@ pub(super) fn party(party: &Party) -> [String; 3] {
     [peer, tag, rough_time(party.age)]
 }
 
-/// A row of which nothing is known but the client.
+/// A row about which only the client is known.
 fn stranger(peer: String) -> PlaceRow {
     let mut place = [0; 5].map(|_| or_dash(None));
     place[0] = peer;
@@ -398,7 +398,7 @@ fn escaped(text: &str) -> String {
     Escaped(text.as_bytes()).to_string()
 }
 
-/// The same for a column of its own, where blanks need no quotes.
+/// Escapes text for a column of its own, where spaces need no quotes.
 fn unquoted(text: &str) -> String {
     let escaped = escaped(text);
     let inner = escaped
