@@ -10,12 +10,14 @@ use super::staleness::StaleRule;
 /// When a lock counts as stale, how long to wait for it, and how often to look.
 #[derive(Clone, Debug)]
 pub struct SemaphoreConfig {
-    /// A lock that is older may be stale; `None` for never. One hour by default.
+    /// The age beyond which a lock may be stale; `None` if locks never become stale. One hour by
+    /// default.
     pub stale_timeout: Option<Duration>,
-    /// The time between two looks where the system reports no changes. 100 ms by default.
+    /// The time between two attempts of a waiting process, which also finds changes that the system
+    /// does not report. 100 ms by default.
     pub retry_interval: Duration,
-    /// How long [`Semaphore::acquire`](super::Semaphore::acquire) waits; `None`, the default, for
-    /// any time.
+    /// The maximum time that [`Semaphore::acquire`](super::Semaphore::acquire) waits; `None`, the
+    /// default, means no limit.
     pub acquire_timeout: Option<Duration>,
 }
 
@@ -62,14 +64,14 @@ impl SemaphoreOptions {
         SemaphoreOptions::default()
     }
 
-    /// The rule for a lock that is older than the stale timeout.
+    /// Sets the rule for a lock that is older than the stale timeout.
     #[must_use]
     pub fn stale_rule(mut self, rule: StaleRule) -> SemaphoreOptions {
         self.stale_rule = rule;
         self
     }
 
-    /// The permissions of the lock file, before the umask.
+    /// Sets the permissions of the lock file, before the umask.
     #[must_use]
     pub fn mode(mut self, mode: u32) -> SemaphoreOptions {
         self.files.mode = mode & 0o7777;
@@ -83,32 +85,34 @@ impl SemaphoreOptions {
         self
     }
 
-    /// Whether a grant waits for other implementations that may be about to remove the file.
+    /// Whether to pause after a grant, because another implementation may be about to remove the
+    /// lock file.
     #[must_use]
     pub fn settle(mut self, settle: Settle) -> SemaphoreOptions {
         self.files.settle = settle;
         self
     }
 
-    /// Whether a guard updates the timestamp while it holds, for programs that judge by age alone.
-    /// The guard runs a thread for that.
+    /// Whether a guard keeps updating the timestamp while it holds the lock, for programs that
+    /// judge a lock by its age alone. The guard runs a thread for this.
     #[must_use]
     pub fn heartbeat(mut self, is_wanted: bool) -> SemaphoreOptions {
         self.has_heartbeat = is_wanted;
         self
     }
 
-    /// The callback for a lock that is lost because another process has removed or replaced the
-    /// lock file. The guard runs a thread for that, and calls back there, within a second of the
-    /// loss. A release does not wait for a callback that has begun.
+    /// Sets the function to call if a lock is lost because another process has removed or replaced
+    /// the lock file. The guard runs a thread that notices the loss within a second and makes the
+    /// call. A release does not wait for a call that has begun.
     #[must_use]
     pub fn on_lost(mut self, callback: impl Fn() + Send + Sync + 'static) -> SemaphoreOptions {
         self.on_lost = Some(LostCallback(Arc::new(callback)));
         self
     }
 
-    /// A token for the lock file. [`ReleaseTerms::token`](super::ReleaseTerms::token) can require
-    /// it at the release. It guards against mistakes and is no secret.
+    /// Sets a token to write into the lock file. A release can require this token: see
+    /// [`ReleaseTerms::token`](super::ReleaseTerms::token). The token guards against mistakes and
+    /// is not secret.
     #[must_use]
     pub fn token(mut self, token: impl Into<String>) -> SemaphoreOptions {
         self.token = Some(token.into());

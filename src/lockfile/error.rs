@@ -1,4 +1,4 @@
-//! What can go wrong with a lock file.
+//! The errors of operations on lock files.
 
 use std::error::Error;
 use std::fmt;
@@ -11,12 +11,12 @@ use std::path::PathBuf;
 pub enum SemaphoreError {
     /// Another process holds the lock.
     AlreadyLocked {
-        /// The process that holds it, if the file says so.
+        /// The process that holds the lock, if the file says so.
         holder_pid: Option<u32>,
-        /// Since when, in seconds since 1970, if the file says so.
+        /// The timestamp of the lock in seconds since 1970, if the file says so.
         locked_since: Option<u64>,
     },
-    /// No lock file can have this path, for this reason.
+    /// The path cannot be that of a lock file; the string says why.
     InvalidPath(String),
     /// The system reports an error.
     IoError(io::Error),
@@ -26,12 +26,12 @@ pub enum SemaphoreError {
     Timeout,
     /// The process that was to hold the lock has ended.
     HolderEnded(u32),
-    /// A text is no record, for this reason.
+    /// A text is not a valid record; the string says why.
     ParseError(String),
-    /// The file at this path is neither empty nor a record, nor the beginning of one. It is left
-    /// alone.
+    /// The file at this path is neither empty nor a record, nor the beginning of a record. It is
+    /// not touched.
     NotALockFile(PathBuf),
-    /// The lock was held, and another process has taken it away since.
+    /// This process held the lock, but another process has taken it away.
     Lost,
     /// The caller has cancelled the wait.
     Cancelled,

@@ -1,4 +1,4 @@
-//! The file system that a file is on: its type, its id, and whether one kernel alone can have it
+//! The file system that a file is on: its type, its id, and whether only one kernel can have it
 //! mounted (sema-lockfile(5), FILE SYSTEMS).
 
 use std::fmt;
@@ -6,9 +6,9 @@ use std::os::fd::AsFd;
 
 use rustix::fs::{fstatfs, fstatvfs};
 
-/// The types that one kernel alone can have mounted, by the magic number that statfs(2) gives. On
-/// them, a lock on a file that is reached in one way is the same for every process, and a second
-/// link is the same file.
+/// The types of file system that only one kernel can have mounted, by the magic number that
+/// statfs(2) returns. On these, all processes that reach a file in the same way see the same lock
+/// on it, and a hard link leads to the same file.
 const SINGLE_KERNEL_TYPES: &[(u32, &str)] = &[
     (0x0000_ef53, "ext4"),
     (0x5846_5342, "xfs"),
@@ -38,7 +38,7 @@ const SINGLE_KERNEL_TYPES: &[(u32, &str)] = &[
 const TMPFS: &str = "tmpfs";
 const RAMFS: &str = "ramfs";
 
-/// A mounted file system, as a record names it: `ext4:1f3a`.
+/// A mounted file system. A record contains it in the form `ext4:1f3a`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct FileSystem {
     magic: u32,
@@ -46,18 +46,18 @@ pub(super) struct FileSystem {
 }
 
 impl FileSystem {
-    /// That of an open file or directory; `None` if the system does not tell.
+    /// The file system of an open file or directory; `None` if the system does not tell.
     pub(super) fn of(file: impl AsFd) -> Option<FileSystem> {
         let of_file = fstatfs(&file).ok()?;
         Some(FileSystem {
-            // Signed on some machines, and 64 bits wide on others.
+            // The field is signed on some architectures and 64 bits wide on others.
             magic: of_file.f_type as u32,
             id: fstatvfs(&file).ok()?.f_fsid,
         })
     }
 
-    /// Whether one kernel alone can have it mounted, so that every process that sees its type and
-    /// id sees the same locks.
+    /// Whether only one kernel can have it mounted, so that all processes that see this type and
+    /// this id see the same locks.
     pub(super) fn has_single_kernel(self) -> bool {
         self.type_name().is_some()
     }

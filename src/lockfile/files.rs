@@ -1,5 +1,5 @@
-//! The steps of [`takeover`](super::takeover) on a real file system, each with a fallback where
-//! the file system or the kernel cannot do it.
+//! The steps of [`takeover`](super::takeover) on a real file system, each with a fallback if the
+//! file system or the kernel does not support it.
 
 use std::ffi::OsStr;
 use std::fs::{File, Permissions};
@@ -20,25 +20,26 @@ use super::second_names;
 use super::staleness::{Content, Flock};
 use super::takeover::{After, Creation, Files, HeldLocks, RecordFor, LOCK_PATIENCE};
 
-/// More than the time in which a process writes a record over another.
+/// Longer than a process needs to overwrite a record.
 const WRITE_TIME: Duration = Duration::from_millis(5);
 
-/// What files are called that are to become locks (sema-lockfile(5), FILES).
+/// The private names of files that will become lock files (sema-lockfile(5), FILES).
 pub(super) const STAGED_NAMES: PrivateNames = PrivateNames {
     prefix: ".sema-",
     suffix: "~",
 };
 
-/// Whether to wait after a grant for implementations that judge, remove and create in separate
-/// steps.
+/// Whether to pause after a grant. Some other implementations judge a lock file, remove it and
+/// create a new one in separate steps, so they may still remove the file of the new holder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Settle {
-    /// Never.
+    /// Do not pause.
     Never,
-    /// After a takeover, for so long.
+    /// Pause for this long after a takeover.
     AfterTakeover(Duration),
-    /// After every grant, for so long: where implementations that create by renaming take part.
+    /// Pause for this long after every grant. This is needed if some programs create lock files by
+    /// renaming.
     Always(Duration),
 }
 
@@ -49,22 +50,22 @@ impl Default for Settle {
     }
 }
 
-/// What a file system may lack. The tests lack it on purpose.
+/// Features that are treated as missing from the file system. Only tests set them.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct MissingFeatures {
     pub(super) unnamed_files: bool,
     pub(super) links: bool,
-    /// Or what this process may not do with the file that it finds.
+    /// Rewriting a file in place. A process can also lack the right to do so.
     pub(super) rewriting: bool,
     pub(super) locks: bool,
 }
 
-/// How lock files are made.
+/// How lock files are created.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LockFileOptions {
     /// Permissions, before the umask.
     pub(super) mode: u32,
-    /// Whether a file is on the disk before it has a name.
+    /// Whether a file is synced to the disk before it gets its name.
     pub(super) is_synced: bool,
     pub(super) settle: Settle,
     pub(super) missing: MissingFeatures,
@@ -81,7 +82,7 @@ impl Default for LockFileOptions {
     }
 }
 
-/// The names of one lock, in its directory.
+/// The lock file of one lock, in its directory.
 #[derive(Debug)]
 pub(super) struct LockFiles<'a> {
     directory: &'a Directory,
@@ -106,7 +107,7 @@ impl<'a> LockFiles<'a> {
         FileSystem::of(self.directory)
     }
 
-    /// Writes to the file at its start.
+    /// Writes `bytes` at the start of the file.
     fn write_at_start(&self, file: &File, bytes: &[u8]) -> io::Result<()> {
         file.write_all_at(bytes, 0)?;
         if self.options.is_synced {
@@ -115,8 +116,8 @@ impl<'a> LockFiles<'a> {
         Ok(())
     }
 
-    /// Removes the name after a failed write: half a lock file must not stay. This process has the
-    /// file locked.
+    /// Removes the name after a failed write, so that no half-written lock file remains. The caller
+    /// has the file locked.
     fn remove_if_ours(&self, file: &File) -> io::Result<()> {
         if self.identity()? == Some(FileId::of(file)?) {
             let _ = self.directory.remove(self.name);
@@ -159,9 +160,9 @@ impl Files for LockFiles<'_> {
         unless_taken(self.directory.create(self.name, self.options.mode))
     }
 
-    /// If the file has a name already, another process may lock it for a moment to look at it. This
-    /// process waits for that: a record that says that its file is locked, when it is not, would
-    /// give the lock away.
+    /// If the file already has a name, another process may lock it for a moment to look at it. This
+    /// process waits until that is over: a record that claims a lock on a file that is not locked
+    /// would let another process take the lock over.
     fn lock_new(&self, file: &File) -> io::Result<Option<HeldLocks>> {
         let missing = self.options.missing.locks;
         let has_read_lock = !missing && lock_range(file, RangeLock::Read).unwrap_or(false);
@@ -196,15 +197,16 @@ impl Files for LockFiles<'_> {
     fn open_to_write(&self, file: &File) -> io::Result<Option<File>> {
         let writable = self.directory.open_to_write(self.name)?;
         let id = FileId::of(file)?;
-        // If the name now belongs to another file, the file that was found is judged as it is, and
-        // found to have lost its name.
+        // If the name now belongs to another file, the caller goes on with the file that it has
+        // found. It then sees that this file has lost its name.
         Ok(writable.filter(|writable| FileId::of(writable).is_ok_and(|other| other == id)))
     }
 
     fn may_rewrite(&self, file: &File) -> io::Result<bool> {
         let found = file.metadata()?;
         let is_ours = found.nlink() == 1 && is_own(found.uid());
-        // Other users may have opened the file, and would read a record that is not for them.
+        // If the file is open to more users than a new one would be, another user may have opened
+        // it and could read a record that is not meant for that user.
         let is_open_to_more = found.mode() & !self.options.mode & 0o077 != 0;
         Ok(is_ours && !is_open_to_more && !self.options.missing.rewriting)
     }
@@ -248,7 +250,7 @@ impl Files for LockFiles<'_> {
         if found.mode() != mode {
             file.set_permissions(Permissions::from_mode(mode))?;
         }
-        // A process that dies before the truncation leaves its record, which empty lines follow.
+        // If this process dies before the truncation, its record is followed by empty lines.
         let old_len = usize::try_from(found.len()).unwrap_or(MAX_LEN).min(MAX_LEN);
         let mut padded = record.to_vec();
         padded.resize(record.len().max(old_len), b'\n');
@@ -276,8 +278,9 @@ impl Files for LockFiles<'_> {
 }
 
 impl LockFiles<'_> {
-    /// Locks the file by fcntl(2), and only then by flock(2). If a write lock is granted, no holder
-    /// and no taker has it locked by flock(2).
+    /// Locks the file for reading by fcntl(2), and then by flock(2). If flock(2) is refused but a
+    /// write lock by fcntl(2) is granted, neither a holder nor a taker has the file locked by
+    /// flock(2).
     fn lock_once(&self, file: &File) -> io::Result<Flock> {
         if self.options.missing.locks {
             return Ok(Flock::Unknown);
@@ -299,7 +302,7 @@ impl LockFiles<'_> {
     }
 }
 
-/// `None` if the file system has no such locks.
+/// Returns `None` if the file system has no such locks.
 fn supported(locked: io::Result<bool>) -> io::Result<Option<bool>> {
     match locked {
         Err(error) if error.kind() == io::ErrorKind::Unsupported => Ok(None),
@@ -307,7 +310,7 @@ fn supported(locked: io::Result<bool>) -> io::Result<Option<bool>> {
     }
 }
 
-/// `None` if the name is taken.
+/// Returns `None` if the name is taken.
 fn unless_taken(made: io::Result<File>) -> io::Result<Option<File>> {
     match made {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(None),
@@ -315,8 +318,8 @@ fn unless_taken(made: io::Result<File>) -> io::Result<Option<File>> {
     }
 }
 
-/// Reads a lock file: one byte more than the longest record at most. A taker may be writing its
-/// record over the old one, so a file that looks like one of another program is read once more.
+/// Reads a lock file, but at most one byte more than the maximum length of a record. A taker may be
+/// overwriting the record, so a file that looks like another program's is read a second time.
 pub(super) fn read(file: &File) -> io::Result<Content> {
     let content = read_once(file)?;
     if content.is_lock_file {
@@ -327,7 +330,7 @@ pub(super) fn read(file: &File) -> io::Result<Content> {
 }
 
 fn read_once(file: &File) -> io::Result<Content> {
-    // Most records are short.
+    // Most records fit into this.
     let mut bytes = vec![0; 1024];
     let mut len = 0;
     loop {
@@ -347,7 +350,7 @@ fn read_once(file: &File) -> io::Result<Content> {
     Ok(Content::new(bytes, modified, id, file_system))
 }
 
-/// A file for this process alone; the umask applies to `mode`.
+/// Makes a temporary file for this process alone; the umask applies to `mode`.
 pub(super) fn new_file(directory: &Directory, mode: u32) -> io::Result<File> {
     StagedFile::make(directory, &STAGED_NAMES, mode, |staged| {
         Ok(staged.into_file())

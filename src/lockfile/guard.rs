@@ -1,4 +1,4 @@
-//! Holding a lock: the heartbeat, the watch over its name, and the release.
+//! Holding a lock: the heartbeat, the watch over the file's name, and the release.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -29,12 +29,12 @@ use super::Semaphore;
 const SHORTEST_BEAT: Duration = Duration::from_secs(1);
 const LONGEST_BEAT: Duration = Duration::from_secs(20 * 60);
 
-/// The time between two looks at the name: inotify may be missing, and does not see what other
-/// hosts do.
+/// The time between two checks of the lock's name. The checks are needed because inotify may be
+/// missing, and does not report changes by other hosts.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The watch begins only after this time, because its end delays the end of the process by 5 to 20
-/// ms. A lock held for a shorter time needs none.
+/// How long a lock must be held before the watch begins. Ending a watch delays the exit of the
+/// process by 5 to 20 ms, so a lock that is held only briefly is not watched.
 const WATCH_DELAY: Duration = Duration::from_millis(50);
 
 /// The number of digits in a timestamp that a heartbeat can replace.
@@ -58,7 +58,7 @@ impl fmt::Debug for LostCallback {
 pub struct SemaphoreGuard<'a> {
     semaphore: PhantomData<&'a Semaphore>,
     held: Arc<HeldFile>,
-    /// Ends the thread that watches the lock.
+    /// Set to end the thread that watches the lock.
     watch_stop: Option<Event>,
     is_released: bool,
 }
@@ -105,7 +105,7 @@ impl<'a> SemaphoreGuard<'a> {
             is_released: false,
         };
         if options.has_heartbeat || options.on_lost.is_some() {
-            // If that fails, the guard releases the lock.
+            // If the watch cannot be started, dropping the guard releases the lock.
             guard.watch_stop = Some(start_watch(&guard.held, options.on_lost.clone())?);
         }
         Ok(guard)
@@ -120,14 +120,14 @@ impl<'a> SemaphoreGuard<'a> {
     ///
     /// # Errors
     ///
-    /// [`SemaphoreError::Lost`] if another process has taken the lock away; that process keeps it.
-    /// Or an error of the system.
+    /// [`SemaphoreError::Lost`] if another process has taken the lock away, which then keeps it; or
+    /// a system error.
     pub fn release(mut self) -> SemaphoreResult<()> {
         self.give_back()
     }
 
-    /// Frees the guard from the lifetime of its [`Semaphore`], so that it can move into a thread or
-    /// a struct. The lock stays held, and nothing blocks.
+    /// Makes the guard independent of the lifetime of its [`Semaphore`], so that it can move into a
+    /// thread or a struct. The lock stays held. Does not block.
     ///
     /// ```
     /// use latchd::lockfile::{Semaphore, SemaphoreConfig};
@@ -151,7 +151,7 @@ impl<'a> SemaphoreGuard<'a> {
             watch_stop: self.watch_stop.take(),
             is_released: self.is_released,
         };
-        // From here on the owned guard alone gives the lock back.
+        // From here on, only the owned guard releases the lock.
         self.is_released = true;
         owned
     }
@@ -161,8 +161,8 @@ impl<'a> SemaphoreGuard<'a> {
             return Ok(());
         }
         self.is_released = true;
-        // Before the name goes: otherwise the thread would take that for a loss. It is not joined,
-        // because it may be in the callback.
+        // Stop the watching thread before the name is removed: otherwise the thread would take the
+        // removal for a loss. The thread is not joined, because it may be running the callback.
         if let Some(stop) = self.watch_stop.take() {
             stop.set();
         }
@@ -182,7 +182,8 @@ impl Drop for SemaphoreGuard<'_> {
 }
 
 impl AsFd for SemaphoreGuard<'_> {
-    /// The lock file. A child process that inherits it keeps the file locked until the release.
+    /// The descriptor of the lock file. If a child process inherits it, the file stays locked even
+    /// if this process is killed.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.held.file.as_fd()
     }
@@ -197,9 +198,9 @@ impl HeldFile {
         Ok(self.is_our_record()? && takeover::is_still_ours(&self.files(), &self.file)?)
     }
 
-    /// Whether the file names no other holder. A taker on another host can have rewritten the file
-    /// if the file system keeps flock(2) local to a host, or if it dropped our flock after a
-    /// disconnect.
+    /// Whether the file names no holder other than this guard. A taker on another host can have
+    /// rewritten the file if the file system keeps flock(2) local to each host, or if it has
+    /// dropped our flock after a disconnect.
     fn is_our_record(&self) -> io::Result<bool> {
         let now = *read(&self.file)?.record;
         let grant = |record: &Record| {
@@ -209,7 +210,7 @@ impl HeldFile {
         Ok(now.info().is_none() || grant(&now) == grant(&self.record))
     }
 
-    /// Writes the present time into the open file, even if that has lost its name.
+    /// Writes the current time into the open file, even if the file has lost its name.
     fn beat(&self) -> io::Result<()> {
         let now = format!("{:010}", seconds_since_1970());
         let mut start = [0; 64];
@@ -236,7 +237,7 @@ fn start_watch(held: &Arc<HeldFile>, on_lost: Option<LostCallback>) -> io::Resul
     let stopped = stop.clone();
     let held = Arc::downgrade(held);
     let mut watcher = thread::Builder::new().name("lock-watcher".into());
-    // A callback gets the stack that it would have on any thread.
+    // A callback may need the default stack size.
     if on_lost.is_none() {
         watcher = watcher.stack_size(STACK_LEN);
     }
@@ -250,7 +251,9 @@ fn start_watch(held: &Arc<HeldFile>, on_lost: Option<LostCallback>) -> io::Resul
     Ok(stop)
 }
 
-/// Holds the file only while it looks: in a forked child the guard alone decides when it is closed.
+/// Watches the lock until it is lost or released. Holds a strong reference to the file only during
+/// a check. A child that is forked during a check inherits the reference but not this thread, so
+/// the child's guard could not close the file.
 fn watch_over(held: &Weak<HeldFile>, on_lost: Option<LostCallback>, watch: &Watch, stop: &Event) {
     let after = |beat| Instant::now() + beat;
     let heartbeat = held.upgrade().and_then(|held| held.heartbeat);
@@ -261,18 +264,19 @@ fn watch_over(held: &Weak<HeldFile>, on_lost: Option<LostCallback>, watch: &Watc
             next_beat = heartbeat.map(after);
         }
         if is_due && held.is_our_record().unwrap_or(false) {
-            // On a full or failing disk the lock just looks older. Its name tells whether it is
-            // lost.
+            // If the write fails, for instance on a full disk, the lock only looks older than it
+            // is. The check of the name below decides whether it is lost.
             let _ = held.beat();
         }
-        // The first time, this finds what happened between the grant and the watch.
+        // The first check finds a loss between the grant and the start of the watch.
         let is_lost = match held.is_still_ours() {
             Ok(is_ours) => !is_ours,
-            // On NFS, another host has removed the file. Any other error may pass.
+            // On NFS, this error means that another host has removed the file. Any other error may
+            // be temporary.
             Err(error) => error.kind() == io::ErrorKind::StaleNetworkFileHandle,
         };
         if is_lost {
-            // The guard may have released it since the look.
+            // The guard may have released the lock after the check.
             if stop.is_set() {
                 return;
             }

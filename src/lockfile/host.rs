@@ -1,4 +1,4 @@
-//! What is known of this host: its clocks, its processes, and its identity.
+//! What this process knows about its host: the clocks, the processes, and the identity.
 
 use std::fs;
 use std::io;
@@ -17,20 +17,20 @@ use crate::sys::process::{self, Process};
 
 const OWN_PID_NAMESPACE: &str = "/proc/self/ns/pid";
 
-/// This host as one operation on a lock finds it, with the file system of a directory.
+/// This host as one operation on a lock sees it, with the lock's directory.
 pub(super) struct LocalHost<'a> {
     pub(super) directory: &'a Directory,
     pub(super) id: HostId,
     pub(super) last_seen: &'a LastSeen,
 }
 
-/// The last content of a lock that the clocks could not tell the age of, and since when this
-/// process has seen it unchanged, by the clock that counts from boot.
+/// The most recent content of a lock whose age the clocks cannot tell, and when this process first
+/// saw that content, as time since boot.
 #[derive(Debug, Default)]
 pub(super) struct LastSeen(Mutex<Option<(Content, Duration)>>);
 
 impl LastSeen {
-    /// For how long the lock has had this content at `now`, as far as this process has seen.
+    /// How long, up to `now`, this process has seen the lock with this content.
     fn unchanged_for(&self, content: &Content, now: Duration) -> Duration {
         let mut seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         match &*seen {
@@ -43,14 +43,16 @@ impl LastSeen {
     }
 }
 
-/// Seconds since 1970, by the clock of the directory's file system, or why that cannot be told.
+/// Returns the time by the clock of the directory's file system, in seconds since 1970. Fails if
+/// that clock cannot be read.
 pub(super) fn file_system_now(directory: &Directory) -> io::Result<u64> {
-    // A new file gets its time from the same clock as the other files, on NFS that of the server.
+    // A new file gets its time from the same clock as the other files: on NFS, from the clock of
+    // the server.
     let modified = new_file(directory, 0o600).and_then(|file| Ok(file.metadata()?.mtime()));
     match modified {
         Ok(seconds) => u64::try_from(seconds).map_err(io::Error::other),
-        // A process that cannot create a file here cannot take over either. The time is for display
-        // only.
+        // A process that may not create a file here cannot take over a lock either. The time is
+        // then only displayed, so the system clock is good enough.
         Err(error) if is_forbidden(&error) => Ok(seconds_since_1970()),
         Err(error) => Err(error),
     }
@@ -87,14 +89,15 @@ impl Host for LocalHost<'_> {
     }
 }
 
-/// Reads the identity of this host. Without it, no lock can be judged. Fails if the process lacks a
-/// file descriptor or memory for the moment.
+/// Reads the identity of this host, without which no lock can be judged. Fails if the process
+/// currently has no file descriptor or memory left.
 pub(super) fn find_host_id() -> io::Result<HostId> {
     let name = rustix::system::uname();
     let host = name.nodename().to_string_lossy().trim().to_owned();
     let known = |text: &String| !text.is_empty();
     let boot = boot_id()?.clone().filter(known);
-    // Not kept: a fork may be in another namespace, even with the same number.
+    // Read each time, because a forked child may be in another namespace even if it has the same
+    // process number.
     let pid_namespace = if_there(fs::read_link(OWN_PID_NAMESPACE))?;
     Ok(HostId {
         host: Some(host).filter(known),
@@ -107,7 +110,7 @@ pub(super) fn find_host_id() -> io::Result<HostId> {
     })
 }
 
-/// The id of the boot of this kernel, which is read once.
+/// The boot id of this kernel. It is read only once.
 fn boot_id() -> io::Result<&'static Option<String>> {
     static BOOT: OnceLock<Option<String>> = OnceLock::new();
     if let Some(boot) = BOOT.get() {
@@ -117,14 +120,14 @@ fn boot_id() -> io::Result<&'static Option<String>> {
     Ok(BOOT.get_or_init(|| boot.map(|id| id.trim().to_owned())))
 }
 
-/// Whether the kernel has no pid namespaces, so that a number is that of one process.
+/// Whether the kernel has no pid namespaces, so that each process number belongs to one process.
 fn has_no_pid_namespaces() -> bool {
     let is_missing =
         fs::read_link(OWN_PID_NAMESPACE).is_err_and(|why| why.kind() == io::ErrorKind::NotFound);
     is_missing && process::is_proc_ours()
 }
 
-/// Without /proc, or without the right to read it, the value stays unknown.
+/// Returns `None` if there is no /proc, or if this process may not read it.
 fn if_there<T>(found: io::Result<T>) -> io::Result<Option<T>> {
     use io::ErrorKind::{NotFound, PermissionDenied};
     match found {
@@ -133,7 +136,8 @@ fn if_there<T>(found: io::Result<T>) -> io::Result<Option<T>> {
     }
 }
 
-/// The present time in seconds since 1970, by the clock of the system; 0 before that.
+/// The current time in seconds since 1970, by the system clock; 0 if that clock shows an earlier
+/// time.
 pub(super) fn seconds_since_1970() -> u64 {
     SystemTime::now()
         .duration_since(SystemTime::UNIX_EPOCH)
@@ -149,7 +153,7 @@ impl Record {
 }
 
 impl LockInfo {
-    /// This process, now, without a tag.
+    /// Names this process and the current time, without a tag.
     pub fn new() -> LockInfo {
         LockInfo {
             pid: std::process::id(),
@@ -158,8 +162,8 @@ impl LockInfo {
         }
     }
 
-    /// This process, now, with a tag. A lock file gets at most the first 10,000 characters of the
-    /// tag, with blanks in place of control characters.
+    /// Names this process and the current time, with a tag. The lock file contains at most the
+    /// first 10,000 characters of the tag, with spaces in place of control characters.
     pub fn with_tag(tag: impl Into<String>) -> LockInfo {
         LockInfo {
             tag: Some(tag.into()),
@@ -167,7 +171,7 @@ impl LockInfo {
         }
     }
 
-    /// Whether the lock is older than `timeout`. Its holder may be alive all the same.
+    /// Whether the lock is older than `timeout`. The holder may still be alive.
     pub fn is_stale(&self, timeout: Duration) -> bool {
         let age = seconds_since_1970().saturating_sub(self.timestamp);
         Duration::from_secs(age) > timeout
@@ -180,8 +184,8 @@ impl Default for LockInfo {
     }
 }
 
-/// The record of a grant to the process of `info` on `host`, which is this one, as of now. A guard
-/// promises to keep its locks on the file.
+/// The record of a grant, made now, to the process of `info` on `host`, which is this host. If a
+/// guard holds the lock, the record also says which locks the guard keeps on the file.
 pub(super) fn stamped(
     host: HostId,
     info: &LockInfo,

@@ -1,8 +1,9 @@
-//! Lock files that are safe even when they are stale, without any server.
+//! Lock files that need no server, and that are safe to take over once they are stale.
 //!
-//! A lock is a file: while the file exists, the lock is held. The file names the holder, so that
-//! another process can take over the lock of a holder that is gone, and never two processes at
-//! once. sema-lockfile(5) has the format and the protocol for shell scripts and other programs.
+//! A lock is a file: while the file exists, the lock is held. The file names the holder, so another
+//! process can take over the lock once the holder is gone. Two processes never hold the lock at the
+//! same time. sema-lockfile(5) describes the format and the protocol for shell scripts and other
+//! programs.
 //!
 //! ```
 //! use latchd::lockfile::{Semaphore, SemaphoreError};
@@ -18,10 +19,10 @@
 //! # Ok::<(), SemaphoreError>(())
 //! ```
 //!
-//! A lock that is held is the error `AlreadyLocked` here, with its holder, and `Ok(None)` in
-//! [`client`](crate::client): this library keeps the types of an older one, because programs use
-//! them. Use [`Semaphore::acquire_timeout`] to wait, and [`Slots`] for a lock with several
-//! holders.
+//! If the lock is held, this library returns the error `AlreadyLocked`, which names the holder,
+//! while [`client`](crate::client) returns `Ok(None)`. The difference is there because this library
+//! keeps the types of an older library that programs still use. Use [`Semaphore::acquire_timeout`]
+//! to wait, and [`Slots`] for a lock with several holders.
 
 mod config;
 mod error;
@@ -72,7 +73,7 @@ pub(crate) use record::Record;
 use staleness::{judge, Content, Flock, Judgement};
 use takeover::{Outcome, Taker, Verdict};
 
-/// A lock whose state is a file.
+/// A lock that is held while its lock file exists.
 #[derive(Debug)]
 pub struct Semaphore {
     path: PathBuf,
@@ -82,42 +83,43 @@ pub struct Semaphore {
     last_seen: LastSeen,
 }
 
-/// What an attempt to take a lock gives.
+/// The result of an attempt to take a lock.
 #[derive(Clone, Debug)]
 #[must_use]
 pub enum Attempt<T> {
-    /// The lock.
+    /// The lock was granted.
     Granted(T),
-    /// Why the lock cannot be had now.
+    /// The lock cannot be taken now, for this reason.
     Busy(Busy),
 }
 
-/// What keeps a lock after the grant.
+/// What keeps a lock held after the grant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum HolderKind {
-    /// A guard, which has the file open for as long as it holds the lock.
+    /// A guard, which keeps the file open while it holds the lock.
     Guard,
-    /// Only the file. The lock is held until a release, perhaps by another process.
+    /// Only the file. The lock is held until any process releases it.
     Detached,
 }
 
 impl Semaphore {
-    /// The lock at `path`. This call touches no file. It resolves a relative path now, so that the
-    /// path means the same file when the working directory changes.
+    /// Returns the lock at `path`. Creates and changes no file. Resolves a relative path now, so
+    /// that the path still means the same file after the working directory changes.
     ///
     /// # Errors
     ///
-    /// [`SemaphoreError::InvalidPath`] if no lock file can be there (sema-lockfile(5), PATHS).
+    /// [`SemaphoreError::InvalidPath`] if `path` cannot be that of a lock file (sema-lockfile(5),
+    /// PATHS).
     pub fn new(path: impl AsRef<Path>, config: SemaphoreConfig) -> SemaphoreResult<Semaphore> {
         Semaphore::with_options(path, config, SemaphoreOptions::new())
     }
 
-    /// As [`Semaphore::new`], with a stale timeout of one hour.
+    /// Like [`Semaphore::new`], with the default configuration.
     pub fn with_defaults(path: impl AsRef<Path>) -> SemaphoreResult<Semaphore> {
         Semaphore::new(path, SemaphoreConfig::default())
     }
 
-    /// As [`Semaphore::new`], with all options.
+    /// Like [`Semaphore::new`], with further options.
     pub fn with_options(
         path: impl AsRef<Path>,
         config: SemaphoreConfig,
@@ -134,39 +136,39 @@ impl Semaphore {
         })
     }
 
-    /// The path as it was given.
+    /// The path that was passed to the constructor.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Whether anything is at the path, even a stale lock or no lock file at all. Does not wait.
+    /// Whether anything exists at the path: a lock, even a stale one, or something that is not a
+    /// lock file. Does not wait.
     pub fn is_locked(&self) -> bool {
         let name = &self.lock_path.name;
         let is_there = |directory: Directory| matches!(directory.identity(name), Ok(Some(_)));
         self.directory().is_ok_and(is_there)
     }
 
-    /// What the lock file says; `None` if there is no lock file, or if it is unreadable. Does not
-    /// wait.
+    /// Returns what the lock file says; `None` if there is no readable lock file. Does not wait.
     pub fn lock_info(&self) -> Option<LockInfo> {
         self.status().ok()?.details()?.info()
     }
 
-    /// Takes the lock if it is free or stale. Waits for the disk at most, and 20 ms if it takes
-    /// over a stale lock.
+    /// Takes the lock if it is free or stale. Does not wait for the holder. Blocks for the disk
+    /// and, by default, for 20 ms after taking over a stale lock.
     ///
     /// # Errors
     ///
-    /// [`SemaphoreError::AlreadyLocked`] if another process holds it, or something other than a
-    /// regular file is there; [`Semaphore::acquire`] has an error of its own for the second, which
-    /// no later trial can change. [`SemaphoreError::NotALockFile`] if the file belongs to another
-    /// program, or an error of the system.
+    /// [`SemaphoreError::AlreadyLocked`] if another process holds the lock, or if something other
+    /// than a regular file is at the path. In the second case waiting cannot help, so
+    /// [`Semaphore::acquire`] returns [`SemaphoreError::InvalidPath`] instead.
+    /// [`SemaphoreError::NotALockFile`] if the file belongs to another program, or a system error.
     pub fn try_acquire(&self) -> SemaphoreResult<SemaphoreGuard<'_>> {
         self.try_acquire_with_info(LockInfo::new())
     }
 
-    /// As [`Semaphore::try_acquire`], with the pid and the tag of `info`. The timestamp is that of
-    /// the grant.
+    /// Like [`Semaphore::try_acquire`], but records the pid and the tag of `info`. The timestamp is
+    /// always the time of the grant.
     pub fn try_acquire_with_info(&self, info: LockInfo) -> SemaphoreResult<SemaphoreGuard<'_>> {
         match self.attempt_guard(&info)? {
             Attempt::Granted(guard) => Ok(guard),
@@ -178,21 +180,21 @@ impl Semaphore {
     ///
     /// # Errors
     ///
-    /// [`SemaphoreError::Timeout`] if time is up. Without waiting, [`SemaphoreError::InvalidPath`]
-    /// if the lock can never be taken: a mount point or something other than a regular file is
-    /// there, or this user may not create files in the directory or replace a stale lock; and
-    /// [`SemaphoreError::NotALockFile`] if the file belongs to another program. Or an error of the
-    /// system.
+    /// [`SemaphoreError::Timeout`] if the time is up. The other errors come without waiting:
+    /// [`SemaphoreError::InvalidPath`] if the lock can never be taken, because a mount point or
+    /// something other than a regular file is at the path, or because this user may not create
+    /// files in the directory or replace a stale lock; [`SemaphoreError::NotALockFile`] if the file
+    /// belongs to another program; or a system error.
     pub fn acquire(&self) -> SemaphoreResult<SemaphoreGuard<'_>> {
         self.acquire_with_info(LockInfo::new())
     }
 
-    /// As [`Semaphore::acquire`], with the pid and the tag of `info`.
+    /// Like [`Semaphore::acquire`], but records the pid and the tag of `info`.
     pub fn acquire_with_info(&self, info: LockInfo) -> SemaphoreResult<SemaphoreGuard<'_>> {
         self.acquire_in(self.config.acquire_timeout, &info)
     }
 
-    /// As [`Semaphore::acquire`], for `timeout` at most.
+    /// Like [`Semaphore::acquire`], but waits for at most `timeout`.
     pub fn acquire_timeout(&self, timeout: Duration) -> SemaphoreResult<SemaphoreGuard<'_>> {
         self.acquire_in(Some(timeout), &LockInfo::new())
     }
@@ -209,24 +211,23 @@ impl Semaphore {
         }
     }
 
-    /// Takes the lock for the process `info.pid` if it is free or stale. The lock is held until
-    /// [`Semaphore::release`], or until it is stale.
+    /// Takes the lock on behalf of the process `info.pid` if the lock is free or stale. The lock
+    /// stays held until [`Semaphore::release`] is called, or until the lock is stale.
     ///
     /// # Errors
     ///
-    /// [`SemaphoreError::NotALockFile`] if the file belongs to another program, or an error of the
-    /// system.
+    /// [`SemaphoreError::NotALockFile`] if the file belongs to another program, or a system error.
     pub fn try_acquire_detached(&self, info: &LockInfo) -> SemaphoreResult<Attempt<()>> {
         self.attempt(info, HolderKind::Detached, |_, _| Ok(()))
     }
 
-    /// Removes the lock file if there is one, even of a living holder.
+    /// Removes the lock file if there is one, even if its holder is alive.
     ///
     /// # Errors
     ///
     /// [`SemaphoreError::NotALockFile`] if the file belongs to another program,
-    /// [`SemaphoreError::InvalidPath`] if something other than a regular file is there, or an error
-    /// of the system: [`PermissionDenied`](io::ErrorKind::PermissionDenied) if this user may not
+    /// [`SemaphoreError::InvalidPath`] if something other than a regular file is at the path, or a
+    /// system error: [`PermissionDenied`](io::ErrorKind::PermissionDenied) if this user may not
     /// read or remove the file.
     pub fn force_release(&self) -> SemaphoreResult<()> {
         let terms = ReleaseTerms {
@@ -248,7 +249,7 @@ impl Semaphore {
         }
     }
 
-    /// Whether a process has this number. A zombie counts.
+    /// Whether a process with this number exists. A zombie counts as one.
     pub fn is_process_running(pid: u32) -> bool {
         process::exists(pid)
     }
@@ -267,7 +268,7 @@ impl Semaphore {
         })
     }
 
-    /// Tries once. If the lock is granted, gives what `hold` makes of its file.
+    /// Tries once to take the lock. If it is granted, returns what `hold` makes of the lock file.
     fn attempt<T>(
         &self,
         info: &LockInfo,
@@ -289,7 +290,8 @@ impl Semaphore {
             Outcome::Done(file) => Ok(Attempt::Granted(hold(directory, file)?)),
             Outcome::Blocked(obstacle, content) => {
                 let is_final = obstacle.hopeless_reason().is_some();
-                // This process cannot create a lock file there, whatever happens to this one.
+                // This process could not create a lock file in this directory even if the present
+                // one went away.
                 let obstacle = match is_final || directory.may_change_names() {
                     true => obstacle,
                     false => Obstacle::UnwritableDirectory,
@@ -299,8 +301,8 @@ impl Semaphore {
         }
     }
 
-    /// This host, with the file system of the directory. Fails if this process lacks a file
-    /// descriptor or memory for the moment.
+    /// Describes this host and the lock's directory. Fails if this process currently has no file
+    /// descriptor or memory left.
     fn host<'a>(&'a self, directory: &'a Directory) -> io::Result<LocalHost<'a>> {
         Ok(LocalHost {
             directory,
@@ -309,7 +311,8 @@ impl Semaphore {
         })
     }
 
-    /// As [`Semaphore::host`], to look only. What cannot be read is unknown.
+    /// Like [`Semaphore::host`], for operations that only look. If the identity of this host cannot
+    /// be read, it counts as unknown.
     fn host_to_look<'a>(&'a self, directory: &'a Directory) -> LocalHost<'a> {
         LocalHost {
             directory,
@@ -336,7 +339,8 @@ impl Semaphore {
         SemaphoreError::NotALockFile(self.path.clone())
     }
 
-    /// The lock with its obstacle. Fails if the file belongs to another program.
+    /// Describes a lock that cannot be taken or released because of `obstacle`. Fails if the file
+    /// belongs to another program.
     fn busy(
         &self,
         obstacle: Obstacle,
@@ -352,8 +356,8 @@ impl Semaphore {
             return Ok(Busy::unknown(obstacle));
         };
         let mut busy = self.busy_with(obstacle, &content, flock, host);
-        // Without locks of the file system, it is unknown whether the holder has the file locked.
-        // So it is stale only by what is known of the holder's process.
+        // If the file system has no file locks, nothing shows whether the holder has the file
+        // locked. So only what is known of the holder's process decides whether the lock is stale.
         if obstacle == Obstacle::NoLocks && !busy.details.is_stale {
             busy.obstacle = Obstacle::NotStale;
         }
@@ -364,9 +368,9 @@ impl Semaphore {
     ///
     /// # Errors
     ///
-    /// [`SemaphoreError::Timeout`] if the lock is held for longer than `timeout`, at once
-    /// [`SemaphoreError::InvalidPath`] if something other than a regular file is there, or an error
-    /// of the system.
+    /// [`SemaphoreError::Timeout`] if the lock is still held after `timeout`;
+    /// [`SemaphoreError::InvalidPath`], without waiting, if something other than a regular file is
+    /// at the path; or a system error.
     pub fn wait(&self, timeout: Option<Duration>) -> SemaphoreResult<()> {
         let limit = WaitLimit::new(timeout, None);
         match wait_any(std::slice::from_ref(self), &limit)? {

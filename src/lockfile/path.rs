@@ -1,4 +1,4 @@
-//! Which paths can be those of lock files, and where they lead (sema-lockfile(5), PATHS).
+//! Which paths a lock file can have, and where they lead (sema-lockfile(5), PATHS).
 
 use std::ffi::OsString;
 use std::fs;
@@ -18,7 +18,7 @@ pub(super) struct LockPath {
     pub(super) name: OsString,
 }
 
-/// Checks whether a lock file can have this path, without a look at the file system.
+/// Checks whether a lock file can have this path, without reading the file system.
 pub(super) fn check(path: &Path) -> Result<(), SemaphoreError> {
     let bytes = path.as_os_str().as_bytes();
     if bytes.iter().all(u8::is_ascii_whitespace) {
@@ -38,8 +38,8 @@ pub(super) fn check(path: &Path) -> Result<(), SemaphoreError> {
     Ok(())
 }
 
-/// Finds the directory and the name of the lock file for `path`. Fails if the path cannot be
-/// that of a lock file, or if another user could have chosen it.
+/// Finds the directory and the name of the lock file for `path`. Fails if the path cannot be that
+/// of a lock file, or if another user could have chosen where it leads.
 pub(super) fn resolve(path: &Path) -> Result<LockPath, SemaphoreError> {
     check(path)?;
     let parent = parent_of(path);
@@ -51,7 +51,7 @@ pub(super) fn resolve(path: &Path) -> Result<LockPath, SemaphoreError> {
     if is_missing {
         return Err(invalid("parent directory does not exist", parent));
     }
-    // An absolute path works without a working directory.
+    // For an absolute path, this works even if the working directory is gone.
     follow(path::absolute(path)?)
 }
 

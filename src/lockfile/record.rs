@@ -1,27 +1,28 @@
-//! The content of a lock file: lines of `key=value` (sema-lockfile(5), FORMAT). Pure.
+//! The content of a lock file: lines of `key=value` (sema-lockfile(5), FORMAT). No I/O here.
 
 use std::fmt::Write;
 
 use super::error::SemaphoreError;
 use crate::text::digits;
 
-/// The longest record, in bytes. A longer file is no lock file.
+/// The maximum length of a record in bytes. A longer file is not a lock file.
 pub(super) const MAX_LEN: usize = 64 * 1024;
 
-/// The longest tag that is written, in characters.
+/// The maximum number of characters that are written of a tag.
 pub(super) const MAX_TAG_LEN: usize = 10_000;
 
-/// The longest of any other text, in characters. With the longest tag, a record stays below
-/// [`MAX_LEN`].
+/// The maximum number of characters that are written of any other text. Even if all texts have
+/// their maximum length, a record is shorter than [`MAX_LEN`].
 pub(super) const MAX_TEXT_LEN: usize = 1000;
 
-/// The beginning of the timestamp's line, which follows the line of the pid.
+/// The beginning of the line with the timestamp, which follows the line with the pid.
 pub(super) const TIMESTAMP: &str = "timestamp=";
 
-/// The line that says: the holder, and no other process, has this file locked by flock(2).
+/// The line by which a holder says that it, and no other process, keeps this file locked by
+/// flock(2).
 pub(super) const LIVE_LINE: &str = "x-live=flock\n";
 
-/// The line that says: the holder also has a read lock by fcntl(2) on this file.
+/// The line by which a holder says that it also keeps a read lock by fcntl(2) on this file.
 pub(super) const READ_LOCK_LINE: &str = "x-fcntl=read\n";
 
 /// Who holds a lock: the part of a record that all implementations share.
@@ -29,21 +30,22 @@ pub(super) const READ_LOCK_LINE: &str = "x-fcntl=read\n";
 pub struct LockInfo {
     /// The process that holds the lock.
     pub pid: u32,
-    /// Since when, in seconds since 1970; a heartbeat moves it on.
+    /// When the holder last confirmed the lock, in seconds since 1970: at the grant, or at the
+    /// latest heartbeat.
     pub timestamp: u64,
-    /// What the lock is held for, if the holder says so.
+    /// What the holder uses the lock for, if the holder says so.
     pub tag: Option<String>,
 }
 
 impl LockInfo {
-    /// The text for a file: `pid=`, `timestamp=` and, if there is a tag, `tag=`.
+    /// The text for a lock file: `pid=`, `timestamp=` and, if there is a tag, `tag=`.
     pub fn serialize(&self) -> String {
         let tag = self.tag.as_deref().map(|tag| as_written(tag, MAX_TAG_LEN));
         let tag = tag.map(|tag| format!("tag={tag}\n")).unwrap_or_default();
         format!("pid={}\n{TIMESTAMP}{}\n{tag}", self.pid, self.timestamp)
     }
 
-    /// Reads a record. It ignores lines with unknown keys; if a key occurs twice, the last one
+    /// Reads a record. Ignores lines with unknown keys. If a key occurs twice, the last line
     /// counts.
     ///
     /// ```
@@ -66,7 +68,7 @@ impl LockInfo {
     }
 }
 
-/// All that a lock file can say. `None` for what is missing or cannot be read.
+/// All fields of a lock file. A field that is missing or unreadable is `None`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Record {
     pub(super) pid: Option<u32>,
@@ -80,19 +82,20 @@ pub(crate) struct Record {
     /// When the process was started, in clock ticks since boot.
     pub(super) start: Option<u64>,
     pub(super) token: Option<String>,
-    /// Where the file is that the holder keeps locked: the type and the id of its file system.
+    /// The type and the id of the file system that the file is on, as the holder sees it. Only a
+    /// holder that keeps the file locked writes this.
     pub(super) file_system: Option<String>,
-    /// The holder keeps the file locked by flock(2) while it is alive.
+    /// Whether the holder keeps the file locked by flock(2) while it is alive.
     pub(super) is_live: bool,
-    /// The holder also keeps it locked by fcntl(2).
+    /// Whether the holder also keeps the file locked by fcntl(2).
     pub(super) has_read_lock: bool,
 }
 
 impl Record {
-    /// Reads all fields that can be read.
+    /// Reads all fields, and leaves out those that are unreadable.
     pub(crate) fn parse(content: &[u8]) -> Record {
         let mut record = Record::default();
-        // A power cut has left NUL bytes in place of the rest: nothing of it is certain.
+        // NUL bytes at the end come from a power cut, which may have damaged the rest, too.
         if content.len() > MAX_LEN || content.ends_with(b"\0") {
             return record;
         }
@@ -104,7 +107,7 @@ impl Record {
             };
             let value = value.trim();
             let owned = || Some(value.to_owned());
-            // An empty identity is unknown.
+            // An empty identity counts as unknown.
             let identity = || owned().filter(|value| !value.is_empty());
             match key.trim() {
                 "pid" => record.pid = digits(value),
@@ -125,8 +128,8 @@ impl Record {
         record
     }
 
-    /// The text for a file of ours. The timestamp has at least ten digits, so that a heartbeat can
-    /// overwrite it even if the clock was near 1970 at first.
+    /// The text of the record, as this library writes it. The timestamp has at least ten digits, so
+    /// that a heartbeat can overwrite it in place even if the clock was near 1970 at the grant.
     pub(crate) fn print(&self) -> String {
         let (pid, timestamp) = (self.pid.unwrap_or(0), self.timestamp.unwrap_or(0));
         let mut text = format!("pid={pid}\n{TIMESTAMP}{timestamp:010}\n");
@@ -158,7 +161,7 @@ impl Record {
         text
     }
 
-    /// The part that all implementations share, if it is complete.
+    /// The fields that all implementations share; `None` without a pid or a timestamp.
     pub(crate) fn info(&self) -> Option<LockInfo> {
         Some(LockInfo {
             pid: self.pid?,
@@ -169,8 +172,8 @@ impl Record {
 }
 
 /// Whether a file with this content is a lock file: empty, a record, or the beginning of a record
-/// with its first key at least. NUL bytes may follow, as after a power cut. Any other file belongs
-/// to another program and must be left alone.
+/// that has at least the first key. NUL bytes may follow, as after a power cut. Any other file
+/// belongs to another program and must not be touched.
 pub(crate) fn is_of_lock_file(content: &[u8]) -> bool {
     if content.len() > MAX_LEN {
         return false;
@@ -196,7 +199,7 @@ fn key_of(line: &str) -> &str {
     line.split_once('=').map_or("", |(key, _)| key.trim())
 }
 
-/// Whether the line has this key, or is the beginning of such a line.
+/// Whether the line has this key, or is the beginning of a line with this key.
 fn is_cut_off_at(line: &str, key: &str) -> bool {
     match line.split_once('=') {
         Some((found, _)) => found.trim() == key,
@@ -204,7 +207,7 @@ fn is_cut_off_at(line: &str, key: &str) -> bool {
     }
 }
 
-/// Whether this is a line of a record, or the beginning of one.
+/// Whether this is a line of a record, or the beginning of such a line.
 fn is_line_of_record(line: &str) -> bool {
     let is_number = |line: &str| {
         let value = line.split_once('=').map_or("", |(_, value)| value);
@@ -220,14 +223,15 @@ fn is_line_of_record(line: &str) -> bool {
         || (is_one_of(&["pid", "timestamp"]) && is_number(line))
 }
 
-/// A text as a file can contain it, with blanks in place of control characters: a line break would
-/// begin another line, and an escape sequence would reach a terminal.
+/// Returns `text` as it is written to a file: at most `max_len` characters, with spaces in place of
+/// control characters. A line break would begin another line, and an escape sequence could reach a
+/// terminal.
 fn as_written(text: &str, max_len: usize) -> String {
     let blank = |c: char| if c.is_control() { ' ' } else { c };
     text.chars().take(max_len).map(blank).collect()
 }
 
-/// A token as it comes back from a file.
+/// Returns a token as it will be read back from a file.
 pub(super) fn token_as_read(token: &str) -> String {
     as_written(token, MAX_TEXT_LEN).trim().to_owned()
 }

@@ -1,4 +1,4 @@
-//! The release of a lock by its terms, without its guard.
+//! Releasing a lock without its guard, if it meets given conditions.
 
 use super::error::{SemaphoreError, SemaphoreResult};
 use super::host::LocalHost;
@@ -11,13 +11,13 @@ use super::Semaphore;
 /// The conditions of a release.
 #[derive(Clone, Debug, Default)]
 pub struct ReleaseTerms {
-    /// The lock is removed unconditionally, even that of a living holder.
+    /// Whether to remove the lock unconditionally, even if its holder is alive.
     pub force: bool,
-    /// The lock was taken for this process.
+    /// If set, the lock must have been taken for this process.
     pub pid: Option<u32>,
-    /// The lock was taken with this token.
+    /// If set, the lock must have been taken with this token.
     pub token: Option<String>,
-    /// The process that asks. Its own lock is released although it is alive.
+    /// The process that asks for the release. It may release its own lock although it is alive.
     pub asking: u32,
 }
 
@@ -25,7 +25,7 @@ pub struct ReleaseTerms {
 #[derive(Clone, Debug)]
 #[must_use]
 pub enum ReleaseOutcome {
-    /// The lock file is removed.
+    /// The lock file was removed.
     Released,
     /// The lock does not meet the terms, or this user may not remove its file.
     Kept(Busy),
@@ -35,10 +35,10 @@ impl Semaphore {
     /// Releases the lock if it meets the terms. Waits for at most 200 ms for a process that has the
     /// file locked.
     ///
-    /// Without [`ReleaseTerms::force`], the lock of a provably living holder is released only if
-    /// that holder asks, or [`ReleaseTerms::pid`] or [`ReleaseTerms::token`] names it. An
-    /// unreadable lock is released only when it is stale, and a lock of another host or container
-    /// also if the token names it.
+    /// Without [`ReleaseTerms::force`], the lock of a holder that is provably alive is released
+    /// only if that holder asks, or if [`ReleaseTerms::pid`] or [`ReleaseTerms::token`] names it. A
+    /// lock that names no holder is released only if it is stale. A lock of another host or
+    /// container is released only if it is stale or has the given token.
     ///
     /// ```
     /// use latchd::lockfile::{Attempt, LockInfo, ReleaseOutcome, ReleaseTerms, Semaphore};
@@ -46,7 +46,7 @@ impl Semaphore {
     /// # let directory = tempfile::tempdir().unwrap();
     /// # let path = directory.path().join("backup.lock");
     /// let semaphore = Semaphore::with_defaults(&path)?;
-    /// // For this process, which need not keep the file open.
+    /// // The lock is taken for this process, which need not keep the file open.
     /// let attempt = semaphore.try_acquire_detached(&LockInfo::new())?;
     /// assert!(matches!(attempt, Attempt::Granted(())));
     ///
@@ -62,7 +62,7 @@ impl Semaphore {
     /// # Errors
     ///
     /// [`SemaphoreError::NotLocked`] if there is no lock, [`SemaphoreError::NotALockFile`] if the
-    /// file belongs to another program, or an error of the system.
+    /// file belongs to another program, or a system error.
     pub fn release(&self, terms: &ReleaseTerms) -> SemaphoreResult<ReleaseOutcome> {
         let directory = self.directory()?;
         let host = self.host(&directory)?;
@@ -77,13 +77,13 @@ impl Semaphore {
         })
     }
 
-    /// Undoes a grant to a process that has ended.
+    /// Undoes a grant that the process `pid` cannot use.
     pub(crate) fn give_back(&self, pid: u32) {
         let terms = ReleaseTerms {
             pid: Some(pid),
             ..ReleaseTerms::default()
         };
-        // Otherwise it becomes stale.
+        // If the release fails, the lock is left to become stale.
         let _ = self.release(&terms);
     }
 
@@ -107,10 +107,12 @@ impl Semaphore {
             return Err(Obstacle::NotStale);
         }
         let is_stale = || record.is_live || self.may_take(content, Flock::Acquired, host).is_ok();
-        // A guard keeps its file locked, and a taker a stale one. Any other file can be locked by a
-        // process that may only read it.
+        // The process that has the file locked may be a guard, or a taker of a stale lock. In both
+        // cases the release is refused. In any other case, any process that may read the file can
+        // have locked it, which must not prevent the release.
         may_pass(flock, flock == Flock::HeldByOther && is_stale())?;
-        // A process of another host may have the same number, but not the same token.
+        // A process of another host may have the same number, so the number counts only for a lock
+        // of this host.
         let is_own = record.pid == Some(terms.asking);
         let is_named = terms.pid.is_some_and(|pid| pid != terms.asking);
         let is_of_here = !is_of_elsewhere(record, &host.id);

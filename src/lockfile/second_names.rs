@@ -1,8 +1,8 @@
-//! Whether a file system shows one file under two names as one file.
+//! Whether a file system treats two names of a file as one file.
 //!
-//! FUSE's common library has an inode for each path: a lock on a file under a private name is not
-//! on the file that other processes find under the lock's name. That is asked before the lock's
-//! name is touched, since a look afterwards could take another process's lock for ours.
+//! libfuse gives each path an inode of its own, so a lock on a file under a private name does not
+//! hold for processes that open the file under the lock's name. This is tested before the lock's
+//! name is used, because a later test could mistake another process's lock for ours.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -14,15 +14,15 @@ use crate::sys::directory::{lock_within, Directory, Entry, FileId, StagedFile};
 use super::files::STAGED_NAMES;
 use super::takeover::Creation;
 
-/// The permissions of the files to ask with.
+/// The permissions of the test files.
 const MODE: u32 = 0o600;
 
-/// How to create a lock's file in this directory. Asks with private names each time: another file
-/// system may be mounted there since, even with the same device number.
+/// Finds out how to create a lock file in this directory. Each call tests it with private names,
+/// because another file system may have been mounted there, even with the same device number.
 ///
 /// # Errors
 ///
-/// If no lock on a file holds here, or an error of the system.
+/// Fails if a lock on a file does not keep other processes out here, or with a system error.
 pub(super) fn creation_in(directory: &Directory) -> io::Result<Creation> {
     let holds_through_link = StagedFile::make(directory, &STAGED_NAMES, MODE, |staged| {
         let is_locked = try_lock(staged.file())?;
@@ -46,8 +46,8 @@ pub(super) fn creation_in(directory: &Directory) -> io::Result<Creation> {
     }
 }
 
-/// Whether a new file could be locked. Where the system refuses such locks, no process relies on
-/// them.
+/// Tries to lock a file. Returns false if the file is locked already, or if the system refuses such
+/// locks. If it refuses them, no process relies on them.
 fn try_lock(file: &File) -> io::Result<bool> {
     match lock_within(file, Duration::ZERO) {
         Err(error) if error.kind() == io::ErrorKind::Unsupported => Ok(false),
@@ -55,7 +55,7 @@ fn try_lock(file: &File) -> io::Result<bool> {
     }
 }
 
-/// Whether the file under this name is the open one, also for its lock.
+/// Whether the file under this name is `ours`, and whether a lock on `ours` holds for it, too.
 fn is_same_file(
     directory: &Directory,
     name: &OsStr,

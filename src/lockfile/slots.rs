@@ -1,4 +1,4 @@
-//! Several locks of one name, of which a holder takes any.
+//! Several locks under one name. A holder takes any one of them.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -11,8 +11,8 @@ use super::record::LockInfo;
 use super::wait::{acquire_any, WaitLimit};
 use super::{Attempt, Semaphore};
 
-/// A lock that as many processes can hold at once as it has slots. Each slot is a lock file of its
-/// own, `PATH.0.lock` and so on, as with `sema --slots`.
+/// A lock with several slots, so that several processes can hold it at once. Each slot is a
+/// separate lock file, `PATH.0.lock` and so on, as with `sema --slots`.
 ///
 /// ```
 /// use latchd::lockfile::{SemaphoreConfig, SemaphoreOptions, Slots};
@@ -30,19 +30,20 @@ use super::{Attempt, Semaphore};
 /// ```
 #[derive(Debug)]
 pub struct Slots {
-    /// At least one.
+    /// Never empty.
     slots: Vec<Semaphore>,
     acquire_timeout: Option<Duration>,
 }
 
 impl Slots {
-    /// `count` slots at `path`. All processes must give the same number. A slot whose own path
-    /// cannot be that of a lock file, for instance because another user has made a symbolic link
-    /// there, is passed over while others are left.
+    /// Returns the lock at `path` with `count` slots. All processes must give the same count. A
+    /// slot is left out if its own path cannot be that of a lock file, for instance because another
+    /// user has made a symbolic link there.
     ///
     /// # Errors
     ///
-    /// [`SemaphoreError::InvalidPath`] if no lock file can be at the path, or if there is no slot.
+    /// [`SemaphoreError::InvalidPath`] if `path` cannot be that of a lock file, or if no slot can
+    /// be used.
     pub fn new(
         path: impl AsRef<Path>,
         count: u32,
@@ -50,7 +51,7 @@ impl Slots {
         options: SemaphoreOptions,
     ) -> SemaphoreResult<Slots> {
         let path = path.as_ref();
-        // A slot's path may be one of a lock file where this is not.
+        // With a slot's suffix, an invalid path could become a valid one.
         path::check(path)?;
         let acquire_timeout = config.acquire_timeout;
         let (mut slots, mut failure) = (Vec::new(), None);
@@ -71,7 +72,7 @@ impl Slots {
         }
     }
 
-    /// The lock of each slot that can be taken.
+    /// The locks of all slots that can be used.
     pub fn iter(&self) -> std::slice::Iter<'_, Semaphore> {
         self.slots.iter()
     }
@@ -80,7 +81,7 @@ impl Slots {
     ///
     /// # Errors
     ///
-    /// [`SemaphoreError::AlreadyLocked`] if all slots are held; otherwise as
+    /// [`SemaphoreError::AlreadyLocked`] if all slots are held, or another error of
     /// [`Semaphore::try_acquire`].
     pub fn try_acquire(&self) -> SemaphoreResult<SemaphoreGuard<'_>> {
         let limit = WaitLimit::new(Some(Duration::ZERO), None);
@@ -94,12 +95,12 @@ impl Slots {
     ///
     /// # Errors
     ///
-    /// [`SemaphoreError::Timeout`] if time is up; otherwise as [`Semaphore::acquire`].
+    /// [`SemaphoreError::Timeout`] if the time is up, or another error of [`Semaphore::acquire`].
     pub fn acquire(&self) -> SemaphoreResult<SemaphoreGuard<'_>> {
         self.acquire_with_info(LockInfo::new())
     }
 
-    /// As [`Slots::acquire`], with the pid and the tag of `info`.
+    /// Like [`Slots::acquire`], but records the pid and the tag of `info`.
     pub fn acquire_with_info(&self, info: LockInfo) -> SemaphoreResult<SemaphoreGuard<'_>> {
         let limit = WaitLimit::new(self.acquire_timeout, None);
         match acquire_any(&self.slots, &info, &limit)? {

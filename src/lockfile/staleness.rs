@@ -1,5 +1,5 @@
-//! Whether a lock is stale, from its file and from what is known of this host (sema-lockfile(5),
-//! STALE LOCKS). Pure.
+//! Decides whether a lock is stale, from its file and from what is known of this host
+//! (sema-lockfile(5), STALE LOCKS). No I/O here.
 
 use std::time::Duration;
 
@@ -8,16 +8,18 @@ use super::record::{is_of_lock_file, Record};
 use crate::sys::directory::FileId;
 use crate::sys::process::Process;
 
-/// The most that clocks differ, in seconds. A later timestamp is from a wrong clock.
+/// The maximum difference between correct clocks, in seconds. A timestamp that is further in the
+/// future is from a wrong clock.
 const CLOCK_TOLERANCE: u64 = 60;
 
-/// The start of 2026, in seconds since 1970. A clock that is behind this was not set.
+/// The start of 2026, in seconds since 1970. A clock that shows an earlier time has never been set.
 const CLOCK_IS_SET: u64 = 1_767_225_600;
 
-/// The most, in seconds, by which the start of a process can seem later than its timestamp.
+/// The maximum time, in seconds, by which a holder can seem to have started after the timestamp of
+/// its lock.
 const START_TOLERANCE: u64 = 2;
 
-/// When a lock counts as stale.
+/// The rule by which a lock counts as stale.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum StaleRule {
@@ -32,16 +34,17 @@ pub enum StaleRule {
 /// Whether the holder of a lock is alive.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Alive {
-    /// It is, provably.
+    /// The holder is provably alive.
     Yes,
-    /// It is not, provably.
+    /// The holder is provably dead.
     No,
-    /// This host cannot tell: the holder is of another host or container, or the file does not say.
+    /// This host cannot tell, because the holder is on another host or in another container, or
+    /// because the file does not say enough.
     #[default]
     Unknown,
 }
 
-/// Which host and container a process number belongs to. `None` for what is unknown.
+/// The host and the container that a process number belongs to. An unknown part is `None`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct HostId {
     pub(super) host: Option<String>,
@@ -49,7 +52,7 @@ pub(super) struct HostId {
     pub(super) pid_namespace: Option<String>,
 }
 
-/// What is known of the host that judges.
+/// What the process that judges a lock knows about its host.
 pub(super) trait Host {
     fn id(&self) -> &HostId;
     /// Seconds since 1970, by the clock of the system.
@@ -60,8 +63,8 @@ pub(super) trait Host {
     fn booted_at(&self) -> Option<u64>;
     /// Seconds since this kernel was booted.
     fn uptime(&self) -> Option<u64>;
-    /// For how many seconds this process has seen the file with this content, whatever the clocks
-    /// say.
+    /// For how many seconds this process has seen the file with this content. Does not rely on a
+    /// clock that can be set.
     fn unchanged_for(&self, content: &Content) -> u64;
     /// The process with this number on this host.
     fn process(&self, pid: u32) -> Option<Process>;
@@ -70,19 +73,22 @@ pub(super) trait Host {
 /// Whether another process has a lock file locked by flock(2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Flock {
-    /// No other process has it locked; after an attempt to lock it, this process has.
+    /// No other process has the file locked. If this process has tried to lock it, this process has
+    /// it locked.
     Acquired,
-    /// Another process has it locked by flock(2), but not by fcntl(2), as a holder and a taker do.
-    /// After an attempt to lock it, this process has it locked by fcntl(2), so that they cannot.
+    /// Another process has the file locked by flock(2) but not by fcntl(2), so it is neither a
+    /// holder nor a taker. If this process has tried to lock the file, this process has it locked
+    /// by fcntl(2), which keeps holders and takers out.
     HeldByNonParticipant,
-    /// Another process has it locked.
+    /// Another process, which may be a holder or a taker, has the file locked.
     HeldByOther,
     /// This process has not tried, or the system refuses such locks.
     Unknown,
 }
 
 impl Flock {
-    /// The same for a file with this record: its holder may have locked it by flock(2) alone.
+    /// Corrects the finding for a file with this record: a holder that does not promise a lock by
+    /// fcntl(2) may have locked the file by flock(2) alone.
     pub(super) fn of_record(self, record: &Record) -> Flock {
         match self {
             Flock::HeldByNonParticipant if record.is_live && !record.has_read_lock => {
@@ -93,7 +99,7 @@ impl Flock {
     }
 }
 
-/// The content of a lock file, with the record in it, and where and when it was written.
+/// The content of a lock file, the record in it, and where and when it was written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Content {
     pub(super) bytes: Vec<u8>,
@@ -107,7 +113,7 @@ pub(super) struct Content {
 }
 
 impl Content {
-    /// What a file says that was last written at `modified`.
+    /// The content of a file that was last written at `modified`.
     pub(super) fn new(
         bytes: Vec<u8>,
         modified: u64,
@@ -130,9 +136,9 @@ impl Content {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Judgement {
     pub(super) alive: Alive,
-    /// The lock may be taken over now.
+    /// Whether the lock may be taken over now.
     pub(super) is_stale: bool,
-    /// In how many seconds the lock is stale if nothing changes; `None` for never.
+    /// In how many seconds the lock becomes stale if nothing changes; `None` if never.
     pub(super) stale_in: Option<u64>,
 }
 
@@ -147,7 +153,7 @@ pub(super) fn judge(
     let alive = liveness(content, flock, host);
     let is_dead_for_sure = alive == Alive::No && is_death_certain(content, flock, host);
     let may_be_dead = alive != Alive::Yes && origin(&content.record, host.id()) != Origin::Unknown;
-    // A process that has the file locked is in the way of a takeover, however old the lock is.
+    // While another process has the file locked, the lock cannot be taken over, however old it is.
     let counts_as_dead = flock != Flock::HeldByOther && (rule == StaleRule::Age || may_be_dead);
     let stale_in = match timeout {
         Some(_) if is_dead_for_sure => Some(0),
@@ -164,10 +170,11 @@ pub(super) fn judge(
     }
 }
 
-/// For how many seconds the holder has not confirmed that it holds the lock; 0 if unknown.
+/// How many seconds ago the holder last confirmed the lock; 0 if that is unknown.
 fn age(content: &Content, host: &impl Host) -> u64 {
     let age = age_by_clocks(content, host);
-    // Without a battery, a reboot sets the clock back: the lock is older than our boot.
+    // A reboot of a machine without a clock battery sets the clock back. A lock from before the
+    // reboot is at least as old as this boot.
     match host.uptime() {
         Some(uptime) if is_of_a_boot_before_the_clock(content, host) => age.max(uptime),
         _ => age,
@@ -181,7 +188,7 @@ fn age_by_clocks(content: &Content, host: &impl Host) -> u64 {
             return now.saturating_sub(info.timestamp);
         }
     }
-    // Unreadable, or written by a wrong clock: the clock of the file system decides.
+    // If the timestamp is unreadable or from a wrong clock, the clock of the file system decides.
     match host.file_system_now() {
         None => 0,
         Some(now) if content.modified <= now.saturating_add(CLOCK_TOLERANCE) => {
@@ -191,8 +198,8 @@ fn age_by_clocks(content: &Content, host: &impl Host) -> u64 {
     }
 }
 
-/// Whether this host wrote the record before its last reboot, as far as names tell, and its clock
-/// does not know that: it is behind the record, or was never set.
+/// Whether this host, as far as its name tells, wrote the record before its latest boot, and its
+/// clock cannot show that: the clock is behind the record, or has never been set.
 fn is_of_a_boot_before_the_clock(content: &Content, host: &impl Host) -> bool {
     let survives = content.file_system.is_some_and(FileSystem::survives_reboot);
     let (record, own) = (&content.record, host.id());
@@ -226,7 +233,7 @@ fn liveness(content: &Content, flock: Flock, host: &impl Host) -> Alive {
     }
 }
 
-/// Whether a holder that seems dead is dead, so that the lock is stale at any age.
+/// Whether a holder that seems dead is certainly dead, so that the lock is stale at any age.
 fn is_death_certain(content: &Content, flock: Flock, host: &impl Host) -> bool {
     let (record, own) = (&content.record, host.id());
     let is_unlocked = matches!(flock, Flock::Acquired | Flock::HeldByNonParticipant);
@@ -235,13 +242,14 @@ fn is_death_certain(content: &Content, flock: Flock, host: &impl Host) -> bool {
         && record.pid_namespace == own.pid_namespace;
     match promise(content, own) {
         Promise::Decides if is_unlocked => true,
-        // The file may be unlocked only as this process reaches it. But its process is gone, too.
+        // This process may reach the file in a way that does not show the guard's lock. But the
+        // guard's process is gone, too.
         Promise::Supports if is_unlocked && is_of_same_namespace => true,
         _ => is_of_an_earlier_boot(record, host),
     }
 }
 
-/// Whether the process is the one in the record, and not a later one with the same number.
+/// Whether the process is the one in the record, and not a later process with the same number.
 fn is_the_one(record: &Record, timestamp: u64, process: &Process) -> bool {
     match (record.start, process.start_ticks) {
         (Some(start), Some(ticks)) => start == ticks,
@@ -255,10 +263,11 @@ fn is_the_one(record: &Record, timestamp: u64, process: &Process) -> bool {
 /// What the lock on a file says about the guard that wrote its record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Promise {
-    /// Nothing: its writer made no promise, or has another kernel.
+    /// Nothing: the process that wrote the record made no promise, or runs under another kernel.
     None,
-    /// If the file is locked, its guard is alive. If not, this process may reach the file in
-    /// another way than the guard, where the lock does not show.
+    /// If the file is locked, the guard is alive. If it seems to be unlocked, the guard may still
+    /// be alive: this process may reach the file in another way, which does not show the guard's
+    /// lock.
     Supports,
     /// The guard is alive for as long as the file is locked, and no longer.
     Decides,
@@ -275,7 +284,7 @@ pub(super) fn promise(content: &Content, own: &HostId) -> Promise {
     let here = file_system.filter(|here| here.has_single_kernel());
     let is_same_way = match (&record.file_system, here) {
         (Some(theirs), Some(here)) => *theirs == here.to_string(),
-        // An older release names none.
+        // An older release of this library does not name the file system.
         (None, Some(_)) => is_of_our_boot,
         (_, None) => false,
     };
@@ -286,8 +295,8 @@ pub(super) fn promise(content: &Content, own: &HostId) -> Promise {
     }
 }
 
-/// Whether the record is of this host, from before its boot. A newer record with our host name may
-/// come from a cloned machine.
+/// Whether this host wrote the record before its current boot. A record with our host name that is
+/// newer than that boot may come from a cloned machine.
 fn is_of_an_earlier_boot(record: &Record, host: &impl Host) -> bool {
     let is_before = |timestamp| host.booted_at().is_some_and(|boot| timestamp < boot);
     let own = host.id();
@@ -296,25 +305,26 @@ fn is_of_an_earlier_boot(record: &Record, host: &impl Host) -> bool {
         && record.timestamp.is_some_and(is_before)
 }
 
-/// Where a record was written, as far as process numbers go.
+/// Where a record was written, which decides what its process number means here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Origin {
     Here,
     Elsewhere,
-    /// The record says where, but this host does not know its own identity.
+    /// The record names a place, but this host does not know its own identity.
     Unknown,
 }
 
-/// Whether the record is of the same kernel, and of the same pid namespace.
+/// How the kernel and the pid namespace of the record compare with those of this process.
 fn agreements(record: &Record, own: &HostId) -> (Agreement, Agreement) {
-    // Hosts can change and share names. The id of a boot belongs to one kernel.
+    // A host can change its name, and two hosts can have the same name. A boot id belongs to one
+    // kernel.
     let kernel = match agreement(&record.boot, &own.boot) {
         Agreement::Unsaid => agreement(&record.host, &own.host),
         of_boot => of_boot,
     };
     let namespace = match (&record.pid_namespace, &own.pid_namespace) {
-        // Where neither the writer nor this process has /proc, as in a chroot, all live by the
-        // numbers of one namespace.
+        // If neither the writer nor this process has /proc, as in a chroot, they count as members
+        // of the same pid namespace.
         (Some(theirs), None) if theirs == UNKNOWN_PID_NAMESPACE => Agreement::Unsaid,
         (theirs, ours) => agreement(theirs, ours),
     };
@@ -336,7 +346,7 @@ fn origin(record: &Record, own: &HostId) -> Origin {
     }
 }
 
-/// What a record says of a pid namespace that its writer cannot read.
+/// The value of a record's pid namespace if the writer could not read its own.
 pub(super) const UNKNOWN_PID_NAMESPACE: &str = "unknown";
 
 /// How a field of a record compares with the identity of this host.
@@ -344,9 +354,9 @@ pub(super) const UNKNOWN_PID_NAMESPACE: &str = "unknown";
 enum Agreement {
     Same,
     Other,
-    /// The record does not say. It counts as of this host.
+    /// The record does not have the field. It counts as written on this host.
     Unsaid,
-    /// This host does not know.
+    /// This host does not know its own value.
     Unknown,
 }
 

@@ -23,10 +23,10 @@ use super::staleness::{promise, Alive, Content, Flock, Promise};
 use super::takeover::{self, Found, Obstacle, Outcome};
 use super::Semaphore;
 
-/// A younger temporary file of another implementation is left alone.
+/// The minimum age at which a temporary file of another implementation is removed.
 const FOREIGN_TEMPORARY_AGE: Duration = Duration::from_secs(60);
 
-/// What is at the path of a lock.
+/// The state of a lock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Status {
     /// Nothing: the lock is free.
@@ -52,15 +52,15 @@ impl Status {
     }
 }
 
-/// What a lock file says, and what that means here and now.
+/// What a lock file says, and what that means for this process at this time.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LockDetails {
     /// The process that holds the lock.
     pub pid: Option<u32>,
-    /// When the holder last said so, in seconds since 1970.
+    /// When the holder last confirmed the lock, in seconds since 1970.
     pub timestamp: Option<u64>,
-    /// What the holder holds the lock for.
+    /// What the holder uses the lock for.
     pub tag: Option<String>,
     /// The token that the holder chose.
     pub token: Option<String>,
@@ -70,7 +70,8 @@ pub struct LockDetails {
     pub alive: Alive,
     /// Whether the lock may be taken over now.
     pub is_stale: bool,
-    /// After how long the lock may be taken over if neither its file nor its holder changes.
+    /// The time until the lock becomes stale if neither its file nor its holder changes; `None` if
+    /// it never does.
     pub stale_in: Option<Duration>,
 }
 
@@ -80,7 +81,7 @@ impl LockDetails {
         self.pid.is_some() && self.timestamp.is_some()
     }
 
-    /// The part that all implementations share, if it is complete.
+    /// The fields that all implementations share; `None` without a pid or a timestamp.
     pub fn info(&self) -> Option<LockInfo> {
         Some(LockInfo {
             pid: self.pid?,
@@ -93,7 +94,8 @@ impl LockDetails {
     /// of this host.
     pub(super) fn end_of_holder(&self) -> Option<OwnedFd> {
         let pid = self.pid.filter(|_| self.alive == Alive::Yes)?;
-        // A child can hold the lock of a process that has ended.
+        // Although the process has ended, its lock can count as that of a living holder: a child
+        // may keep the file locked.
         process::look_up(pid).filter(|process| !process.is_zombie)?;
         process::pidfd(pid).ok()
     }
@@ -117,7 +119,7 @@ impl Busy {
         }
     }
 
-    /// Nothing is known of the lock: it has no file that this user may read.
+    /// A lock of which only the obstacle is known.
     pub(super) fn unknown(obstacle: Obstacle) -> Busy {
         Busy {
             obstacle,
@@ -125,12 +127,12 @@ impl Busy {
         }
     }
 
-    /// Whether no wait for the lock can end.
+    /// Whether waiting for the lock cannot help.
     pub(crate) fn is_hopeless(&self) -> bool {
         self.obstacle.hopeless_reason().is_some()
     }
 
-    /// The error for a caller that has waited for the lock at `path`.
+    /// The error for a caller that has waited for the lock at `path` in vain.
     pub(super) fn after_wait(&self, path: &Path) -> SemaphoreError {
         match self.obstacle.hopeless_reason() {
             Some(reason) => invalid(reason, path),
@@ -149,11 +151,12 @@ pub struct Cleaned {
     pub temporaries: u32,
 }
 
-/// Whether to remove a stale lock on a file system without locks on files.
+/// Whether to remove a stale lock on a file system that has no file locks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WithoutFlock {
     Keep,
-    /// Another process may be about to take it over, or to move its timestamp.
+    /// Remove the lock although another process may be about to take it over, or to update its
+    /// timestamp.
     Remove,
 }
 
@@ -178,8 +181,8 @@ impl Semaphore {
     ///
     /// # Errors
     ///
-    /// [`SemaphoreError::NotALockFile`] if the file belongs to another program, or an error of the
-    /// system. A missing or unreadable file is no error.
+    /// [`SemaphoreError::NotALockFile`] if the file belongs to another program, or a system error.
+    /// A missing or unreadable file is not an error.
     pub fn status(&self) -> SemaphoreResult<Status> {
         Ok(match self.look()?.map(|busy| busy.details) {
             None => Status::Free,
@@ -188,8 +191,9 @@ impl Semaphore {
         })
     }
 
-    /// The holder that the file names, and the record; `None` if there is no file that names one.
-    /// Judges nothing and takes no lock on the file, so that it is in no other process's way.
+    /// Returns the process that the file names, and the record; `None` if no file names a process.
+    /// Does not lock the file, so it cannot hinder other processes. Does not check whether the
+    /// process is alive.
     pub(crate) fn written_holder(&self) -> Option<(u32, Record)> {
         let opened = self.directory().ok()?.open_file(&self.lock_path.name);
         let Ok(Entry::File(file)) = opened else {
@@ -199,7 +203,8 @@ impl Semaphore {
         Some((record.pid?, record))
     }
 
-    /// The lock and its obstacle, as if it were not stale; `None` if it is free.
+    /// Describes the lock; `None` if it is free. Whether the lock is stale is in the details, and
+    /// does not affect the obstacle.
     pub(super) fn look(&self) -> SemaphoreResult<Option<Busy>> {
         let directory = self.directory()?;
         let file = match takeover::find(&self.files(&directory))? {
@@ -212,7 +217,8 @@ impl Semaphore {
         if !content.is_lock_file {
             return Err(self.not_a_lock_file());
         }
-        // Only where it matters: this shared lock is in the way of a taker for a moment.
+        // The file is locked only if the result matters, because this shared lock briefly blocks
+        // takers.
         let flock = match promise(&content, &host.id) {
             Promise::None => Flock::Unknown,
             _ => look_at_flock(&file).of_record(&content.record),
@@ -224,7 +230,7 @@ impl Semaphore {
         Ok(Some(self.busy_with(obstacle, &content, flock, &host)))
     }
 
-    /// A lock that is held, with what its file says.
+    /// Describes a lock whose file has this content.
     pub(super) fn busy_with(
         &self,
         obstacle: Obstacle,
@@ -247,7 +253,8 @@ impl Semaphore {
         Busy { obstacle, details }
     }
 
-    /// Whether a takeover would find the file locked, though the lock is stale.
+    /// Whether another process has the file locked, so that a takeover would fail even if the lock
+    /// is stale.
     pub(super) fn is_kept_locked(&self) -> SemaphoreResult<bool> {
         let directory = self.directory()?;
         let files = self.files(&directory);
@@ -259,9 +266,9 @@ impl Semaphore {
         })
     }
 
-    /// Removes the lock if it is stale, and temporary files that crashes have left in its
-    /// directory: those of this library, and those of other implementations for this lock. In a
-    /// directory that this user may not list, it removes the lock only.
+    /// Removes the lock if it is stale. Also removes temporary files that crashes have left in the
+    /// lock's directory: all those of this library, and those that other implementations have made
+    /// for this lock. If this user may not list the directory, only the lock is removed.
     ///
     /// ```
     /// use latchd::lockfile::Semaphore;
@@ -276,25 +283,27 @@ impl Semaphore {
     ///
     /// # Errors
     ///
-    /// [`SemaphoreError::NotALockFile`] if the file belongs to another program, or an error of the
-    /// system, for instance if the age of a lock that names no holder cannot be told because the
-    /// file system has no room for a file.
+    /// [`SemaphoreError::NotALockFile`] if the file belongs to another program, or a system error.
+    /// For instance, if the lock names no holder and the file system has no room for a new file,
+    /// the age of the lock cannot be determined.
     pub fn clean(&self) -> SemaphoreResult<Cleaned> {
         self.clean_with(WithoutFlock::Keep)
             .map(|(cleaned, _)| cleaned)
     }
 
-    /// As [`Semaphore::clean`]. `without_flock` decides where the removal is not safe. Also gives
-    /// the obstacle if the lock was not removed.
+    /// Like [`Semaphore::clean`], but also returns the obstacle if the lock was not removed.
+    /// `without_flock` decides about a stale lock on a file system that has no file locks, where a
+    /// removal is not safe.
     pub(crate) fn clean_with(
         &self,
         without_flock: WithoutFlock,
     ) -> SemaphoreResult<(Cleaned, Option<Obstacle>)> {
         let directory = self.directory()?;
         let host = self.host(&directory)?;
-        // Opened before the lock is removed: an error afterwards would hide that it was removed.
+        // The directory is opened before the lock is removed, because an error afterwards would
+        // hide the removal.
         let entries = match fs::read_dir(&self.lock_path.directory) {
-            // The lock can be removed without it.
+            // The lock can be removed without a list of the directory.
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => None,
             entries => Some(entries?),
         };
@@ -303,7 +312,8 @@ impl Semaphore {
         if self.config.stale_timeout.is_some() {
             let files = self.files(&directory);
             let allows = |content: &Content, flock: Flock| {
-                // Which processes have it locked is looked at below.
+                // The judgement assumes that no other process has the file locked. The match below
+                // handles the other case.
                 let assumed = match flock {
                     Flock::Unknown => Flock::Unknown,
                     _ => Flock::Acquired,
@@ -311,7 +321,7 @@ impl Semaphore {
                 let verdict = self.may_take(content, assumed, &host);
                 let is_live = content.record.is_live;
                 verdict.and_then(|()| match flock {
-                    // A guard has it locked, and lives.
+                    // The holder is a guard, which is alive because it has the file locked.
                     Flock::HeldByOther if is_live => Err(Obstacle::NotStale),
                     Flock::HeldByOther => Err(Obstacle::Locked),
                     Flock::Unknown if without_flock == WithoutFlock::Keep => Err(Obstacle::NoLocks),
@@ -323,8 +333,9 @@ impl Semaphore {
                 Outcome::Blocked(Obstacle::NotALockFile, _) => return Err(self.not_a_lock_file()),
                 Outcome::Blocked(why, content) => {
                     let names_no_holder = |content: Content| content.record.info().is_none();
-                    // Only the clock of the file system tells how old such a lock is. Without it,
-                    // an old one counts as young.
+                    // The age of a lock that names no holder is known only by the clock of the file
+                    // system. If that clock cannot be read, an old lock would seem to be young, so
+                    // fail instead.
                     if why == Obstacle::NotStale && content.is_some_and(names_no_holder) {
                         file_system_now(&directory)?;
                     }
@@ -341,9 +352,9 @@ impl Semaphore {
         Ok((cleaned, obstacle))
     }
 
-    /// An old temporary file of this library that no process has locked, or one of another
-    /// implementation, left by a creation by rename: `NAME.PID.16 hex digits.tmp` of a process that
-    /// is gone.
+    /// Whether this is a temporary file that a crash has left behind: an old one of this library
+    /// that no process has locked, or an old one of another implementation that creates by
+    /// renaming. The latter is named `NAME.PID.16 hex digits.tmp`, and its process is gone.
     fn is_orphan(&self, directory: &Directory, name: &OsStr) -> bool {
         let is_ours = STAGED_NAMES.contains(name);
         let is_gone = |pid: &u32| !process::exists(*pid);
@@ -364,7 +375,8 @@ impl Semaphore {
             && age_of(directory, &file) > Some(min_age)
     }
 
-    /// The process in the name of a temporary file for this lock.
+    /// The process in the name of a temporary file that another implementation has made for this
+    /// lock.
     fn writer_of(&self, name: &[u8]) -> Option<u32> {
         let rest = name
             .strip_prefix(self.lock_path.name.as_bytes())?

@@ -1,32 +1,37 @@
 //! How a lock changes hands (sema-lockfile(5), PROTOCOL). Two processes that run this code never
-//! hold one lock at once, in any order of their steps, and wherever one of them dies. Pure.
+//! hold a lock at the same time, whatever the order of their steps, and wherever one of them dies.
+//! All I/O is behind the trait [`Files`].
 //!
 //! A lock file has a name and an inode. The process that has the inode locked decides alone what
-//! becomes of both. Holders and takers lock it for reading by fcntl(2), and then by flock(2). Any
-//! process that may read the file can keep it locked by flock(2). Then a write lock by fcntl(2)
-//! counts as well: it is not granted while a holder or a taker has the file locked.
+//! happens to both. Holders and takers lock the inode for reading by fcntl(2), and then by
+//! flock(2). However, any process that may read the file can keep it locked by flock(2). In that
+//! case a write lock by fcntl(2) is enough, because it is not granted while a holder or a taker has
+//! the inode locked.
 //!
-//! 1. A link, which replaces nothing, creates the name. Where a lock on a file does not hold under
-//!    a second name, the name is created with an empty file. Its creator writes the record only
-//!    once it has the file locked, and has seen it empty and under the name since.
-//! 2. A taker rewrites a stale file in place. It has the file locked, has judged it again since,
-//!    and has seen it under the name after that. If the name still belongs to the file after the
-//!    rewrite, the lock belongs to the taker. With a write lock only, it removes the name instead.
-//! 3. A process removes the name only while it has the inode locked, and has seen it under the name
-//!    since. The exceptions are a forced release, and the release of a lock that no guard keeps
-//!    locked, and that is not stale: no taker has that file locked.
-//! 4. Inodes are compared only while they are open, so that a new one cannot have the number of an
-//!    old one.
+//! 1. The name is created by a link, which replaces nothing. If a lock on a file does not hold
+//!    under a second name, the name is created with an empty file instead. The creator then locks
+//!    the file, checks that it is still empty and still has the name, and only then writes the
+//!    record.
+//! 2. A taker rewrites a stale file in place. It first locks the file, judges it again, and then
+//!    checks that the file still has the name. If the file still has the name after the rewrite,
+//!    the lock belongs to the taker. A taker that has only a write lock by fcntl(2) removes the
+//!    name instead.
+//! 3. A process removes the name only while it has the inode locked, and after it has checked that
+//!    the inode still has the name. There are two exceptions: a forced release, and the release of
+//!    a lock that is not stale and that no guard keeps locked. No taker has such a file locked.
+//! 4. Two inode numbers are compared only while the older inode is open, so that its number cannot
+//!    have passed to a new inode.
 //!
-//! So no process that runs this code can change the name or the file between a taker's look and its
-//! rewrite. Other programs only create with `O_EXCL` and remove. If one of them removes the stale
-//! file during a takeover, the taker writes into a file without a name and sees that afterwards. It
-//! never displaces another file.
+//! So no process that runs this code can change the name or the file between a taker's check and
+//! its rewrite. Other programs only create the file with `O_EXCL` and remove it. If such a program
+//! removes the stale file during a takeover, the taker writes into a file without a name and
+//! notices that afterwards. A taker never replaces another file.
 //!
-//! Each call on [`Files`] is one step, except the rewrite, which is three: a taker that dies within
-//! it leaves its own record, perhaps with an end of the old one. Between the system calls of a
-//! lock, a process has only locks that refuse other processes theirs. The tests run this code
-//! through every order of the steps of several processes.
+//! Each call on [`Files`] is one step, except the rewrite, which is three steps. A taker that dies
+//! during the rewrite leaves its own record, perhaps followed by the end of the old one. Locking
+//! takes several system calls. If another process acts between two of them, its own attempt to lock
+//! can fail, but nothing else can go wrong. The tests run this code through every order of the
+//! steps of several processes.
 
 use std::io;
 use std::time::Duration;
@@ -36,40 +41,43 @@ use crate::sys::directory::{Entry, FileId};
 use super::file_system::FileSystem;
 use super::staleness::{Content, Flock};
 
-/// How long this process waits for a file that another process has locked.
+/// The maximum time to wait for a file that another process has locked.
 pub(super) const LOCK_PATIENCE: Duration = Duration::from_millis(200);
 
-/// How often one attempt starts again because the name went to another file. Who may write to the
-/// directory can do that without end, and a caller has a time limit.
+/// The maximum number of rounds in one attempt. Another round is needed if the name has passed to
+/// another file. A user who may write to the directory can cause that again and again, but callers
+/// have a time limit.
 const MAX_ROUNDS: u32 = 8;
 
-/// The steps. Those of other processes can come between two steps, but not into one.
+/// The steps of the protocol. A step of another process can come between two steps, but not into
+/// one.
 pub(super) trait Files {
     /// An open file. Once locked, it stays locked until it is dropped.
     type File;
 
-    /// How a new file gets the lock's name here. Fails where a lock on a file does not hold. Not a
-    /// step: no other process changes that.
+    /// How a new file gets the lock's name here. Fails if a lock on a file does not keep other
+    /// processes out here. Not a step: other processes cannot change the result.
     fn creation(&self) -> io::Result<Creation>;
-    /// Makes a file that is complete and locked when the lock's name appears; `None` if the name is
-    /// taken. Fails with [`io::ErrorKind::Unsupported`] if the file system has no hard links.
+    /// Makes a file that is complete and locked before it gets the lock's name; `None` if the name
+    /// is taken. Fails with [`io::ErrorKind::Unsupported`] if the file system has no hard links.
     fn create_linked(&self, record: &RecordFor<'_>) -> io::Result<Option<Self::File>>;
     /// Makes an empty file under the lock's name; `None` if the name is taken.
     fn create_empty(&self) -> io::Result<Option<Self::File>>;
     /// Locks a new file as a holder does. Waits for [`LOCK_PATIENCE`] at most; `None` if another
     /// process keeps it locked.
     fn lock_new(&self, file: &Self::File) -> io::Result<Option<HeldLocks>>;
-    /// Writes the record into an empty file. After an error the lock's name is gone.
+    /// Writes the record into an empty file. If this fails, the file has lost the lock's name.
     fn write(&self, file: &Self::File, record: &[u8]) -> io::Result<()>;
     /// Opens the file under the lock's name.
     fn open(&self) -> io::Result<Entry<Self::File>>;
-    /// Whether the lock's name is a mount point, so that other processes can see another file
+    /// Whether the lock's name is a mount point, so that other processes may see another file
     /// there. Not a step.
     fn is_mount_point(&self, file: &Self::File) -> bool;
     /// Opens the same file again for writing; `None` if this process may not write it.
     fn open_to_write(&self, file: &Self::File) -> io::Result<Option<Self::File>>;
-    /// Whether a file that is open for writing may be rewritten: it is ours, has one name, and has
-    /// been open to no more users than the new one. Not a step: no other process changes that.
+    /// Whether a file that is open for writing may be rewritten: it is ours, has only one name, and
+    /// was never open to more users than a new file would be. Not a step: other processes cannot
+    /// change the result.
     fn may_rewrite(&self, file: &Self::File) -> io::Result<bool>;
     /// Locks an open file. Waits for `patience` at most.
     fn lock(&self, file: &Self::File, patience: Duration) -> io::Result<Flock>;
@@ -77,20 +85,21 @@ pub(super) trait Files {
     fn read(&self, file: &Self::File) -> io::Result<Content>;
     /// Waits for longer than a process needs to write a record.
     fn pause(&self);
-    /// Which file an open file is. Not a step: that never changes.
+    /// The identity of an open file. Not a step, because it never changes.
     fn id(&self, file: &Self::File) -> io::Result<FileId>;
-    /// Which file has the lock's name.
+    /// The identity of the file that has the lock's name.
     fn identity(&self) -> io::Result<Option<FileId>>;
-    /// Checks that there is room for a record, and that this process may make a file here. Gives
-    /// the permissions that a new lock would have.
+    /// Checks that there is room for a record, and that this process may make a file here. Returns
+    /// the permissions that a new lock file would have.
     fn prepare(&self, record: &[u8]) -> io::Result<u32>;
-    /// Sets the mode, writes the record over the old one, and cuts off what is left of that. A
-    /// reader can see a mixture. After an error the file is unchanged, or has lost the lock's name.
+    /// Sets the mode, writes the record over the old one, and cuts off the rest of the old record.
+    /// A reader can see a mixture of both. If this fails, the file is unchanged or has lost the
+    /// lock's name.
     fn rewrite(&self, file: &Self::File, record: &[u8], mode: u32) -> io::Result<()>;
     /// Removes the lock's name.
     fn remove(&self) -> io::Result<()>;
-    /// Waits for processes that judged the file earlier and may still act on that. False if there
-    /// is no need to wait.
+    /// Waits for processes that judged the file earlier and may still act on their judgement.
+    /// Returns false if there was no need to wait.
     fn settle(&self, after: After) -> bool;
 }
 
@@ -99,33 +108,33 @@ pub(super) trait Files {
 pub(super) enum Creation {
     /// By a link to a complete file, or in place if the file system has no hard links.
     ByLink,
-    /// In place: here, the lock on a file does not hold under a second name.
+    /// In place, because here a lock on a file does not hold under a second name.
     InPlace,
 }
 
-/// The locks of a holder on its file, for the record.
+/// The locks that a holder has on its file, as its record names them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct HeldLocks {
-    /// By flock(2).
+    /// Whether the holder has a lock by flock(2).
     pub(super) has_flock: bool,
-    /// For reading by fcntl(2).
+    /// Whether the holder has a read lock by fcntl(2).
     pub(super) has_read_lock: bool,
-    /// Where the file is, for processes that find it unlocked.
+    /// The file system that the file is on, for processes that find the file unlocked.
     pub(super) file_system: Option<FileSystem>,
 }
 
-/// The record of a process that has these locks on its file, with the present time.
+/// Makes the record of a process that has these locks on its file, with the current time.
 pub(super) type RecordFor<'a> = dyn Fn(HeldLocks) -> Vec<u8> + 'a;
 
-/// What came before a grant.
+/// What happened to the lock before a grant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum After {
     Nothing,
-    /// A stale lock, which this or another process has removed.
+    /// It was stale, and this or another process has taken it over or removed it.
     Takeover,
 }
 
-/// What a process that wants the lock writes, and what it may take over.
+/// The record that a process that wants the lock would write, and what it may take over.
 pub(super) struct Taker<'a> {
     /// The record to write. It names the locks if the holder keeps the file open while it holds the
     /// lock.
@@ -134,15 +143,15 @@ pub(super) struct Taker<'a> {
     pub(super) may_take: &'a dyn Fn(&Content) -> Verdict,
 }
 
-/// Whether a file may be taken over or removed; if not, why.
+/// Whether a file may be taken over or removed; the error says why not.
 pub(super) type Verdict = Result<(), Obstacle>;
 
 /// The result of an attempt to take or to remove the lock.
 #[must_use]
 pub(super) enum Outcome<T> {
-    /// The lock is taken: its file. Or it is gone: whether it was there.
+    /// Success: the file of the lock that was taken, or whether there was a lock to remove.
     Done(T),
-    /// What is in the way, and what the file says, if it could be read.
+    /// The obstacle, and the content of the file if it could be read.
     Blocked(Obstacle, Option<Content>),
 }
 
@@ -150,31 +159,32 @@ pub(super) enum Outcome<T> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Obstacle {
-    /// It is not stale.
+    /// The lock is not stale.
     NotStale,
-    /// It would be stale, but its file is locked: by a living holder, or by another taker.
+    /// The lock would be stale, but its file is locked by a living holder or by another taker.
     Locked,
-    /// It is stale, but this user may neither rewrite nor remove the file.
+    /// The lock is stale, but this user may neither rewrite nor remove the file.
     NotRemovable,
-    /// This user may make no files in the directory.
+    /// This user may not make files in the directory.
     UnwritableDirectory,
-    /// It is stale, but the file system has no locks that make a takeover safe.
+    /// The lock is stale, but the file system has no file locks, which a safe takeover needs.
     NoLocks,
-    /// Another process acted on it at the same time.
+    /// Another process changed the lock at the same time.
     Contended,
     /// This user may not read the file.
     Unreadable,
-    /// It is no file, but a link, a directory, a device, a pipe or a socket.
+    /// The path is not that of a regular file, but of a link, a directory, a device, a pipe or a
+    /// socket.
     NotAFile,
-    /// A file is mounted there. Other processes may see another file under this name.
+    /// The path is a mount point. Other processes may see another file there.
     MountPoint,
     /// The file belongs to another program: it is neither empty nor a record, nor the beginning of
-    /// one.
+    /// a record.
     NotALockFile,
 }
 
 impl Obstacle {
-    /// Why no wait for the lock can end; `None` if one can.
+    /// Why waiting for the lock cannot help; `None` if it can.
     pub(crate) fn hopeless_reason(self) -> Option<&'static str> {
         match self {
             Obstacle::NotAFile => Some("not a regular file"),
@@ -197,7 +207,7 @@ impl Obstacle {
 pub(super) enum Found<F> {
     Nothing,
     File(F),
-    /// No file that can be a lock, or none that this process can read.
+    /// Something that cannot be a lock file, or that this process cannot read.
     Unusable(Obstacle),
 }
 
@@ -222,7 +232,7 @@ pub(super) fn acquire<F: Files>(files: &F, taker: &Taker<'_>) -> io::Result<Outc
             Found::File(found) => match take_over(files, taker, found)? {
                 Takeover::Taken(file) => return settled(files, After::Takeover, file),
                 Takeover::Blocked(why, content) => return Ok(Outcome::Blocked(why, Some(content))),
-                // A process that judged the old file as stale may still act on that.
+                // A process that judged the old file as stale may still act on that judgement.
                 Takeover::NameGone => {
                     after = After::Takeover;
                     continue;
@@ -249,14 +259,14 @@ fn create<F: Files>(files: &F, taker: &Taker<'_>) -> io::Result<Option<F::File>>
     }
 }
 
-/// Makes a file that is not complete yet when its name appears. No process takes an empty file for
-/// a stale one before the timeout is over.
+/// Makes an empty file under the lock's name, and writes the record afterwards. No process takes an
+/// empty file for a stale one before the stale timeout is over.
 fn create_in_place<F: Files>(files: &F, taker: &Taker<'_>) -> io::Result<Option<F::File>> {
     let Some(file) = files.create_empty()? else {
         return Ok(None);
     };
-    // If this process was asleep for very long, a taker may have rewritten or removed the empty
-    // file. That process decides what becomes of the name.
+    // If this process was suspended for a long time, a taker may have rewritten or removed the
+    // empty file. Then the taker decides what happens to the name.
     let Some(locks) = files.lock_new(&file)? else {
         return Ok(None);
     };
@@ -273,7 +283,7 @@ enum Takeover<F> {
     Taken(F),
     /// The lock is not stale, or cannot be taken over.
     Blocked(Obstacle, Content),
-    /// The file has lost the lock's name, by this or by another process.
+    /// The file no longer has the lock's name, because of this or another process.
     NameGone,
 }
 
@@ -283,26 +293,26 @@ fn take_over<F: Files>(
     taker: &Taker<'_>,
     found: F::File,
 ) -> io::Result<Takeover<F::File>> {
-    // A lock that is simply held is only read. Its file is not locked even for a moment.
+    // The file of a lock that is not stale is only read, and not locked even for a moment.
     let content = files.read(&found)?;
     if let Err(why) = (taker.may_take)(&content) {
         return Ok(Takeover::Blocked(why, content));
     }
-    // Fails where a lock would not keep another taker out.
+    // Fails if a lock on the file would not keep other takers out.
     files.creation()?;
-    // It may have changed, or lost its name, before this process locked it.
+    // The file may have changed, or lost its name, before this process locked it.
     let locked = lock(files, found, Duration::ZERO)?;
     let (file, judged) = (locked.file, locked.content);
     let can_rewrite = match locked.flock {
         Flock::Acquired => locked.is_writable && files.may_rewrite(&file)?,
-        // A guard must have its file locked by flock(2).
+        // After a rewrite, a guard must have its file locked by flock(2), which was refused.
         Flock::HeldByNonParticipant => false,
         Flock::HeldByOther => return Ok(Takeover::Blocked(Obstacle::Locked, judged)),
         Flock::Unknown => return Ok(Takeover::Blocked(Obstacle::NoLocks, judged)),
     };
     let verdict = (taker.may_take)(&judged);
-    // Only after the judgement: a holder may release a lock that another process has locked, but
-    // only while it is alive.
+    // The name is checked after the judgement. Before it, a living holder can release its lock
+    // although this process has the file locked. A dead holder cannot.
     let id = files.id(&file)?;
     if files.identity()? != Some(id) {
         return Ok(Takeover::NameGone);
@@ -324,7 +334,7 @@ fn take_over<F: Files>(
     });
     match changed {
         // If another program has removed the name before the rewrite, the record is in a file
-        // without a name and does no harm.
+        // without a name, where it does no harm.
         Ok(()) if can_rewrite && files.identity()? == Some(id) => Ok(Takeover::Taken(file)),
         Ok(()) => Ok(Takeover::NameGone),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Takeover::NameGone),
@@ -338,7 +348,7 @@ pub(super) struct LockedFile<F> {
     file: F,
     is_writable: bool,
     pub(super) flock: Flock,
-    /// What it says now that it is locked.
+    /// The content of the file, read after the attempt.
     content: Content,
 }
 
@@ -365,8 +375,9 @@ pub(super) fn lock<F: Files>(
     })
 }
 
-/// Reads a file that another process may be rewriting until two reads agree. Otherwise a mixture
-/// with the new time could look like a lock that is not stale, which no taker has locked.
+/// Reads a file that another process may be rewriting, again and again until two reads agree. A
+/// mixture of two records could have the new time, and so look like a lock that is not stale and
+/// that no taker has locked.
 fn read_settled<F: Files>(files: &F, file: &F::File, mut content: Content) -> io::Result<Content> {
     for _ in 0..MAX_ROUNDS {
         files.pause();
@@ -379,7 +390,8 @@ fn read_settled<F: Files>(files: &F, file: &F::File, mut content: Content) -> io
     Ok(content)
 }
 
-/// A grant, unless a process that judged the file earlier has acted on that since.
+/// Returns the grant, unless another process, which judged the file earlier, has acted on that
+/// judgement and removed the file.
 fn settled<F: Files>(files: &F, after: After, ours: F::File) -> io::Result<Outcome<F::File>> {
     if files.settle(after) && !is_still_ours(files, &ours)? {
         return Ok(Outcome::Blocked(Obstacle::Contended, None));
@@ -392,13 +404,13 @@ pub(super) fn is_still_ours<F: Files>(files: &F, ours: &F::File) -> io::Result<b
     Ok(files.identity()? == Some(files.id(ours)?))
 }
 
-/// Releases the lock whose file this process has had open and locked since the grant. False if the
-/// lock is lost; then nothing changes.
+/// Releases the lock whose file this process has kept open and locked since the grant. If the lock
+/// is lost, returns false and changes nothing.
 pub(super) fn release<F: Files>(files: &F, ours: &F::File) -> io::Result<bool> {
     Ok(is_still_ours(files, ours)? && remove_name(files)?)
 }
 
-/// Returns whether the name was there.
+/// Removes the lock's name. Returns whether it was there.
 fn remove_name<F: Files>(files: &F) -> io::Result<bool> {
     match files.remove() {
         Ok(()) => Ok(true),
@@ -407,9 +419,9 @@ fn remove_name<F: Files>(files: &F) -> io::Result<bool> {
     }
 }
 
-/// Whether a release that names the lock may go on although another process has the file locked:
-/// any process that may read the file can have locked it, but if the lock is stale, so can a taker.
-/// `is_stale` supposes that no process has the file locked.
+/// Whether a release may go on. Any process that may read the file can have locked it, which must
+/// not prevent the release. But if the lock is stale, the process that has the file locked can be a
+/// taker. `is_stale` is the judgement as if no process had the file locked.
 pub(super) fn may_pass(flock: Flock, is_stale: bool) -> Verdict {
     match flock {
         Flock::HeldByOther if is_stale => Err(Obstacle::Locked),
@@ -417,8 +429,8 @@ pub(super) fn may_pass(flock: Flock, is_stale: bool) -> Verdict {
     }
 }
 
-/// Removes the lock if `allows` permits that for its content and its flock. False if there was no
-/// lock.
+/// Removes the lock if `allows` permits that for its content and its flock. The result is false if
+/// there was no lock.
 pub(super) fn remove<F: Files>(
     files: &F,
     allows: &dyn Fn(&Content, Flock) -> Verdict,
@@ -448,7 +460,8 @@ pub(super) fn remove<F: Files>(
     Ok(Outcome::Blocked(Obstacle::Contended, None))
 }
 
-/// Whether this user, or every user, lacks the right to change names here.
+/// Whether the error means that this user may not change names here, or that the file system is
+/// read-only.
 pub(super) fn is_forbidden(error: &io::Error) -> bool {
     use io::ErrorKind::{PermissionDenied, ReadOnlyFilesystem};
     matches!(error.kind(), PermissionDenied | ReadOnlyFilesystem)

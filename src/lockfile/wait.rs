@@ -13,13 +13,14 @@ use super::status::{Busy, LockDetails};
 use super::watch::{HolderProcess, Watch};
 use super::{Attempt, Obstacle, Semaphore};
 
-/// The shortest time between two looks, whatever the retry interval.
+/// The minimum time between two attempts, whatever the retry interval.
 const SHORTEST_RETRY: Duration = Duration::from_millis(1);
 
-/// The longest random delay, so that waiters do not look in step.
+/// The maximum random delay, in nanoseconds. It keeps waiting processes from trying at the same
+/// moments.
 const JITTER_NANOSECONDS: u64 = 5_000_000;
 
-/// The longest time between two looks.
+/// The maximum time between two attempts.
 const FOREVER: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
 /// When a wait ends without a lock.
@@ -29,9 +30,9 @@ pub(crate) struct WaitLimit<'a> {
 }
 
 impl<'a> WaitLimit<'a> {
-    /// After `timeout` from now, or once `cancel` is set.
+    /// The wait ends `timeout` from now, or once `cancel` is set.
     pub(crate) fn new(timeout: Option<Duration>, cancel: Option<&'a Event>) -> WaitLimit<'a> {
-        // Without a deadline if the clock cannot represent it.
+        // If the clock cannot represent the deadline, the wait has none.
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         WaitLimit { deadline, cancel }
     }
@@ -42,7 +43,7 @@ impl<'a> WaitLimit<'a> {
     }
 }
 
-/// The lock that was granted; or one that stays held: time is up, or no wait can end.
+/// The lock that was granted, or one that was not, because the time is up or waiting cannot help.
 pub(crate) type Waited<'a, T> = (&'a Semaphore, Attempt<T>);
 
 /// Waits for one of several locks in one directory.
@@ -54,7 +55,7 @@ pub(crate) fn acquire_any<'a>(
     until_any(slots, None, limit, &|slot| slot.attempt_guard(info))
 }
 
-/// As [`acquire_any`], but for the process `info.pid`. Gives up when that process ends.
+/// Like [`acquire_any`], but for the process `info.pid`. Gives up when that process ends.
 pub(crate) fn acquire_any_detached<'a>(
     slots: &'a [Semaphore],
     info: &LockInfo,
@@ -66,7 +67,8 @@ pub(crate) fn acquire_any_detached<'a>(
         slot.try_acquire_detached(info)
     })?;
     match &waited {
-        // The process ended just before the grant; its end may have made room for the grant.
+        // The process ended just before the grant, and perhaps the lock was free only because it
+        // ended.
         (slot, Attempt::Granted(())) if holder.is_over() => {
             slot.give_back(info.pid);
             Err(has_ended())
@@ -92,8 +94,8 @@ pub(crate) fn wait_any<'a>(
     })
 }
 
-/// Tries all locks until one is granted, until none can ever be, until time is up, or until the
-/// process that is to hold it ends.
+/// Tries all locks again and again. Returns when one is granted, when waiting is useless for all of
+/// them, when the time is up, or when the process that is to hold the lock ends.
 fn until_any<'a, T>(
     slots: &'a [Semaphore],
     holder: Option<&HolderProcess>,
@@ -110,7 +112,7 @@ fn until_any<'a, T>(
             match attempt(slot) {
                 Ok(Attempt::Busy(busy)) => held.push(busy),
                 Ok(granted) => return Ok((slot, granted)),
-                // Another program's file spoils its own slot only.
+                // Another program's file makes only its own slot unusable.
                 Err(SemaphoreError::NotALockFile(_)) => {
                     held.push(Busy::unknown(Obstacle::NotALockFile))
                 }
@@ -127,8 +129,8 @@ fn until_any<'a, T>(
         }
         match &watch {
             Some(watch) => rest(slots, &held, holder, watch, limit)?,
-            // Most callers find the lock free and need no watch. One more attempt after the watch
-            // has begun misses nothing.
+            // Most callers find the lock free and need no watch. The first watch begins after a
+            // failed attempt, and another attempt follows at once, so no change is missed.
             None => watch = Some(Watch::on(&first.directory()?)),
         }
         if let Some(ended) = holder.filter(|holder| holder.is_over()) {
@@ -151,11 +153,12 @@ pub(super) fn rest(
         .clone()
         .filter_map(LockDetails::end_of_holder)
         .collect();
-    // Where there is no such descriptor, the next look finds the end.
+    // If the kernel has no such descriptor, the next attempt notices that the process has ended.
     let end = holder.and_then(|holder| holder.end.as_ref());
     let ends: Vec<_> = ends.iter().chain(end).map(AsFd::as_fd).collect();
     let retries = slots.iter().map(|slot| slot.config.retry_interval);
-    // A lock that is stale and still refused stays refused for now.
+    // For a stale lock `stale_in` is 0, but this one has just been refused: trying again at once
+    // would not help.
     let unstale = held.filter(|lock| !lock.is_stale);
     let pauses = retries.chain(unstale.filter_map(|lock| lock.stale_in));
     let pause = pauses.min().unwrap_or(FOREVER);

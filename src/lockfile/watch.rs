@@ -1,5 +1,5 @@
-//! Waiting for changes of names in a directory: by inotify, and by looking again where inotify sees
-//! nothing.
+//! Waiting for changes of names in a directory: by inotify, and by looking again for changes that
+//! inotify does not report.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -17,20 +17,21 @@ use crate::sys::process;
 
 use super::error::{SemaphoreError, SemaphoreResult};
 
-/// The stack of a thread that only watches, in bytes. Unoptimised code needs more.
+/// The stack size, in bytes, of a thread that only watches. Unoptimised code needs a larger one.
 pub(super) const STACK_LEN: usize = if cfg!(debug_assertions) {
     512 * 1024
 } else {
     64 * 1024
 };
 
-/// A process that is to hold a lock, and may end before that.
+/// A process that is to hold a lock, and that may end before the grant.
 #[derive(Debug)]
 pub(super) struct HolderProcess {
     pub(super) pid: u32,
     /// Readable once the process has ended; `None` on a kernel without pidfds.
     pub(super) end: Option<OwnedFd>,
-    /// Tells the process from a later one with its number, where there is no pidfd.
+    /// The start time, if there is no pidfd. It tells the process from a later one with the same
+    /// number.
     start_ticks: Option<u64>,
 }
 
@@ -50,7 +51,7 @@ impl HolderProcess {
         (!process.is_over()).then_some(process)
     }
 
-    /// Whether the process has ended. A zombie has.
+    /// Whether the process has ended. A zombie counts as ended.
     pub(super) fn is_over(&self) -> bool {
         match &self.end {
             Some(end) => wait_until_readable(end, Instant::now()),
@@ -64,15 +65,15 @@ fn living(pid: u32) -> Option<process::Process> {
     process::look_up(pid).filter(|process| !process.is_zombie)
 }
 
-/// Watches the names of one directory. Empty where inotify is missing.
+/// A watch on the names of one directory; `None` if inotify is missing.
 #[derive(Debug)]
 pub(super) struct Watch(pub(super) Option<OwnedFd>);
 
 impl Drop for Watch {
     fn drop(&mut self) {
         // The kernel needs 5 to 20 ms to end a watch. A process that has just been granted a lock,
-        // or is about to release one, does not wait for that. Without a thread, the descriptor is
-        // closed here.
+        // or is about to release one, must not wait for that, so a thread closes the descriptor. If
+        // the thread cannot be started, the descriptor is closed here.
         if let Some(inotify) = self.0.take() {
             let _ = thread::Builder::new()
                 .name("watch-closer".into())
@@ -83,13 +84,14 @@ impl Drop for Watch {
 }
 
 impl Watch {
-    /// Begins to watch now.
+    /// Begins to watch the directory.
     pub(super) fn on(directory: &Directory) -> Watch {
         Watch(watch(directory.as_fd()).ok())
     }
 
     /// Blocks until a name that `concerns` accepts changes, until a descriptor in `ends` is
-    /// readable, or until an instant. Fails with [`SemaphoreError::Cancelled`] if `cancel` is set.
+    /// readable, or until the instant `until`. Fails with [`SemaphoreError::Cancelled`] if `cancel`
+    /// is set.
     pub(super) fn wait(
         &self,
         concerns: &dyn Fn(&[u8]) -> bool,
@@ -117,7 +119,7 @@ impl Watch {
         }
     }
 
-    /// Reads all events, and says whether one of them concerns the caller.
+    /// Reads all events that have arrived. Returns whether one of them concerns the caller.
     fn concerns(&self, name_concerns: &dyn Fn(&[u8]) -> bool) -> bool {
         let Some(inotify) = &self.0 else {
             return true;
@@ -128,14 +130,15 @@ impl Watch {
         loop {
             match events.next() {
                 Ok(event) => {
-                    // Without a name it is about the directory, or about lost events.
+                    // An event without a name is about the directory itself, or says that events
+                    // were lost.
                     concerns |= event
                         .file_name()
                         .is_none_or(|name| name_concerns(name.to_bytes()));
                 }
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => return concerns,
-                // Then the caller looks more often than it needs to.
+                // After an error, the caller only looks more often than it needs to.
                 Err(_) => return true,
             }
         }
