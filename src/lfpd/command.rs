@@ -1,17 +1,17 @@
-//! A line of a request, as a typed command. Pure.
+//! Parses a line of a request into a typed command. No I/O here.
 
 use super::uucp::names::pid_in;
 
-/// The longest path of a device, in bytes.
+/// The maximum length of a device path in bytes.
 const MAX_DEVICE_LEN: usize = 255;
 
-/// First words of an HTTP request sent here by mistake. A blank follows.
+/// The first words of HTTP requests. A space follows each.
 const HTTP_METHODS: [&[u8]; 10] = [
     b"GET", b"POST", b"PUT", b"HEAD", b"DELETE", b"OPTIONS", b"CONNECT", b"TRACE", b"PATCH", b"PRI",
 ];
 const HTTP_HOST: &[u8] = b"host:";
 
-/// First bytes of a TLS handshake: the type and the major version of a record.
+/// The first bytes of a TLS handshake: the type and the major version of a record.
 const TLS_RECORD: &[u8] = &[0x16, 0x03];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,16 +24,16 @@ pub enum Command<'a> {
     Quit,
 }
 
-/// Which device, and for whom.
+/// The device and the process that a request names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LockTarget<'a> {
-    /// A path, as it was sent.
+    /// The path as the client sent it.
     pub device: &'a [u8],
-    /// `None` is a number that no process can have.
+    /// `None` if the client sent a number that no process can have.
     pub pid: Option<u32>,
 }
 
-/// The command in a line; `None` if the line is not one.
+/// Parses a line; `None` if it is not a command.
 pub fn parse(line: &[u8]) -> Option<Command<'_>> {
     let mut words = line
         .split(|byte| is_blank(*byte))
@@ -56,8 +56,8 @@ pub fn parse(line: &[u8]) -> Option<Command<'_>> {
     }
 }
 
-/// Whether a line belongs to HTTP or TLS. A web page can make a browser send a line that is a
-/// command of ours, but never as the first one.
+/// Whether a line belongs to HTTP or TLS. A web page can make a browser send one of our commands,
+/// but never as the first line.
 pub fn is_other_protocol(line: &[u8]) -> bool {
     let last_word = line.rsplit(|byte| is_blank(*byte)).next();
     let version = last_word.unwrap_or_default();
@@ -72,14 +72,15 @@ pub fn is_other_protocol(line: &[u8]) -> bool {
 }
 
 fn lock_target<'a>(device: &'a [u8], pid: &[u8]) -> Option<LockTarget<'a>> {
-    // 0xFE and 0xFF are telnet commands, never part of a path.
+    // The bytes 0xFE and 0xFF are telnet commands and never part of a path.
     let is_path = |byte: &u8| matches!(*byte, 0x21..=0x7E | 0x80..=0xFD);
     let is_device = device.len() <= MAX_DEVICE_LEN && device.iter().all(is_path);
     let pid = process_id(pid)?;
     is_device.then_some(LockTarget { device, pid })
 }
 
-/// Reads a decimal integer of any length; the inner `None` is a number that no process can have.
+/// Parses a decimal integer of any length. The outer `None` means that the word is not an integer,
+/// and the inner one that no process can have this number.
 fn process_id(word: &[u8]) -> Option<Option<u32>> {
     let (is_negative, digits) = match word {
         [b'-', digits @ ..] => (true, digits),

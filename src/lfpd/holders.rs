@@ -1,4 +1,4 @@
-//! The processes for which locks were taken: when one ends, its locks go.
+//! The processes that hold locks. When a process ends, its locks are removed.
 
 use std::collections::hash_map::{Entry, HashMap};
 use std::io;
@@ -19,29 +19,32 @@ use crate::sys::event::wait_until_readable;
 use crate::sys::process;
 use crate::text::reason;
 
-/// How many processes are watched, and how many locks. When the holder of a further lock ends, the
-/// lock stays: stale, and free for the next process.
+/// The maximum numbers of watched processes and of watched locks. Any further lock stays when its
+/// holder ends. It is stale then, so that the next process can take it.
 pub const MAX_HOLDERS: usize = 1024;
 const MAX_LOCKS: usize = 4096;
 
-/// The smallest share of a user.
+/// The minimum share of a user.
 const MIN_SHARE: usize = 8;
 
-/// The share of one user in `count` connections, processes or locks: a quarter.
+/// The maximum number of connections, processes or locks for one user, if `count` is the maximum
+/// for all users: a quarter of it, but at least `MIN_SHARE`.
 pub fn share_of(count: usize) -> usize {
     (count / 4).max(MIN_SHARE)
 }
 
-/// The interval between two looks, where the kernel cannot wake us.
+/// The interval between two checks if the kernel cannot report that a process has ended, and
+/// between two attempts to remove a lock.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The longest list of ends that is fetched in one system call.
+/// The maximum number of events that one system call fetches.
 const BATCH_LEN: usize = 32;
 
-/// Watches for the ends of processes: one thread for all of them.
+/// Watches for the end of processes. One thread watches all of them.
 #[derive(Debug)]
 pub struct Holders {
-    /// With it, the kernel wakes us. Where it cannot (before 5.3), this thread looks at intervals.
+    /// The kernel reports through this descriptor that a process has ended. `None` before Linux
+    /// 5.3, which cannot do that: the thread then checks all processes at intervals.
     epoll: Option<OwnedFd>,
     max_holders: usize,
     holders: Mutex<HashMap<u32, WatchedProcess>>,
@@ -54,18 +57,19 @@ struct WatchedProcess {
     locks: Vec<DeviceLock>,
 }
 
-/// How to notice the end of a process. Made before the lock, so that an end in between is noticed,
-/// too.
+/// How to notice the end of a process. It is made before the lock, so that the end is noticed even
+/// if the process ends before it has the lock.
 #[derive(Debug)]
 pub enum ProcessEnd {
     /// Readable once the process has ended.
     Descriptor(OwnedFd),
-    /// The process has ended if none has its number, or one that began at another time.
+    /// The start time of the process. The process has ended if no process has its number, or if one
+    /// with another start time has it.
     Start(Option<u64>),
 }
 
 impl Holders {
-    /// Watches no process yet, and never more than `max_holders`.
+    /// Watches no process yet, and later at most `max_holders` processes.
     pub fn new(max_holders: usize) -> io::Result<Holders> {
         let own_end = process::pidfd(std::process::id());
         let can_tell = !own_end.is_err_and(|error| error.kind() == io::ErrorKind::Unsupported);
@@ -85,9 +89,10 @@ impl Holders {
         }
     }
 
-    /// Remembers `lock` for the time when its holder ends. Returns the locks of an earlier process
-    /// with the same number, if its end has not been noticed yet: the caller removes them. Beyond
-    /// the caps, and beyond the share of the `user` whose process it is, the lock is not watched.
+    /// Watches `lock` for the end of its holder, the process `pid`. If the end of an earlier
+    /// process with the same number has not been noticed yet, returns the locks of that process,
+    /// which the caller must remove. The lock is not watched if that would exceed a maximum, or the
+    /// share of `user`, to whom the process belongs.
     #[must_use]
     pub fn add(
         &self,
@@ -129,7 +134,7 @@ impl Holders {
             || (is_new && own().count() >= share_of(self.max_holders))
     }
 
-    /// Forgets locks that have been released.
+    /// Stops watching locks that have been released.
     pub fn forget(&self, ids: &[FileId]) {
         self.holders.lock().retain(|_, holder| {
             holder.locks.retain_mut(|lock| lock.forget(ids));
@@ -137,8 +142,8 @@ impl Holders {
         });
     }
 
-    /// Calls `remove` with each lock whose holder has ended, and again after a second if it returns
-    /// false. Does not return.
+    /// Calls `remove` with each lock whose holder has ended. If `remove` returns false, calls it
+    /// again after a second. Does not return.
     pub fn run(&self, remove: impl Fn(&DeviceLock) -> bool) -> ! {
         let mut locks = Vec::new();
         loop {
@@ -146,13 +151,14 @@ impl Holders {
             for pid in self.wait(patience) {
                 locks.extend(take_if_over(&mut self.holders.lock(), pid));
             }
-            // Whatever prevents one removal prevents all.
+            // Whatever prevents one removal would prevent the others, too.
             let done = locks.iter().take_while(|lock| remove(lock)).count();
             locks.drain(..done);
         }
     }
 
-    /// Blocks until a process has ended, or may have, but no longer than `patience`.
+    /// Blocks until a process may have ended, but for no longer than `patience`. Returns the
+    /// processes to check.
     fn wait(&self, patience: Option<Duration>) -> Vec<u32> {
         let Some(epoll) = &self.epoll else {
             thread::sleep(POLL_INTERVAL);
@@ -172,7 +178,7 @@ impl Holders {
     }
 }
 
-/// The locks of this process, which is forgotten, if it has ended.
+/// If this process has ended, forgets it and returns its locks.
 fn take_if_over(holders: &mut HashMap<u32, WatchedProcess>, pid: u32) -> Vec<DeviceLock> {
     match holders.entry(pid) {
         Entry::Occupied(holder) if is_over(pid, &holder.get().end) => holder.remove().locks,

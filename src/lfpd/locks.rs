@@ -1,5 +1,5 @@
-//! Carries out requests to lock and unlock: whether the peer may ask, which device it means, and
-//! what the device's lock files say.
+//! Carries out requests to lock and unlock. Checks whether the peer may make the request, finds the
+//! device, and looks at the device's lock files.
 
 use std::fmt;
 use std::io;
@@ -22,12 +22,12 @@ use super::holders::Holders;
 use super::peer::{NamedProcess, Peer, PeerRule};
 use super::reply::LfpReply;
 
-/// Who may lock, and for which process.
+/// The rules that say who may lock, and on behalf of which process.
 #[derive(Debug)]
 pub struct LockRules {
     pub peer_rule: PeerRule,
     pub require_live_pid: bool,
-    /// Where the devices are: /dev.
+    /// The directory of the devices: /dev, except in tests.
     pub devices: PathBuf,
 }
 
@@ -36,7 +36,8 @@ pub struct LockRules {
 pub struct Locks {
     files: SerialLockFiles,
     rules: LockRules,
-    /// Absent in a server for one connection: it ends before the processes that hold its locks.
+    /// `None` in a server for one connection, because that server ends before the processes that
+    /// hold its locks.
     holders: Option<Holders>,
     failures: Throttle,
     foreigners: Throttle,
@@ -44,8 +45,8 @@ pub struct Locks {
 }
 
 impl Locks {
-    /// The locks in `files`. With `holders`, [`Locks::reap`] removes the locks of processes that
-    /// end.
+    /// Serves the locks in `files`. With `holders`, [`Locks::reap`] removes the locks of processes
+    /// that end.
     pub fn new(files: SerialLockFiles, rules: LockRules, holders: Option<Holders>) -> Locks {
         Locks {
             files,
@@ -57,13 +58,13 @@ impl Locks {
         }
     }
 
-    /// Locks a device, if `peer` may do that. Blocks for two seconds at most.
+    /// Locks a device if `peer` may do that. Blocks for at most two seconds.
     pub fn lock(&self, peer: Peer, target: &LockTarget<'_>) -> LfpReply<'static> {
         let Some((path, pid)) = checked(target) else {
             return LfpReply::Denied;
         };
         let shown = Escaped(target.device);
-        // Before anything else: the process may end at any time.
+        // This comes first, because the process may end at any time.
         let holders = self.holders.as_ref();
         let end = holders.and_then(|holders| holders.end_of(pid));
         let seen_at = SystemTime::now();
@@ -104,7 +105,7 @@ impl Locks {
         }
     }
 
-    /// Unlocks a device, if `peer` may do that. Blocks for two seconds at most.
+    /// Unlocks a device if `peer` may do that. Blocks for at most two seconds.
     pub fn unlock(&self, peer: Peer, target: &LockTarget<'_>) -> LfpReply<'static> {
         let Some((path, pid)) = checked(target) else {
             return LfpReply::Denied;
@@ -130,8 +131,8 @@ impl Locks {
         }
     }
 
-    /// Removes the locks of processes that end, and never returns; at once, if this server does not
-    /// watch holders.
+    /// Removes the locks of processes that end. Does not return, unless this server does not watch
+    /// holders.
     pub fn reap(&self) {
         let Some(holders) = &self.holders else { return };
         holders.run(|lock| self.remove(lock))
@@ -142,7 +143,7 @@ impl Locks {
         self.files.finish();
     }
 
-    /// Removes a lock whose holder has ended. Returns false if another attempt may succeed later.
+    /// Removes a lock whose holder has ended. Returns false if that failed but may succeed later.
     fn remove(&self, lock: &DeviceLock) -> bool {
         match self.files.remove(lock) {
             Ok(true) => debug!("reaped {lock}"),
@@ -156,8 +157,8 @@ impl Locks {
         true
     }
 
-    /// Whether `peer` may lock on behalf of the process `pid`: everybody may, if there is no such
-    /// process.
+    /// Whether `peer` may lock and unlock on behalf of the process `pid`. If there is no such
+    /// process, every peer may.
     fn admits(
         &self,
         process: Option<NamedProcess>,
@@ -197,8 +198,8 @@ impl fmt::Display for Peer {
     }
 }
 
-/// Whether the same call may succeed later: other threads have locked the directory, or all
-/// descriptors are in use.
+/// Whether the same call may succeed later: other threads are using the directory, or no descriptor
+/// or memory is left at the moment.
 fn is_temporary(error: &io::Error) -> bool {
     let code = Errno::from_io_error(error);
     matches!(code, Some(Errno::MFILE | Errno::NFILE | Errno::NOMEM))

@@ -40,13 +40,13 @@ use wire::Wire;
 
 const PROGRAM: &str = "lfpd";
 
-/// How long received commands may take to be done at the end.
+/// How long the commands that have arrived may take when the server stops.
 const FAREWELL: Duration = Duration::from_secs(4);
 
-/// Every user may connect to the Unix socket. What a client may lock depends on its user.
+/// The mode of the Unix socket. Every user may connect; what a client may lock depends on its user.
 const UNIX_MODE: u32 = 0o666;
 
-/// Descriptors that are neither for connections nor for watched processes.
+/// The number of descriptors that are needed for anything but connections and watched processes.
 const RESERVED_DESCRIPTORS: usize = 64;
 
 /// Runs the server: reads the arguments, serves, and returns the exit status (lfpd(8), EXIT
@@ -63,7 +63,8 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// Checks the options against the surroundings, and serves. An error has its exit status.
+/// Checks the options against the environment, then serves. On failure, returns the exit status and
+/// the reason.
 fn start(options: &Options) -> Result<(), (u8, String)> {
     let usage = |reason| (USAGE, reason);
     let cannot_start = |reason| (CANNOT_START, reason);
@@ -78,7 +79,7 @@ fn start(options: &Options) -> Result<(), (u8, String)> {
     run(options, &log, source, inherited).map_err(cannot_start)
 }
 
-/// Serves until it is told to stop, or until the one connection ends.
+/// Serves until a signal tells the server to stop, or until the only connection ends.
 fn run(
     options: &Options,
     log: &LogRules,
@@ -104,11 +105,11 @@ fn run(
 
 /// The connections to serve.
 enum Connected {
-    /// One, on descriptors 0 and 1.
+    /// One connection, on descriptors 0 and 1.
     Stdio,
-    /// One, on this socket.
+    /// One connection, on this socket.
     Once(OwnedFd),
-    /// All that these accept.
+    /// All connections that these listeners accept.
     Often(Vec<Listener>),
 }
 
@@ -153,13 +154,14 @@ fn connections_of(inherited: Vec<Inherited>) -> Result<Connected, String> {
 fn peer_of_stdin() -> Option<Peer> {
     match sockopt::socket_type(stdio::stdin()) {
         Ok(_) => peer_of(&stdio::stdin()),
-        // A pipe or a terminal counts as a peer of the user who started this server.
+        // The peer on a pipe or a terminal counts as the user who started this server.
         Err(_) => Some(Peer(Some(getuid().as_raw()))),
     }
 }
 
 fn peer_of(socket: &impl AsFd) -> Option<Peer> {
-    // Each reply is one write, and leaves at once. Unix sockets do that anyway.
+    // Each reply is one write and must leave at once. A Unix socket does not have this option, and
+    // does not need it.
     let _ = sockopt::set_tcp_nodelay(socket, true);
     Peer::of(socket)
 }
@@ -201,7 +203,7 @@ fn serve_one(
     session::serve(&wire, peer, &locks, &session_rules(options));
 }
 
-/// Serves each connection on a thread, until a signal.
+/// Serves each connection on a thread until a signal arrives.
 fn serve_all(
     options: &Options,
     listeners: Vec<Listener>,
@@ -225,7 +227,8 @@ fn serve_all(
             let user = peer.and_then(|peer| peer.0);
             if let Err(cap) = admission.count_for_user(user, max_of_user) {
                 refusals.warn(format_args!("turned-away reason={cap}"));
-                // No lingering close, which would keep its place for a while.
+                // There is no lingering close here, because the connection would count until its
+                // end.
                 admission.stream.send_once(TURNED_AWAY);
                 return;
             }
@@ -244,7 +247,7 @@ fn serve_all(
         server::print_port(&listeners)?;
     }
 
-    // This fails only if the thread for signals is gone, which is a reason to stop as well.
+    // Receiving fails only if the thread for signals has ended, which is a reason to stop as well.
     let _ = signals.received.recv();
     info!("stopping");
     connections.close();
@@ -253,8 +256,9 @@ fn serve_all(
     Ok(())
 }
 
-/// Raises the limit of descriptors as far as the server needs, and returns how many processes it
-/// can watch: each takes a descriptor, and they get at least a quarter of all.
+/// Raises the descriptor limit as far as the server needs. Returns the number of processes that it
+/// can watch. Each of them takes a descriptor, and at least a quarter of all descriptors is for
+/// them.
 fn allow_descriptors(max_connections: usize) -> usize {
     let others = RESERVED_DESCRIPTORS.saturating_add(max_connections);
     let wanted = others.saturating_add(MAX_HOLDERS) as u64;

@@ -12,12 +12,12 @@ use crate::log::{self, LogRules, LogTarget, Timestamps};
 
 const LOCK_DIR: &str = "/var/lock";
 
-/// Where lock files are looked for beside the lock directory.
+/// The directories that are searched for lock files by default, in addition to the lock directory.
 const SEARCH_DIRS: &str = "/etc/locks:/usr/spool/kermit:/usr/spool/locks:/usr/spool/uucp:\
     /usr/spool/uucp/LCK:/var/lock:/var/lock/modem:/var/spool/lock:/var/spool/locks:/var/spool/uucp:\
     /var/lock/lockdev";
 
-/// Where clients of the protocol look for a server.
+/// The address at which clients of the protocol look for a server.
 const USUAL_ADDRESS: &str = "127.0.0.1:50001";
 
 const FIVE_MINUTES: Duration = Duration::from_secs(300);
@@ -98,18 +98,19 @@ fn with_the_usual_address(
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ConnectionSource {
-    /// LISTEN_FDS names the sockets.
+    /// The sockets that LISTEN_FDS names.
     Environment,
     /// The socket on descriptor 0, listening or connected.
     Inetd,
     /// Descriptors 0 and 1 are the connection.
     Stdio,
-    /// The server binds what `--listen` and `--unix` name.
+    /// The sockets that the server binds for `--listen` and `--unix`.
     Bound,
 }
 
 impl Options {
-    /// Where connections come from. `inherits` says that LISTEN_FDS names sockets for this process.
+    /// Where connections come from. `inherits` is whether LISTEN_FDS names sockets for this
+    /// process.
     pub(super) fn source(&self, inherits: bool) -> Result<ConnectionSource, String> {
         let binds = !self.listen.is_empty() || self.unix.is_some();
         if self.print_port && self.listen.is_empty() {
@@ -148,7 +149,8 @@ impl Options {
     }
 }
 
-/// An address and a port, or a port alone. Only this host may reach the server.
+/// Parses an address and a port, or a port alone. The address must be one of the loopback
+/// interface, so that only this host can reach the server.
 fn loopback_address(text: &str) -> Result<SocketAddr, String> {
     let local = |port: u16| SocketAddr::from((Ipv4Addr::LOCALHOST, port));
     let on_localhost = |port| values::digits(port).map(local);

@@ -1,4 +1,4 @@
-//! The user at the other end, and which processes that user may ask for.
+//! The user at the other end of a connection, and the processes for which that user may lock.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader};
@@ -10,18 +10,19 @@ use rustix::net::{getpeername, getsockname, sockopt, AddressFamily, SocketAddrAn
 
 use crate::sys::process;
 
-/// How often the lists are read if the connection is not in them: they may skip a line while other
-/// connections come and go. One that is in them without an owner is not looked for again.
+/// The maximum number of times that the kernel's lists are searched for a connection. A list may
+/// skip a line while other connections come and go. If a connection is in a list without an owner,
+/// the search ends.
 const MAX_LOOKS: usize = 3;
 
-/// What follows if a peer asks for another user's process.
+/// What happens if a peer names a process of another user.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PeerRule {
-    /// A refusal.
+    /// The request is refused.
     Enforce,
-    /// The lock, and a line in the log.
+    /// The request is served, with a line in the log.
     Log,
-    /// The lock.
+    /// The request is served.
     Off,
 }
 
@@ -29,22 +30,25 @@ pub enum PeerRule {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Peer(pub Option<u32>);
 
-/// A process that exists, and that a peer asks for.
+/// A process that exists and that a peer has named.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NamedProcess {
     pub user: Option<u32>,
-    /// Whether the peer may ask for it: root may ask for each, a user for its own.
+    /// Whether the peer may lock for this process: root may lock for every process, and any other
+    /// user only for its own.
     pub is_peers: bool,
 }
 
 impl Peer {
-    /// Finds out the user at the other end of a connected socket; `None` if that is on another
-    /// host, or there is no descriptor left to find out. The caller asks before the peer has a
-    /// reason to close it: afterwards the kernel does not know.
+    /// Finds out the user at the other end of a connected socket; `None` if the other end is on
+    /// another host, or if the user cannot be found out because no descriptor is left. Call this
+    /// before the peer has a reason to close the connection: after that, the kernel no longer knows
+    /// the user.
     pub fn of(socket: &impl AsFd) -> Option<Peer> {
         match getpeername(socket) {
             Ok(address) => Peer::at(socket, address),
-            // It has hung up already. The kernel has forgotten its address, but not ours.
+            // The peer has already hung up. The kernel has forgotten the peer's address, but not
+            // ours.
             Err(Errno::NOTCONN | Errno::INVAL) => {
                 let own = getsockname(socket).ok()?;
                 (is_unix(&own) || loopback(&own).is_some()).then_some(Peer(None))
@@ -54,7 +58,7 @@ impl Peer {
     }
 
     fn at(socket: &impl AsFd, address: Option<SocketAddrAny>) -> Option<Peer> {
-        // An unnamed peer is one on a Unix socket.
+        // A peer without an address is on a Unix socket.
         if address.as_ref().is_none_or(is_unix) {
             let credentials = sockopt::socket_peercred(socket).ok()?;
             return Some(Peer(process::known_user(credentials.uid.as_raw())));
@@ -65,13 +69,14 @@ impl Peer {
             Some(ours) => owner_of(theirs, ours).ok()?,
             None => Peer(None),
         };
-        // If it has hung up, another program may have its port, and the user is that program's.
+        // If the peer has hung up, another program may have its port, and `user` may be the user of
+        // that program.
         let is_still_there = getpeername(socket).is_ok();
         let user = user.filter(|_| is_still_there);
         Some(Peer(user.and_then(process::known_user)))
     }
 
-    /// What this peer may do with the process `pid`; `None` if it does not exist.
+    /// Describes the process `pid` from the view of this peer; `None` if there is no such process.
     pub fn named_process(self, pid: u32) -> Option<NamedProcess> {
         if !process::is_process(pid) {
             return None;
@@ -83,7 +88,8 @@ impl Peer {
             Some(0) => true,
             Some(peer) => users.is_some_and(|of| peer == of.real || peer == of.effective),
         };
-        // The users of a process that has ended just now are unknown.
+        // If the process has just ended, its users are unknown, so this checks again that it
+        // exists.
         (is_peers || process::is_process(pid)).then_some(NamedProcess { user, is_peers })
     }
 }
@@ -92,21 +98,22 @@ fn is_unix(address: &SocketAddrAny) -> bool {
     address.address_family() == AddressFamily::UNIX
 }
 
-/// The address, if it is one of the loopback interface.
+/// Returns the address if it is one of the loopback interface.
 fn loopback(address: &SocketAddrAny) -> Option<SocketAddr> {
     let address = canonical(SocketAddr::try_from(address.clone()).ok()?);
     address.ip().is_loopback().then_some(address)
 }
 
-/// The address, as IPv4 if it is an IPv4 address mapped to IPv6.
+/// Returns the address as IPv4 if it is an IPv4 address mapped to IPv6.
 fn canonical(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(address.ip().to_canonical(), address.port())
 }
 
-/// The owner of the socket that is at `local` and connected to `remote`.
-/// TCP does not tell, but the kernel's lists of connections do. To read one, the kernel walks its
-/// whole table of connections, about 20 ns for each place in it: 6 ms if the host has 24 GB. Each
-/// connection in the list, also one in TIME_WAIT, takes 2 us more.
+/// Returns the owner of the socket that is at `local` and connected to `remote`. TCP does not tell
+/// the owner, but the kernel's lists of connections do. To produce a list, the kernel walks through
+/// its whole table of connections. That takes about 20 ns for each entry of the table, or 6 ms on a
+/// host with 24 GB of memory. Each connection in the list, even one in TIME_WAIT, takes another 2
+/// us.
 fn owner_of(local: SocketAddr, remote: SocketAddr) -> io::Result<Peer> {
     for _ in 0..MAX_LOOKS {
         if let Some(owner) = look(local, remote)? {
@@ -116,11 +123,11 @@ fn owner_of(local: SocketAddr, remote: SocketAddr) -> io::Result<Peer> {
     Ok(Peer(None))
 }
 
-/// Looks once for the owner; `None` if the connection is in no list.
+/// Searches each list once for the owner; `None` if the connection is in no list.
 fn look(local: SocketAddr, remote: SocketAddr) -> io::Result<Option<Peer>> {
     for list in ["/proc/self/net/tcp", "/proc/self/net/tcp6"] {
         let list = match File::open(list) {
-            // Without IPv6, or without /proc.
+            // The list does not exist without IPv6 or without /proc.
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
             list => list?,
         };
@@ -133,18 +140,19 @@ fn look(local: SocketAddr, remote: SocketAddr) -> io::Result<Option<Peer>> {
     Ok(None)
 }
 
-/// The owner in a line of the list, if the line is this connection's.
+/// Returns the owner in a line of the list, if the line describes this connection.
 fn owner_in(line: &str, local: SocketAddr, remote: SocketAddr) -> Option<Peer> {
     const FIELD_BEHIND_REMOTE: usize = 4;
     let mut fields = line.split_ascii_whitespace().skip(1);
     let is_it = address_in(fields.next()?)? == local && address_in(fields.next()?)? == remote;
     let user = fields.nth(FIELD_BEHIND_REMOTE)?.parse().ok()?;
     let inode = fields.nth(1)?;
-    // The list says root for a socket that has been closed.
+    // For a closed socket, the list shows inode 0, and root as its user.
     is_it.then_some(Peer((inode != "0").then_some(user)))
 }
 
-/// Parses `0100007F:C351`: words of the address in the host's order of bytes, then the port.
+/// Parses an address such as `0100007F:C351`: hexadecimal words in the byte order of the host, then
+/// the port.
 fn address_in(field: &str) -> Option<SocketAddr> {
     let (ip, port) = field.split_once(':')?;
     let port = u16::from_str_radix(port, 16).ok()?;

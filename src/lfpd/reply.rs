@@ -1,6 +1,6 @@
-//! The replies and the greeting, byte by byte. Pure.
+//! The bytes of the replies and of the greeting. No I/O here.
 
-/// The longest part of an unknown command that is repeated, in bytes.
+/// The maximum number of bytes of an unknown command that the reply repeats.
 const MAX_ECHO_LEN: usize = 64;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -11,7 +11,7 @@ pub enum LfpReply<'a> {
     NotImplemented,
     /// 450
     Busy,
-    /// 500, with the line.
+    /// 500, which repeats the line.
     NotUnderstood(&'a [u8]),
     /// 550
     Denied,
@@ -44,7 +44,7 @@ impl LfpReply<'_> {
     }
 }
 
-/// The only line for a peer that is refused before its first command.
+/// The only line that a peer gets if it is refused before its first command.
 pub const TURNED_AWAY: &[u8] = b"550 : Permission denied.\r\n";
 
 /// Appends the greeting, the first line of a conversation, to `out`.

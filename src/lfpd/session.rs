@@ -1,9 +1,10 @@
 //! One connection's conversation: greet, read a command, carry it out, write the reply, in order.
 //!
 //! RXTX, the client that the protocol was made for, takes the first bytes that it reads for the
-//! greeting and the next ones for the reply, whatever they are: so each goes out in one write. When
-//! it unlocks, it even takes the greeting for the reply. So a command that has arrived already is
-//! carried out before the greeting: when the greeting arrives, the lock file is gone.
+//! greeting and the next ones for the reply, whatever they are. So the greeting and each reply are
+//! sent in one write. When RXTX unlocks, it even takes the greeting for the reply. So a command
+//! that has already arrived is carried out before the greeting is sent. Then the lock file is gone
+//! when RXTX reads the greeting.
 
 use std::io;
 use std::ops::ControlFlow;
@@ -19,26 +20,26 @@ use super::peer::Peer;
 use super::reply::{append_greeting, LfpReply, TURNED_AWAY};
 use super::wire::{Until, Wire};
 
-/// How long a new connection is read before it is greeted.
+/// How long the server waits for an early command before it sends the greeting.
 const EARLY_LOOK: Duration = Duration::from_millis(2);
 
-/// The longest line, without its LF.
+/// The maximum length of a line in bytes, without its LF.
 const MAX_LINE_LEN: usize = 1023;
 
 /// How long the peer may be silent within its first line. The newest nrjavaserial sends a part of a
-/// line, and waits for the reply to it.
+/// line and waits for the reply to it.
 const FIRST_LINE_SILENCE: Duration = Duration::from_secs(2);
 
-/// How many lines that are not commands end a conversation.
+/// The number of invalid commands that ends a conversation.
 const MAX_BAD_COMMANDS: u32 = 10;
 
 /// How long a lingering close reads what the peer still sends.
 const LINGER_TIME: Duration = Duration::from_millis(250);
 
-/// What all conversations of a server share.
+/// The settings that all conversations of a server share.
 #[derive(Debug)]
 pub struct ConversationRules {
-    /// Our name in the greeting.
+    /// The name of this host in the greeting.
     pub hostname: String,
     /// How long a line may take to arrive.
     pub idle_timeout: Duration,
@@ -47,8 +48,8 @@ pub struct ConversationRules {
 /// Whether the conversation goes on, or why it ends.
 type Flow = ControlFlow<&'static str>;
 
-/// Serves a connection until it ends. Its locks stay. A peer that is not on this host, or whose
-/// user cannot be found out because no descriptor is left, is turned away.
+/// Serves a connection until it ends. The locks that were taken through it stay. Turns the peer
+/// away if it is `None`: then the peer is on another host, or its user cannot be found out.
 pub fn serve(wire: &Wire<'_>, peer: Option<Peer>, locks: &Locks, rules: &ConversationRules) {
     let Some(peer) = peer else {
         debug!("turned-away reason=unknown-peer");
@@ -70,7 +71,8 @@ struct Conversation<'a> {
     rules: &'a ConversationRules,
     reader: LineReader<1>,
     out: Vec<u8>,
-    /// The peer no longer takes replies. The commands that it has sent are still carried out.
+    /// Whether a write has failed, so that no more replies are sent. Commands that have arrived are
+    /// still carried out.
     write_failed: bool,
     line_count: u64,
     bad_count: u32,
@@ -96,7 +98,7 @@ impl<'a> Conversation<'a> {
         }
     }
 
-    /// Returns why the conversation is over.
+    /// Runs the conversation and returns why it has ended.
     fn converse(&mut self) -> &'static str {
         append_greeting(&mut self.out, &self.rules.hostname);
         let mut received = self.receive(Instant::now() + EARLY_LOOK);
@@ -134,7 +136,7 @@ impl<'a> Conversation<'a> {
         let mut is_late = false;
         loop {
             match self.reader.look() {
-                // While input without an end of line keeps coming, no read times out.
+                // While the peer keeps sending a line without an end, no read times out.
                 Buffered::Incomplete if is_late => return Err(ReadEnd::Timeout),
                 Buffered::Incomplete => {}
                 found => {
@@ -156,12 +158,12 @@ impl<'a> Conversation<'a> {
         }
     }
 
-    /// Whether a part of the first line has arrived.
+    /// Whether a part of the first line, but not all of it, has arrived.
     fn is_in_first_line(&self) -> bool {
         self.line_count == 0 && self.reader.line_in_progress().is_some()
     }
 
-    /// Carries out the line that has been received, and appends the reply to the unsent ones.
+    /// Carries out the line that has been received, and appends its reply to the unsent replies.
     fn answer(&mut self, found: Buffered) -> Flow {
         let (line, command) = match found {
             Buffered::TooLong => (self.reader.overlong_head(), None),
@@ -194,8 +196,9 @@ impl<'a> Conversation<'a> {
         flow
     }
 
-    /// Sends the replies, in one write. If the peer has closed already, as RXTX does, the commands
-    /// that it has sent still count; if it is there and reads nothing, the conversation ends.
+    /// Sends the unsent replies in one write. If the peer has already closed the connection, as
+    /// RXTX does, the commands that it has sent still count. If the peer is connected but reads
+    /// nothing, the conversation ends.
     fn send(&mut self) -> Flow {
         let mut flow = Flow::Continue(());
         if !self.write_failed && !self.out.is_empty() {

@@ -15,12 +15,12 @@ use crate::sys::event::wait_for;
 /// How long a peer may take to read a reply.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long a server that stops goes on reading commands that have arrived.
+/// How long a server that is stopping still reads commands that have arrived.
 const LAST_READS: Duration = Duration::from_secs(3);
 
-/// Two descriptors, with a bound on the time of every call. Unlike a
-/// [`Stream`](crate::net::stream::Stream) they may be pipes, and a server that stops interrupts
-/// them.
+/// Two descriptors on which every call has a time limit. Unlike the socket of a
+/// [`Stream`](crate::net::stream::Stream), they may be pipes. A server that is stopping interrupts
+/// the calls.
 #[derive(Debug)]
 pub struct Wire<'a> {
     input: BorrowedFd<'a>,
@@ -30,13 +30,14 @@ pub struct Wire<'a> {
     stopped_at: Cell<Option<Instant>>,
 }
 
-/// Reads from a wire until a deadline, then fails like a socket whose read timeout is over.
+/// Reads from a wire until a deadline. After it, a read fails like that of a socket with a read
+/// timeout.
 #[derive(Debug)]
 pub struct Until<'w, 'a>(pub &'w Wire<'a>, pub Instant);
 
 impl<'a> Wire<'a> {
-    /// A wire that reads from `input` and writes to `output`. Once `stop` is readable, it reads
-    /// only what has arrived already.
+    /// Makes a wire that reads from `input` and writes to `output`. Once `stop` is readable, the
+    /// wire reads only what has already arrived.
     pub fn new(input: BorrowedFd<'a>, output: BorrowedFd<'a>, stop: BorrowedFd<'a>) -> Wire<'a> {
         Wire {
             input,
@@ -46,15 +47,15 @@ impl<'a> Wire<'a> {
         }
     }
 
-    /// Writes all of `bytes`, in one system call where the peer keeps up. Fails with
-    /// [`io::ErrorKind::TimedOut`] if the peer does not read it within five seconds, or not at once
-    /// when the server stops.
+    /// Writes all of `bytes`, in one system call if the peer reads fast enough. Fails with
+    /// [`io::ErrorKind::TimedOut`] if the peer does not read them within five seconds, or if the
+    /// server is stopping and the peer does not read them at once.
     pub fn write(&self, bytes: &[u8]) -> io::Result<()> {
         write_within(self.output, bytes, Some(WRITE_TIMEOUT), Some(self.stop))
     }
 
-    /// Lingering close: ends our side, then discards what the peer sends until it closes its own,
-    /// for `limit` at most.
+    /// Lingering close: ends our side, then discards what the peer sends until the peer closes its
+    /// side, but for at most `limit`.
     pub fn close_lingering(&self, limit: Duration) {
         if shutdown(self.output, Shutdown::Write).is_ok() {
             discard(limit, |scrap, left| {
@@ -83,7 +84,7 @@ impl<'a> Wire<'a> {
             } else if stopped_at.is_some() {
                 return Ok(0);
             } else if is_stopped {
-                // The next rounds read what has arrived up to now.
+                // The next rounds read only what has already arrived.
                 self.stopped_at.set(Some(Instant::now()));
             }
             if stopped_at.is_none() && Instant::now() >= deadline {

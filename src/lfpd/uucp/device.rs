@@ -1,5 +1,5 @@
 //! The device that a path leads to, and the names of its lock files. The device itself is never
-//! opened: that may have an effect, such as hanging up a modem.
+//! opened, because that may have an effect, such as hanging up a modem.
 
 use std::ffi::OsString;
 use std::os::fd::OwnedFd;
@@ -12,34 +12,35 @@ use rustix::io::Errno;
 
 use super::names::{numbered_names, DevicePath};
 
-/// The most links in a path, as in the kernel.
+/// The maximum number of links in a path, as in the kernel.
 const MAX_LINKS: usize = 40;
 
-/// The most steps of a walk. Each `..` in a link begins it again.
+/// The maximum number of steps of a walk. Each `..` in a link starts the walk again from /dev.
 const MAX_STEPS: usize = 1000;
 
-/// A folder that every user may search.
+/// The mode bit of a folder that every user may search.
 const SEARCHABLE_BY_ALL: u32 = 0o001;
 
-/// The folders in which a device has other names. No user but root can write there.
+/// The folders below /dev in which a device may have other names. Only root can write there.
 const ALIAS_FOLDERS: [&[&[u8]]; 3] = [&[], &[b"serial", b"by-id"], &[b"serial", b"by-path"]];
 
-/// A device, under all names by which it is or may be locked.
+/// The names of the lock files of a device.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Device {
-    /// The names of our own lock files, each once, in an order that all lockers share.
+    /// The names of the lock files that we make: without duplicates, and sorted, so that all our
+    /// processes use the same order.
     pub written: Vec<OsString>,
-    /// The names in `written` that contain all parts of a path, beginning with the path that was
-    /// looked up. Other devices may share the other names.
+    /// The names in `written` that contain all parts of a path. The first is that of the path that
+    /// was looked up. Other devices may share the rest of `written`.
     pub full: Vec<OsString>,
-    /// All names by which it may be locked, including those in `written`.
+    /// All names under which a program may have locked the device, including those in `written`.
     pub known: Vec<OsString>,
 }
 
 impl Device {
-    /// Looks up the device at `path`, with /dev at `root`; `None` if that leads out of /dev, or to
-    /// something that is not a character device. A device that is not plugged in counts, because a
-    /// lock on it does no harm.
+    /// Looks up the device at `path`, with /dev at `root`; `None` if the path leads out of /dev, or
+    /// to something that is not a character device. A device that is not plugged in is accepted,
+    /// because a lock on it does no harm.
     pub fn look_up(path: &DevicePath, root: &Path) -> Option<Device> {
         let target = walk(path, root)?;
         let (aliases, numbers) = match target.node {
@@ -54,7 +55,8 @@ impl Device {
         Some(Device::new(&[path, &target.path], &aliases, numbers))
     }
 
-    /// Looks up the names under which `path` may have been locked, even if it now leads elsewhere.
+    /// Looks up the names under which `path` may have been locked, even if the path now leads
+    /// elsewhere.
     pub fn look_up_to_unlock(path: &DevicePath, root: &Path) -> Device {
         match walk(path, root) {
             Some(target) => Device::new(&[path, &target.path], &[], Vec::new()),
@@ -84,13 +86,13 @@ impl Device {
 
 struct Destination {
     path: DevicePath,
-    /// What is there, opened with O_PATH; `None` if nothing is.
+    /// What is at the path, opened with O_PATH; `None` if nothing is there.
     node: Option<(OwnedFd, Stat)>,
 }
 
-/// Follows `path`, with /dev at `root`; `None` if it leaves /dev, even for a part of the way. Looks
-/// up each part on its own and leaves no link to the kernel, so that nothing outside of /dev is
-/// looked at: otherwise the reply would tell whether it exists.
+/// Follows `path`, with /dev at `root`; `None` if the path leaves /dev at any point. Looks up each
+/// part on its own and does not let the kernel follow links, so that nothing outside of /dev is
+/// looked up. Otherwise the reply would tell whether a file outside of /dev exists.
 fn walk(path: &DevicePath, root: &Path) -> Option<Destination> {
     let open_root = || openat(CWD, root, OFlags::DIRECTORY | NAME_ONLY, Mode::empty()).ok();
     let mut folder = open_root()?;
@@ -99,7 +101,7 @@ fn walk(path: &DevicePath, root: &Path) -> Option<Destination> {
     let mut link_count = 0;
     for _ in 0..MAX_STEPS {
         let Some(part) = ahead.pop() else {
-            // It ends at a directory.
+            // The path ends at a directory.
             let stat = stat_of(&folder)?;
             let path = DevicePath::of_parts(walked);
             let node = Some((folder, stat));
@@ -158,11 +160,11 @@ fn walk(path: &DevicePath, root: &Path) -> Option<Destination> {
     None
 }
 
-/// Opens with O_PATH, which has no effect on a device.
+/// The flags to open a file with O_PATH, which has no effect on a device.
 const NAME_ONLY: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
-/// The other paths of the device `node` in the usual folders: nodes with the same numbers, and
-/// links to one, with what they lead to.
+/// Finds the other paths of the device `node` in [`ALIAS_FOLDERS`]: nodes with the same numbers,
+/// links to such a node, and the paths to which these links lead.
 fn aliases_of(node: &Stat, root: &Path) -> Vec<DevicePath> {
     let mut aliases = Vec::new();
     let is_same = |stat: &Stat| is_device(stat) && stat.st_rdev == node.st_rdev;
@@ -200,7 +202,7 @@ fn aliases_of(node: &Stat, root: &Path) -> Vec<DevicePath> {
     aliases
 }
 
-/// Lists a folder; `None` if there is none.
+/// Opens and lists a folder; `None` if there is no such folder.
 fn list(path: &DevicePath, root: &Path) -> Option<(OwnedFd, Dir)> {
     let (folder, _) = walk(path, root)?.node?;
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -209,7 +211,7 @@ fn list(path: &DevicePath, root: &Path) -> Option<(OwnedFd, Dir)> {
 }
 
 fn stat_of(node: &OwnedFd) -> Option<Stat> {
-    // Before 3.6, fstat fails for a descriptor that is opened with O_PATH.
+    // Before Linux 3.6, fstat fails for a descriptor that was opened with O_PATH.
     statat(node, "", AtFlags::EMPTY_PATH).ok()
 }
 

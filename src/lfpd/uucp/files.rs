@@ -1,7 +1,7 @@
 //! The lock files of serial devices, in the directories where programs look for them.
 //!
-//! Our own processes take turns by a lock on the directory itself, which leaves no file. Other
-//! programs know nothing of that, so each step on a lock file is safe by itself.
+//! Our own processes take turns by locking the directory itself, which leaves no file behind. Other
+//! programs do not know of this lock, so each step on a lock file is safe even without it.
 
 use std::ffi::OsString;
 use std::io;
@@ -23,11 +23,12 @@ use super::staleness::Judge;
 
 pub use super::lock_file::{DeviceLock, NewHolder};
 
-/// How long a request may wait for its turn before we give up.
+/// How long a request waits for its turn before it gives up.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// How long a thread waits, for the turn and then for the directory, before it goes on without the
-/// lock on the directory. Every user who may read the directory can lock it, and keep it.
+/// How long a thread waits, for its turn and then for the lock on the directory, before it goes on
+/// without the lock on the directory. Any user who may read the directory can lock it, and keep it
+/// locked.
 const DIRECTORY_PATIENCE: Duration = Duration::from_secs(1);
 
 /// The lock files in the directories of this host.
@@ -35,15 +36,14 @@ const DIRECTORY_PATIENCE: Duration = Duration::from_secs(1);
 pub struct SerialLockFiles {
     own: PathBuf,
     others: Vec<PathBuf>,
-    /// Taken before the lock on the directory, so that requests run in the order in which they
-    /// came, and do not poll. Holds how long the next ones wait for the directory: not at all after
-    /// one has waited in vain.
+    /// Taken before the lock on the directory, so that requests run in the order of their arrival
+    /// and only one of them polls the directory. Contains how long the next request waits for the
+    /// directory, which is zero after a request has waited in vain.
     turn: Mutex<Duration>,
 }
 
 impl SerialLockFiles {
-    /// Lock files are made in `own`; those in `others` are respected. The directories need not
-    /// exist.
+    /// Makes lock files in `own`, and respects those in `others`. The directories need not exist.
     pub fn new(own: PathBuf, others: Vec<PathBuf>) -> SerialLockFiles {
         SerialLockFiles {
             own,
@@ -52,8 +52,9 @@ impl SerialLockFiles {
         }
     }
 
-    /// Locks `device` for the process `holder`, under all of its names or none; `None` if another
-    /// process holds it, or may hold it. Blocks for [`PATIENCE`] at most.
+    /// Locks `device` for the process `holder`, under all names of the device or not at all.
+    /// Returns `None` if another process holds the device, or may hold it. Blocks for at most
+    /// [`PATIENCE`].
     pub fn lock(&self, device: &Device, holder: &NewHolder) -> io::Result<Option<DeviceLock>> {
         self.in_turn(|directory| {
             let judge = Judge::new(directory, holder.is_peers.then_some(holder.pid));
@@ -70,7 +71,8 @@ impl SerialLockFiles {
                 }
             }
             for file in stale {
-                // Under its other names, it would look like a lock of the holder's.
+                // All names of the file are removed. Under a name that remained, the file could
+                // look like a lock of the new holder.
                 for name in names_of(directory, device, file)? {
                     let is_free = take_away(directory, &name, file)?;
                     if !is_free && device.written.contains(&name) {
@@ -84,13 +86,15 @@ impl SerialLockFiles {
     }
 
     /// Removes the locks on `device` that the process `pid` holds, and those of dead processes,
-    /// each under all its names. If `pid` has locked the device by the same path, it is that lock
-    /// alone: if the path is a link, it may now lead to another device, which `pid` holds as well.
-    /// Returns whether there were any; false if another process holds the device. `may_unlock` says
-    /// whether the caller may speak for the process that has the number in that instant: while this
-    /// call waits for its turn, the number may pass to another process, which then counts as
-    /// another holder. Calls `forget` before the turn ends, because inode numbers are reused.
-    /// Blocks for [`PATIENCE`] at most.
+    /// each under all of its names. If `pid` has locked the device by the same path, only that lock
+    /// of `pid` is removed: if the path is a link, it may now lead to another device, which `pid`
+    /// holds as well. Returns false if there was no such lock, or if another process holds the
+    /// device and `pid` does not.
+    ///
+    /// `may_unlock` says whether the caller may speak for the process that has the number at that
+    /// moment. While this call waits for its turn, the number may pass to another process, which
+    /// then counts as another holder. Calls `forget` before the turn ends, because inode numbers
+    /// are reused. Blocks for at most [`PATIENCE`].
     pub fn unlock(
         &self,
         device: &Device,
@@ -137,7 +141,8 @@ impl SerialLockFiles {
                 }
             }
             if is_held && !removed.iter().any(is_pids) {
-                // A dead process held it under one name, and a live one holds it under another.
+                // A dead process held the device under one name, but a living process holds it
+                // under another.
                 return Ok(false);
             }
             let ids: Vec<FileId> = removed.iter().map(|file| file.id).collect();
@@ -147,23 +152,24 @@ impl SerialLockFiles {
     }
 
     /// Removes a lock of ours whose holder has ended, unless other files have taken its names.
-    /// Returns whether it was there. Blocks for [`PATIENCE`] at most, and fails with
-    /// [`io::ErrorKind::WouldBlock`] if other threads keep the directory.
+    /// Returns whether the lock was there. Blocks for at most [`PATIENCE`]. Fails with
+    /// [`io::ErrorKind::WouldBlock`] if other threads keep the directory for that long.
     pub fn remove(&self, lock: &DeviceLock) -> io::Result<bool> {
         let was_there = self.in_turn(|directory| withdraw(directory, lock).map(Some))?;
         was_there.ok_or_else(|| io::ErrorKind::WouldBlock.into())
     }
 
-    /// Waits until the step in progress is done, and prevents all further steps. For the end of the
-    /// process.
+    /// Waits until the step in progress is done, and prevents all further steps. Call this before
+    /// the process ends.
     pub fn finish(&self) {
         if let Some(turn) = self.turn.try_lock_for(2 * PATIENCE) {
             std::mem::forget(turn);
         }
     }
 
-    /// Runs `steps` while no other process of ours does; returns the default, which is no lock, if
-    /// the turn does not come.
+    /// Runs `steps` while no other thread of this process does. If the directory can be locked, no
+    /// other process of ours does so either. If the turn does not come in time, returns the default
+    /// value, which means that there is no lock.
     fn in_turn<T: Default>(
         &self,
         steps: impl FnOnce(&Directory) -> io::Result<T>,
@@ -173,11 +179,11 @@ impl SerialLockFiles {
             return Ok(T::default());
         };
         let directory = open_to_search(&self.own)?;
-        // The wait for the turn counts. Otherwise a user who locks the directory again and again
-        // delays one thread after the other, and those behind them run out of patience.
+        // The wait for the turn counts as well. Otherwise a user who locks the directory again and
+        // again could delay one thread after the other, until the threads behind them give up.
         match lock_within(&directory, patience.saturating_sub(asked_at.elapsed())) {
             Ok(true) => *patience = DIRECTORY_PATIENCE,
-            // Without the lock, each single step is still safe.
+            // Each single step is safe even without the lock.
             Ok(false) => {
                 if !patience.is_zero() {
                     warn!("cannot-lock-directory path={}", shown(self.own.as_os_str()));
@@ -188,13 +194,14 @@ impl SerialLockFiles {
             Err(error) => return Err(error),
         }
         let done = steps(&directory);
-        // Otherwise a client that asks again at once could overtake those that wait.
+        // A fair unlock, so that a client that asks again at once cannot overtake waiting requests.
         MutexGuard::unlock_fair(patience);
         done
     }
 
     /// Whether a process holds the device under a name that we do not write, or in another
-    /// directory. Locks of dead processes do not count, and stay: they are not ours to remove.
+    /// directory. Locks of dead processes do not count, but they are not removed, because they may
+    /// belong to other programs.
     fn is_locked_elsewhere(
         &self,
         judge: &Judge<'_>,
@@ -225,16 +232,17 @@ impl SerialLockFiles {
     }
 }
 
-/// Opens a directory in which we may look up names. A directory without that right could be opened,
-/// too, but every lock in it would seem to be held.
+/// Opens a directory and checks that we may look up names in it. If we may not, the directory could
+/// still be opened, but every lock in it would seem to be held.
 fn open_to_search(path: &Path) -> io::Result<Directory> {
     let directory = Directory::open(path)?;
     directory.identity(".")?;
     Ok(directory)
 }
 
-/// Opens a directory in which other programs may have locked; `None` if it is missing, or we may
-/// not read it. Fails if the system cannot tell what is in it: a lock may be.
+/// Opens a directory in which other programs may have made locks; `None` if the directory is
+/// missing, or if we may not read it. Fails if the system cannot tell what is in the directory,
+/// because a lock may be there.
 fn open_other(path: &Path) -> io::Result<Option<Directory>> {
     match open_to_search(path) {
         Ok(directory) => Ok(Some(directory)),

@@ -1,5 +1,5 @@
-//! One serial lock file: looking at it, making it and taking it away, each safe against other
-//! programs that make, replace or remove any of the files at any time.
+//! Looking at one serial lock file, making it and removing it. Other programs may make, replace or
+//! remove any of the files at any time, and each operation is safe against that.
 
 use std::ffi::{OsStr, OsString};
 use std::fmt;
@@ -21,19 +21,20 @@ use super::device::Device;
 use super::mark::{where_possible, LockedFor};
 use super::names::{content, named_in, Named, MAX_CONTENT_LEN};
 
-/// The private names of our files, before they become locks and before they are removed.
+/// The private names that our files have before they become locks, and shortly before they are
+/// removed.
 pub(super) const PRIVATE_NAMES: PrivateNames = PrivateNames {
     prefix: ".lfpd-",
     suffix: "",
 };
 
-/// More names than we ever give to one file. A file with more of them is not ours.
+/// The maximum number of names that a file of ours can have. A file with more names is not ours.
 const MAX_NAMES: usize = 8;
 
-/// The most entries of a directory that are looked at for the names of a file.
+/// The maximum number of directory entries that are searched for the names of a file.
 const MAX_LISTED: usize = 4096;
 
-/// The mode of a lock file: every user may read who holds the device, and none may write.
+/// The mode of a lock file: every user may read who holds the device, and no user may write.
 pub(super) const MODE: u32 = 0o444;
 
 /// The process for which a device is to be locked.
@@ -41,14 +42,14 @@ pub(super) const MODE: u32 = 0o444;
 pub struct NewHolder {
     pub pid: u32,
     pub locked_for: LockedFor,
-    /// When the process was looked at: the time of the lock file.
+    /// When the process was looked at. The lock file gets this time.
     pub seen_at: SystemTime,
     /// Whether the client may speak for the process.
     pub is_peers: bool,
 }
 
-/// A device that we have locked: its names, each with its file. It is one file unless the file
-/// system has no hard links.
+/// A lock that we have made on a device: its names, each with its file. All names have the same
+/// file unless the file system has no hard links.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceLock {
     pub(super) pid: u32,
@@ -56,7 +57,7 @@ pub struct DeviceLock {
 }
 
 impl DeviceLock {
-    /// Leaves out the files that have been removed; returns whether any is left.
+    /// Forgets the files that have been removed. Returns whether any file is left.
     pub fn forget(&mut self, removed: &[FileId]) -> bool {
         self.names.retain(|(_, id)| !removed.contains(id));
         !self.names.is_empty()
@@ -70,12 +71,12 @@ impl fmt::Display for DeviceLock {
     }
 }
 
-/// An entry of a lock directory.
+/// The state of a name in a lock directory.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum NameState {
     Free,
     File(LockFile),
-    /// Something that is no file, or that we may not read.
+    /// Something that is not a regular file, or that we may not read.
     Blocked,
 }
 
@@ -86,21 +87,21 @@ pub(super) struct LockFile {
     pub(super) named: Named,
     pub(super) locked_for: LockedFor,
     pub(super) owner: u32,
-    /// Since the epoch.
+    /// As a duration since the epoch.
     pub(super) modified_at: Duration,
     link_count: usize,
 }
 
 impl LockFile {
-    /// Whether both are files of the same lock, which has a file for each name where the file
-    /// system has no hard links. These are made for one process at one time.
+    /// Whether both files belong to the same lock. If the file system has no hard links, a lock has
+    /// a separate file for each name, and all of them have the same process and the same time.
     pub(super) fn is_of_same_lock(&self, other: &LockFile) -> bool {
         let traits = |file: &LockFile| (file.named, file.modified_at, file.link_count);
         self == other || (self.link_count == 1 && traits(self) == traits(other))
     }
 }
 
-/// The same file with the same content.
+/// Two values are equal if they are the same file and name the same process.
 impl PartialEq for LockFile {
     fn eq(&self, other: &LockFile) -> bool {
         (self.id, self.named) == (other.id, other.named)
@@ -109,18 +110,19 @@ impl PartialEq for LockFile {
 
 impl Eq for LockFile {}
 
-/// What `name` is. If the system cannot tell, a process may hold the device.
+/// Looks at `name`. If the system cannot tell what it is, the name is blocked, because a process
+/// may hold the device.
 pub(super) fn inspect(directory: &Directory, name: &OsStr) -> NameState {
     look(directory, name).unwrap_or(NameState::Blocked)
 }
 
-/// What `name` is, or why the system cannot tell.
+/// Looks at `name`. Fails if the system cannot tell what it is.
 pub(super) fn look(directory: &Directory, name: &OsStr) -> io::Result<NameState> {
     match directory.open_file(name) {
         Ok(Entry::Nothing) => Ok(NameState::Free),
         Ok(Entry::File(file)) => Ok(read(&file).map_or(NameState::Blocked, NameState::File)),
         Ok(Entry::Unreadable | Entry::Other) => Ok(NameState::Blocked),
-        // No program can have made a file with too long a name.
+        // No program can have made a file whose name is too long.
         Err(error) if Errno::from_io_error(&error) == Some(Errno::NAMETOOLONG) => {
             Ok(NameState::Free)
         }
@@ -142,14 +144,14 @@ fn read(file: &File) -> Option<LockFile> {
     })
 }
 
-/// Since the epoch.
+/// When the file was last modified, as a duration since the epoch.
 pub(super) fn modified_at(stat: &Stat) -> Duration {
     let seconds = u64::try_from(stat.st_mtime).unwrap_or_default();
     let nanoseconds = u32::try_from(stat.st_mtime_nsec).unwrap_or_default();
     Duration::new(seconds, nanoseconds)
 }
 
-/// The files that have one of `names`, each once, with one of its names.
+/// Returns the files that have one of `names`, each once, with one of its names.
 pub(super) fn files_in<'a>(
     directory: &Directory,
     names: &'a [OsString],
@@ -165,12 +167,14 @@ pub(super) fn files_in<'a>(
     files
 }
 
-/// All names of a lock file: those of the device, and others, because the device may have been
-/// unplugged, and its links with it. Those by which [`is_of`] knows the lock come last: if they are
-/// removed in this order and the server is killed, the lock can still be unlocked.
+/// Returns all names of a lock file. Some of them may not be names of the device now, because the
+/// device has been unplugged and its links are gone. The names by which [`is_of`] recognises the
+/// lock come last: if the names are removed in this order and the server is killed, the lock can
+/// still be unlocked.
 ///
-/// Every user may fill the directory with files and links. So a file with more names than ours have
-/// is known by those of the device alone, and so are all in a directory with very many names.
+/// Every user may fill the directory with files and links. So if a file has more names than a file
+/// of ours can have, only names of the device are returned. In a directory with very many entries,
+/// some names may not be found.
 pub(super) fn names_of(
     directory: &Directory,
     device: &Device,
@@ -183,7 +187,7 @@ pub(super) fn names_of(
         for entry in Dir::read_from(directory.as_fd())?.take(MAX_LISTED) {
             let entry = entry?;
             let name = OsStr::from_bytes(entry.file_name().to_bytes());
-            // A server that was killed may have left a private name, which does not count.
+            // A private name, which a killed server may have left, does not count.
             let is_other = name.as_bytes().starts_with(b"LCK..")
                 && !names.iter().any(|known| known == name)
                 && directory.identity(name)? == Some(lock.id);
@@ -197,16 +201,17 @@ pub(super) fn names_of(
     Ok(names)
 }
 
-/// Whether a lock with these `names`, one of which is the device's, is a lock of this device. If it
-/// has several names, we made it, and it has all parts of the device's path in one of them:
-/// otherwise it is the lock of another device with the same last name. A file with one name, as
-/// other programs make it, tells no more than that.
+/// Whether a lock with these `names`, one of which is a name of the device, is a lock on this
+/// device. A lock with several names was made by us, and one of its names has all parts of the
+/// device's path. If none has, the lock is on another device whose path has the same last part. A
+/// file with one name, as other programs make it, cannot be checked like that, and counts as a lock
+/// on this device.
 pub(super) fn is_of(device: &Device, names: &[OsString]) -> bool {
     names.len() == 1 || names.iter().any(|name| device.full.contains(name))
 }
 
-/// Locks the device under all of its names; `None` if another program has taken one of them in the
-/// meantime.
+/// Locks the device under all of its names. Returns `None` if another program has just taken one of
+/// them.
 pub(super) fn make(
     directory: &Directory,
     device: &Device,
@@ -240,12 +245,12 @@ fn fill(mut file: &File, holder: &NewHolder) -> io::Result<()> {
     file.write_all(content(holder.pid).as_bytes())?;
     where_possible(file.set_modified(holder.seen_at))?;
     holder.locked_for.mark(file, MODE)?;
-    // Otherwise the name may be on the disk before the content: an empty file, which blocks the
-    // device.
+    // Otherwise a power cut could leave the name without the content: an empty file, which blocks
+    // the device.
     where_possible(file.sync_data())
 }
 
-/// Links a complete file to all names of the device, or to none.
+/// Links a complete file to all names of the device, or to no name.
 fn link(
     directory: &Directory,
     staged: &StagedFile<'_>,
@@ -259,8 +264,8 @@ fn link(
     })
 }
 
-/// Makes a file for each name of the device, or none, where the file system has no hard links. For
-/// a moment they are empty.
+/// Makes a file for each name of the device, or no file at all, on a file system without hard
+/// links. The files are empty for a moment.
 fn make_in_place(
     directory: &Directory,
     device: &Device,
@@ -278,7 +283,8 @@ fn make_in_place(
             let _ = directory.remove_if(name, &PRIVATE_NAMES, is_its);
             return Err(error);
         }
-        // Some programs take an empty file for a stale one.
+        // Some programs take an empty file for a stale one and remove it, so this checks that the
+        // file still has the name.
         match is_its(name) {
             true => Ok(id),
             false => Err(io::ErrorKind::AlreadyExists.into()),
@@ -286,7 +292,8 @@ fn make_in_place(
     })
 }
 
-/// Calls `make` for each name of the device, and removes those names again if it fails for one.
+/// Calls `make` for each name of the device. If a call fails, removes the names that were made
+/// before.
 fn name_all(
     directory: &Directory,
     device: &Device,
@@ -301,7 +308,8 @@ fn name_all(
         match make(name) {
             Ok(id) => lock.names.push((name.clone(), id)),
             Err(error) => {
-                // If the process has ended, another program may have replaced a file already.
+                // Another program may already have replaced a file, if the process has ended. Such
+                // a file stays.
                 let _ = withdraw(directory, &lock);
                 return Err(error);
             }
@@ -310,8 +318,8 @@ fn name_all(
     Ok(lock)
 }
 
-/// Removes a lock of ours, as far as its names have not passed to other files; returns whether any
-/// was left.
+/// Removes a lock of ours, except for names that have passed to other files. Returns whether any
+/// name was removed.
 pub(super) fn withdraw(directory: &Directory, lock: &DeviceLock) -> io::Result<bool> {
     let mut was_there = false;
     for (name, id) in &lock.names {
@@ -324,8 +332,9 @@ pub(super) fn withdraw(directory: &Directory, lock: &DeviceLock) -> io::Result<b
     Ok(was_there)
 }
 
-/// Removes the lock file `name` if it still is the one that was read as `meant`; returns whether it
-/// was. If another program has replaced it since, that program's file keeps the name.
+/// Removes the lock file `name` if it is still the file that was read as `meant`. Returns whether
+/// it was removed. If another program has replaced the file since then, the new file keeps the
+/// name.
 pub(super) fn take_away(directory: &Directory, name: &OsStr, meant: LockFile) -> io::Result<bool> {
     let is_meant = |aside: &OsStr| inspect(directory, aside) == NameState::File(meant);
     let outcome = directory.remove_if(name, &PRIVATE_NAMES, is_meant)?;
@@ -335,7 +344,7 @@ pub(super) fn take_away(directory: &Directory, name: &OsStr, meant: LockFile) ->
     Ok(outcome == SetAside::Removed)
 }
 
-/// A name for a message, always in one line.
+/// Formats a name for a message, always on one line.
 pub(super) fn shown(name: &OsStr) -> Escaped<'_> {
     Escaped(name.as_bytes())
 }

@@ -1,6 +1,6 @@
-//! The process that a lock was made for. The file's content is a number, which another user's
-//! process may get later, so the file's mode, group and time tell the processes apart. Only root
-//! and this server's user can change these.
+//! The mark that tells for which process a lock was made. The file contains a process number, which
+//! a process of another user may get later. The file's mode, group and time tell these processes
+//! apart. Only root and this server's user can change them.
 
 use std::fs::{File, Permissions};
 use std::io;
@@ -13,27 +13,28 @@ use rustix::process::geteuid;
 use crate::sys::process;
 use crate::sys::trusted::is_own_or_root;
 
-/// The sticky bit, which has no other effect on a file: not every process with the number holds the
-/// lock.
+/// The sticky bit, which has no other effect on a file. It says that not every process with the
+/// number holds the lock.
 const STICKY: u32 = 0o1000;
 
 /// The group of a file that is marked for no process.
 const NO_USER: u32 = 0;
 
-/// Which of the processes that have the file's number holds the lock.
+/// Which process with the number in the file holds the lock.
 #[derive(Clone, Copy, Debug)]
 pub enum LockedFor {
     AnyProcess,
-    /// No process had the number when the lock was made, and none that gets it later holds the
-    /// lock.
+    /// No process: the number was free when the lock was made, and a process that gets the number
+    /// later does not hold the lock.
     NoProcess,
-    /// The process was this user's, who is not root, when the lock was made. A later process of
-    /// another user does not hold the lock.
+    /// The process that belonged to this user when the lock was made. The user is not root. A later
+    /// process of another user does not hold the lock.
     ProcessOf(u32),
 }
 
 impl LockedFor {
-    /// For a process of `user`. Root's needs no mark: root may lock for every process.
+    /// The mark for a process of `user`. A process of root needs no mark, because root may lock for
+    /// every process.
     pub fn process_of(user: Option<u32>) -> LockedFor {
         match user {
             Some(user) if user != NO_USER => LockedFor::ProcessOf(user),
@@ -41,14 +42,15 @@ impl LockedFor {
         }
     }
 
-    /// Marks a new file of ours, whose time of modification is when the process was seen. A server
-    /// that is not root cannot mark it for another user's process, and some file systems have no
-    /// such modes.
+    /// Marks a new file of ours, whose modification time is when the process was seen. The file
+    /// stays unmarked if it is for a process of another user and this server is not root, or if the
+    /// file system has no such modes.
     pub(super) fn mark(self, file: &File, mode: u32) -> io::Result<()> {
         match self {
             LockedFor::AnyProcess => return Ok(()),
             LockedFor::NoProcess => {
-                // Without the right to do so the file is not root's, or is marked for its group.
+                // The group matters only if the file is root's. If root cannot change the group,
+                // the file is marked for the user with the number of that group.
                 let _ = fchown(file, None, Some(Gid::from_raw(NO_USER)));
             }
             LockedFor::ProcessOf(user) => {
@@ -61,7 +63,7 @@ impl LockedFor {
         where_possible(file.set_permissions(Permissions::from_mode(mode | STICKY)))
     }
 
-    /// What the mark of a lock file says.
+    /// Reads the mark of a lock file.
     pub(super) fn marked(stat: &Stat) -> LockedFor {
         if !is_own_or_root(stat.st_uid) || stat.st_mode & STICKY == 0 {
             return LockedFor::AnyProcess;
@@ -72,8 +74,8 @@ impl LockedFor {
         }
     }
 
-    /// Whether the process `pid` exists and holds the lock, which was made at `made_at`. It does if
-    /// the kernel cannot tell.
+    /// Whether the process `pid` exists and holds the lock, which was made at `made_at`. If the
+    /// kernel cannot tell, the process counts as the holder.
     pub(super) fn is_held_by(self, pid: u32, made_at: Duration) -> bool {
         process::is_process(pid)
             && match self {
@@ -84,27 +86,29 @@ impl LockedFor {
     }
 }
 
-/// Whether `pid` is another user's process that began after `made_at`. The clock alone is not
-/// enough: if it is set forward, every holder seems to have begun too late. Nor is the user: the
-/// holder may have become root. A process that began up to 10 ms after `made_at` counts as the
-/// holder: the kernel does not tell it from one that began before.
+/// Whether `pid` is another user's process that began after `made_at`. The time alone is not
+/// enough: if the clock is set forward, every holder seems to have begun too late. The user alone
+/// is not enough either, because the holder may have become root. A process that began up to 10 ms
+/// after `made_at` counts as the holder, because the kernel cannot tell it from a process that
+/// began before.
 fn is_successor(pid: u32, user: u32, made_at: Duration) -> bool {
     let users = process::users(pid);
     let is_anothers = users.is_some_and(|of| user != of.real && user != of.effective);
     is_anothers && has_begun_after(pid, made_at)
 }
 
-/// Whether the process began after an instant since the epoch, by the present clock.
+/// Whether the process began after `instant`, a duration since the epoch, by the clock as it is set
+/// now.
 pub(super) fn has_begun_after(pid: u32, instant: Duration) -> bool {
     process::earliest_start(pid).is_some_and(|start| start > instant)
 }
 
-/// A time as the span since the epoch.
+/// Returns a time as the duration since the epoch.
 pub(super) fn since_epoch(time: SystemTime) -> Duration {
     time.duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 
-/// The result of a step that some file systems refuse, and that a lock can do without.
+/// Ignores the failure of a step that some file systems refuse, and that a lock can do without.
 pub(super) fn where_possible(result: io::Result<()>) -> io::Result<()> {
     use rustix::io::Errno;
     match result {

@@ -1,13 +1,14 @@
-//! The names and the content of the lock files of serial devices, in the tradition of UUCP. Pure:
-//! text in, text out.
+//! The names and the content of the lock files of serial devices, in the tradition of UUCP. No I/O
+//! here.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 
-/// How much of a lock file is read, in bytes. The number comes first; some programs add their name.
+/// The maximum number of bytes that are read from a lock file. The number comes first; some
+/// programs add their name.
 pub const MAX_CONTENT_LEN: u64 = 64;
 
-/// The prefixes of lock files' names; we write the first, and look for all.
+/// The prefixes of the names of lock files. We write the first, and look for all of them.
 const PREFIXES: [&str; 3] = ["LCK..", "lk..", "LK."];
 
 /// The parts of a path below /dev: at least one, and neither `.` nor `..`.
@@ -40,8 +41,8 @@ impl DevicePath {
         &self.0
     }
 
-    /// The names under which we lock it: one of its last part, and for a nested device one of all
-    /// parts. Other programs use the one or the other.
+    /// The names under which we lock the device. One is made of the last part of the path. A nested
+    /// device has another one, made of all parts. Other programs use one or the other.
     pub fn written_names(&self) -> Vec<OsString> {
         let mut names = vec![name(PREFIXES[0], self.base())];
         if self.0.len() > 1 {
@@ -50,12 +51,12 @@ impl DevicePath {
         names
     }
 
-    /// The one of [`DevicePath::written_names`] that has all parts of the path.
+    /// The name that is made of all parts of the path.
     pub fn full_name(&self) -> OsString {
         name(PREFIXES[0], &self.0.join(&b'_'))
     }
 
-    /// All names under which a program may have locked it, with those of
+    /// All names under which a program may have locked the device, including those of
     /// [`DevicePath::written_names`].
     pub fn known_names(&self) -> Vec<OsString> {
         let mut stems = vec![self.base().to_vec()];
@@ -70,7 +71,8 @@ impl DevicePath {
     }
 }
 
-/// The names made of numbers: those of the file system of the node, and of the device.
+/// The names that are made of the major number of the node's file system and the major and minor
+/// number of the device.
 pub fn numbered_names(file_system_major: u32, major: u32, minor: u32) -> Vec<OsString> {
     with_prefixes(format!("{file_system_major:03}.{major:03}.{minor:03}").as_bytes())
 }
@@ -86,8 +88,8 @@ pub enum Named {
     Process(u32),
     /// The number 0, as lockfile-create writes it: a lock that no process holds.
     Zero,
-    /// No number that a process can have. A program may be about to write it, or a power cut has
-    /// come before the content.
+    /// No number that a process can have. A program may be about to write one, or a power cut may
+    /// have removed the content.
     Nothing,
 }
 
@@ -125,8 +127,9 @@ pub fn pid_in(digits: &[u8]) -> Option<u32> {
 /// The number in a file of exactly four bytes, if they are not text.
 fn binary(content: &[u8]) -> Option<u32> {
     let bytes: [u8; 4] = content.try_into().ok()?;
-    // No process has so high a number that all four of its bytes are characters. Some of them may
-    // be: taken for text, the number 49 would be `1` with NULs after it, which is another process.
+    // No process number is so high that all four of its bytes are characters, but some of the bytes
+    // may be. If the number 49 were taken for text, it would be `1` followed by NUL bytes, and so
+    // name another process.
     let is_text = bytes
         .iter()
         .all(|byte| byte.is_ascii_graphic() || byte.is_ascii_whitespace());

@@ -1,4 +1,4 @@
-//! Which lock files are stale.
+//! Decides which lock files are stale.
 
 use std::cell::OnceCell;
 use std::ffi::OsStr;
@@ -16,10 +16,12 @@ use super::lock_file::{inspect, modified_at, shown, LockFile, NameState, MODE, P
 use super::mark::{has_begun_after, since_epoch};
 use super::names::Named;
 
-/// After this, no program is still about to write the content of a file that it has made.
+/// The maximum time between the creation of a lock file and its content. After that, no program is
+/// still about to write.
 const WRITE_TIME: Duration = Duration::from_secs(5 * 60);
 
-/// The most that clocks differ. A later time is from a wrong clock.
+/// The maximum difference between correct clocks. A time that is further in the future is from a
+/// wrong clock.
 const CLOCK_TOLERANCE: Duration = Duration::from_secs(60);
 
 /// Judges the lock files that a request meets.
@@ -28,8 +30,8 @@ pub(super) struct Judge<'a> {
     own: &'a Directory,
     /// The number of the process for which the client asks, if the client may speak for it.
     asker: Option<u32>,
-    /// What the system says of a file that we make there. It tells the file system's clock, and
-    /// whether files there have the owners that they seem to have.
+    /// The attributes of a test file in `own`. They tell the time by the file system's clock, and
+    /// whether our files there belong to our user.
     sample: OnceCell<Option<Stat>>,
 }
 
@@ -42,7 +44,7 @@ impl<'a> Judge<'a> {
         }
     }
 
-    /// Whether a process holds, or may hold, the lock with this name in one of the directories.
+    /// Whether a process holds, or may hold, the lock with this name in `directory`.
     pub(super) fn is_held(&self, directory: &Directory, name: &OsStr) -> bool {
         match inspect(directory, name) {
             NameState::Free => false,
@@ -60,12 +62,12 @@ impl<'a> Judge<'a> {
         }
     }
 
-    /// Whether the file in our own directory holds nothing, and may be removed.
+    /// Whether the file, which is in our own directory, locks nothing and may be removed.
     pub(super) fn is_stale(&self, name: &OsStr, file: &LockFile) -> bool {
         self.is_without_holder(file) || self.is_planted(file) || self.is_abandoned(name, file)
     }
 
-    /// Whether the process that the file names has ended, or is another one than the holder.
+    /// Whether the process that the file names has ended, or is not the process that took the lock.
     fn is_without_holder(&self, file: &LockFile) -> bool {
         let Named::Process(pid) = file.named else {
             return false;
@@ -74,8 +76,9 @@ impl<'a> Judge<'a> {
             || (self.asker == Some(pid) && is_older_than(file, pid))
     }
 
-    /// Whether its owner has named another user's process, which would never let go. Only root can
-    /// rely on the owners of files, and only where its own files are root's.
+    /// Whether the owner of the file has named another user's process, which would never release
+    /// the lock. Only root can rely on the owners of files, and only on a file system on which
+    /// root's own files belong to root.
     fn is_planted(&self, file: &LockFile) -> bool {
         let Named::Process(pid) = file.named else {
             return false;
@@ -91,8 +94,8 @@ impl<'a> Judge<'a> {
             && self.sample().is_some_and(|sample| sample.st_uid == 0)
     }
 
-    /// Whether the file names no process, and no program is still about to write it: a power cut
-    /// has emptied it. A program that holds a lock on it may be about to write it.
+    /// Whether the file names no process because a power cut has emptied it. An old enough file
+    /// counts as emptied, unless a program has it locked and so may be about to write to it.
     fn is_abandoned(&self, name: &OsStr, file: &LockFile) -> bool {
         file.named == Named::Nothing
             && self.sample().map(modified_at).is_some_and(|now| {
@@ -123,9 +126,9 @@ impl<'a> Judge<'a> {
     }
 }
 
-/// Whether the process, which asks for itself, began after the file was written: then the file is
-/// that of an earlier process with its number. Containers give the same numbers at each start. If a
-/// clock is wrong, the process gets what the file names it for.
+/// Whether the process, which asks for itself, began after the file was written. Then the file is
+/// from an earlier process with the same number, as in containers, which use the same numbers after
+/// each start. The process also gets the lock if the file's time shows that a clock is wrong.
 fn is_older_than(file: &LockFile, pid: u32) -> bool {
     has_begun_after(pid, file.modified_at)
         || file.modified_at > since_epoch(SystemTime::now()) + CLOCK_TOLERANCE
