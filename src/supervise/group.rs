@@ -23,15 +23,16 @@ use super::{has_living, Finish, Job, Killed};
 /// SIGCHLD.
 const GROUP_POLL: Duration = Duration::from_millis(20);
 
-/// How long a resumed command may take to end by a signal that was passed on, before SIGTERM.
+/// How long a resumed command may take to end after a signal was passed on to it. After that, it
+/// gets SIGTERM.
 const PASSED_ON_TIME: Duration = Duration::from_secs(1);
 
 /// What a stopped command waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum StopState {
-    /// Nothing: it runs.
+    /// Nothing: the command runs.
     Over,
-    /// SIGCONT: this program stops with it.
+    /// For SIGCONT. This program stops, too.
     UntilContinued,
     /// For a check that the lock is still held.
     UntilConfirmed,
@@ -41,23 +42,23 @@ enum StopState {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Escalation {
     NotAsked,
-    /// Another signal has asked it to end; SIGTERM follows at this moment.
+    /// A signal that was passed on has asked the group to end. SIGTERM follows at this moment.
     TermAt(Moment),
-    /// SIGTERM has been sent; SIGKILL follows at this moment.
+    /// SIGTERM or the loss signal has been sent. SIGKILL follows at this moment.
     KillAt(Moment),
     Killed,
 }
 
 /// The command's process group, until its last process ends.
 pub(super) struct Group<'a> {
-    /// The command, whose process number is that of the group.
+    /// The process number of the command, which is also the number of its group.
     leader: Pid,
     terminal: Terminal,
     job: &'a Job<'a>,
     status: Option<ExitStatus>,
     /// Which group had the terminal when the command ended.
     foreground: Foreground,
-    /// The last signal passed on that ends a program by default.
+    /// The latest signal that was passed on and that ends a program by default.
     passed_on: Option<i32>,
     pause: StopState,
     ending: Escalation,
@@ -79,8 +80,8 @@ impl<'a> Group<'a> {
         }
     }
 
-    /// Reaps the children that have ended, and handles a stop of the command. As a subreaper, and
-    /// as process 1, this program has children that it did not start.
+    /// Reaps the children that have ended, and handles a stop of the command. This program also has
+    /// children that it did not start, because it is a subreaper and may be process 1.
     pub(super) fn reap(&mut self) {
         while let Ok(Some((pid, status))) = wait(WaitOptions::NOHANG | WaitOptions::UNTRACED) {
             if pid != self.leader {
@@ -99,20 +100,20 @@ impl<'a> Group<'a> {
     /// command goes on only if the lock is still held.
     fn follow_stop(&mut self, stopped_by: i32) {
         if self.ending != Escalation::NotAsked {
-            // The command was told to end, and cannot while it is stopped.
+            // The command was told to end, which it cannot do while it is stopped.
             self.signal(Signal::CONT);
             return;
         }
         let wants_terminal = [SIGTTIN, SIGTTOU].contains(&stopped_by);
         if wants_terminal && self.terminal.lend_to(self.leader) {
-            // `fg` has brought us to the foreground; no signal reports that.
+            // The shell's `fg` has given us the terminal, which no signal reports.
             self.signal(Signal::CONT);
             return;
         }
         if stopped_by != SIGSTOP && !has_job_control() {
             if wants_terminal {
-                // The command can never get the terminal: without SIGHUP it would ask again and
-                // again.
+                // The command can never get the terminal. Without SIGHUP it would stop for it again
+                // and again.
                 self.signal(Signal::HUP);
             }
             self.signal(Signal::CONT);
@@ -121,10 +122,11 @@ impl<'a> Group<'a> {
         self.stop_and_look(stopped_by);
     }
 
-    /// Stops this program by the signal. Checks the lock once continued, which may be much later.
+    /// Stops this program with the signal. Once this program is continued, which may be much later,
+    /// the lock is checked.
     fn stop_and_look(&mut self, signal: i32) {
         self.pause = StopState::UntilContinued;
-        // This thread may run on for a moment: only SIGCONT tells that the stop is over.
+        // This thread may run on for a moment, so only SIGCONT tells that the stop is over.
         self.stop_this_program(signal);
         if getpid().is_init() {
             // The kernel does not stop process 1.
@@ -136,7 +138,7 @@ impl<'a> Group<'a> {
     fn go_on(&mut self) {
         if self.pause == StopState::UntilContinued {
             self.pause = StopState::UntilConfirmed;
-            // A check before the stop says nothing about the time after it.
+            // A check from before the stop says nothing about the time after it.
             self.job.confirmed.take();
         }
         (self.job.look)();
@@ -147,7 +149,8 @@ impl<'a> Group<'a> {
         let may_go_on = !matches!(self.ending, Escalation::KillAt(_) | Escalation::Killed);
         if self.pause == StopState::UntilConfirmed && may_go_on {
             self.pause = StopState::Over;
-            // A command that goes on after the signal may do so: the lock is held.
+            // If the command has survived the signal that was passed on, it may go on, because the
+            // lock is held.
             self.ending = Escalation::NotAsked;
             self.terminal.return_to(self.leader);
             self.signal(Signal::CONT);
@@ -166,28 +169,29 @@ impl<'a> Group<'a> {
         }
     }
 
-    /// Stops this program by the signal that has stopped the command, with the whole job, such as
-    /// the script that runs us or the rest of our pipeline, if the terminal has sent it: to the
-    /// command's group only. Shells do not continue a job of which a process still runs.
+    /// Stops this program with the signal that has stopped the command. If the signal came from the
+    /// terminal, it reached only the command's group. Then the whole job is stopped, including the
+    /// script that runs us or the rest of our pipeline, because shells do not continue a job while
+    /// one of its processes runs.
     fn stop_this_program(&self, signal: i32) {
         let foreground = self.terminal.take_back_from(self.leader);
         let is_for_all = match signal {
             SIGTSTP => foreground == Foreground::Command,
-            // The command is in the background, and so is the job.
+            // After SIGTTIN or SIGTTOU, the command is in the background, and so is the job.
             _ => signal != SIGSTOP,
         };
         stop(signal, our_group().filter(|_| is_for_all));
     }
 
-    /// Takes the terminal back for another member of our process group, such as a pager, that has
-    /// stopped because it needs it. The command gets it again when it needs it.
+    /// Takes the terminal back for another member of our process group, such as a pager, which has
+    /// stopped because it needs the terminal. The command gets the terminal again when it needs it.
     fn follow_need(&mut self) {
         self.terminal.take_back_from(self.leader);
         if let Some(ours) = our_group().filter(|ours| self.terminal.is_of(*ours)) {
             let _ = kill_process_group(ours, Signal::CONT);
         } else if has_job_control() {
-            // The whole job is in the background, and stops: first the command, which must not run
-            // on while nothing renews the lock, and this program after it.
+            // The whole job is in the background and must stop. The command stops first, because it
+            // must not run on while nothing renews the lock. This program stops after it.
             match self.pause {
                 StopState::UntilConfirmed => self.stop_and_look(SIGSTOP),
                 StopState::Over | StopState::UntilContinued => self.signal(Signal::STOP),
@@ -203,7 +207,7 @@ impl<'a> Group<'a> {
             self.signal(signal);
         }
         if self.pause == StopState::UntilConfirmed && ENDING.contains(&signal) {
-            // The command must not go on with its work: it is not known whether the lock is held.
+            // The command must end, and not go on with its work, because the lock may be lost.
             // SIGTERM comes later, so that the command dies of the signal that was passed on.
             self.signal(Signal::CONT);
             if self.ending == Escalation::NotAsked {
@@ -237,8 +241,9 @@ impl<'a> Group<'a> {
         }
     }
 
-    /// Whether the group still has a process, which may be another user's. After the kill, zombies
-    /// of other parents do not count: a parent outside the group may never reap them.
+    /// Whether the group still has a process, which may belong to another user. After SIGKILL,
+    /// zombies with other parents do not count, because a parent outside the group may never reap
+    /// them.
     fn is_alive(&self) -> bool {
         test_kill_process_group(self.leader) != Err(Errno::SRCH)
             && (self.ending != Escalation::Killed || has_living(self.leader))
@@ -254,23 +259,24 @@ impl<'a> Group<'a> {
         }
         let is_killed = self.is_lost || status.signal().is_some();
         if is_killed && self.foreground == Foreground::Command {
-            // It may have had no time to do that, and a shell does it only after a signal.
+            // The command may have had no time to restore the modes, and a shell restores them only
+            // after a signal.
             self.terminal.restore_modes();
         }
         let Some(signal) = status.signal() else {
-            // The system keeps the status in eight bits.
+            // The system keeps only eight bits of the status.
             let code = status.code().and_then(|code| u8::try_from(code).ok());
             return Some(Finish::Exited(code.unwrap_or(u8::MAX)));
         };
         let foreground = match self.passed_on == Some(signal) {
-            // We received this signal, and passed it on: it was not typed.
+            // We received this signal and passed it on, so it was not typed.
             true => Foreground::Ours,
             false => self.foreground,
         };
         Some(Finish::Killed(Killed { signal, foreground }))
     }
 
-    /// When to look again even without a signal: to kill the group, or to notice the end of
+    /// When to check the group again even without a signal: to kill it, or to notice the end of
     /// processes that are not our children.
     pub(super) fn next_look(&self) -> Moment {
         let due_at = match self.ending {
@@ -284,8 +290,8 @@ impl<'a> Group<'a> {
     }
 
     fn signal(&self, signal: Signal) {
-        // Fails if the group has ended, which needs no signal, or is another user's, which gets
-        // none.
+        // An error means that the group has ended, or that it belongs to another user and cannot be
+        // sent a signal.
         let _ = kill_process_group(self.leader, signal);
         if self.status.is_none() && self.has_left() {
             let _ = kill_process(self.leader, signal);

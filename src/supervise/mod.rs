@@ -1,11 +1,11 @@
-//! Runs a command under a lock: process group, terminal, signals, exit status, and what happens
-//! when the lock is lost.
+//! Runs a command under a lock: its process group, the terminal, signals, the exit status, and what
+//! happens when the lock is lost.
 //!
-//! The command runs in a process group of its own. That group gets the terminal if this program has
-//! it: at once, or, in a pipeline, when the command needs it. A second instance of this program,
-//! the [`exec_shim`], does what a parent cannot do without unsafe code before it becomes the
-//! command: it asks the kernel for a SIGTERM if the parent is killed, and gives its group the
-//! terminal.
+//! The command runs in a process group of its own. If this program has the terminal, the command's
+//! group gets it: at once, or, in a pipeline, when the command needs it. The command starts as a
+//! second instance of this program, the [`exec_shim`]. Before the shim becomes the command, it does
+//! what a parent cannot do without unsafe code: it asks the kernel for a SIGTERM if the parent is
+//! killed, and gives the terminal to its group.
 
 mod group;
 mod shim;
@@ -33,21 +33,23 @@ use terminal::Terminal;
 pub struct Job<'a> {
     /// The command and its arguments: at least one word.
     pub command: &'a [OsString],
-    /// Variables that the command has beside those of this program; with `None`, it lacks one.
+    /// Variables to set in the environment of the command, which otherwise has that of this
+    /// program. A variable with `None` is removed.
     pub environment: &'a [(&'a str, Option<OsString>)],
-    /// What the command gets when the lock is lost.
+    /// The signal that the command gets when the lock is lost.
     pub loss_signal: Signal,
-    /// How long the command may run on after that.
+    /// How long the command may run after that signal before it is killed.
     pub kill_after: Duration,
-    /// A descriptor that the command inherits, and that keeps the file locked. With it, the command
-    /// goes on under the lock if this program is killed. Without it, the lock ends with this
-    /// program, and the command gets SIGTERM.
+    /// A descriptor that the command inherits and that keeps the lock file locked. With it, the
+    /// command keeps running under the lock if this program is killed. Without it, the lock ends
+    /// with this program, and the command gets SIGTERM.
     pub inherited: Option<BorrowedFd<'a>>,
     /// Set when the lock is lost.
     pub lost: &'a Event,
-    /// Set when a look has found the lock still held.
+    /// Set when a check has found the lock still held.
     pub confirmed: &'a Event,
-    /// Starts a look at the lock, without blocking. It sets one of the two events, now or later.
+    /// Starts a check of the lock without blocking. The check sets `lost` or `confirmed`, at once
+    /// or later.
     pub look: &'a dyn Fn(),
 }
 
@@ -72,7 +74,7 @@ impl Finish {
 pub enum JobEnd {
     /// The command finished by itself.
     Finished(Finish),
-    /// The lock was lost, and the command was ended for that, or not started.
+    /// The lock was lost, so the command was ended or was not started.
     LockLost,
 }
 
@@ -82,7 +84,7 @@ pub fn run(job: &Job<'_>, signals: &mut SignalWatch) -> io::Result<JobEnd> {
     if job.lost.is_set() {
         return Ok(JobEnd::LockLost);
     }
-    // Orphans of the command become our children, so that we learn of their end.
+    // Orphans of the command become our children, so that we learn when they end.
     let _ = set_child_subreaper(Some(getpid()));
     let terminal = Terminal::open();
     let leader = shim::spawn(job, terminal.at_start())?;
@@ -109,7 +111,7 @@ pub fn run(job: &Job<'_>, signals: &mut SignalWatch) -> io::Result<JobEnd> {
 }
 
 /// Whether the group has a process that runs, or a zombie that is our child. Also true if /proc
-/// shows no process of the group: it may hide the processes of other users.
+/// shows no process of the group, because /proc may hide the processes of other users.
 fn has_living(group: Pid) -> bool {
     let Some(processes) = process::all() else {
         return true;

@@ -1,4 +1,4 @@
-//! The exec shim: a second instance of this program that makes itself the command.
+//! The exec shim: a second instance of this program that becomes the command.
 
 use std::env;
 use std::ffi::{OsStr, OsString};
@@ -19,17 +19,17 @@ use crate::text::{reason, Plain};
 use super::terminal::Foreground;
 use super::Job;
 
-/// The argument that makes a program the [`exec_shim`].
+/// The first argument of an instance that is the [`exec_shim`].
 const EXEC_SHIM: &str = "--exec-shim";
 
-/// The running program, even after an upgrade has replaced its file: a wait for a lock can take
-/// days.
+/// The running program. The path is valid even after an upgrade has replaced the file, which can
+/// happen because a wait for a lock can take days.
 const THIS_PROGRAM: &str = "/proc/self/exe";
 
-/// Takes the place of the parent's process number if the command outlives its parent.
+/// Stands in place of the parent's process number if the command may outlive its parent.
 const NO_PARENT: &str = "-";
 
-/// The argument that has the shim give the terminal to the command.
+/// The argument that tells the shim to give the terminal to the command.
 const TERMINAL: &str = "terminal";
 
 /// Exit status: the command was not found.
@@ -39,9 +39,9 @@ const CANNOT_RUN: i32 = 126;
 /// Exit status: the system failed.
 const SYSTEM_ERROR: i32 = 71;
 
-/// Checks, before a wait for a lock, that a command can be started: that /proc is mounted, and that
-/// the dynamic loader was not called with this program as its argument. The shim would be the
-/// loader then.
+/// Checks that a command can be started. Call this before a wait for a lock. /proc must be mounted,
+/// and this program must not have been started through the dynamic loader: the shim would then be
+/// the loader.
 pub fn check_proc() -> Result<(), String> {
     let program = fs::read_link(THIS_PROGRAM);
     let program = program.map_err(|error| format!("{THIS_PROGRAM}: {}", reason(&error)))?;
@@ -58,7 +58,7 @@ pub fn check_proc() -> Result<(), String> {
 /// Starts the shim, which becomes the command, in a process group of its own.
 pub(super) fn spawn(job: &Job<'_>, foreground: Foreground) -> io::Result<Pid> {
     let mut shim = Command::new(THIS_PROGRAM);
-    // A file with several programs in it looks at the name.
+    // If the file contains several programs, the name selects the program.
     if let Some(name) = env::args_os().next() {
         shim.arg0(name);
     }
@@ -87,7 +87,7 @@ pub(super) fn spawn(job: &Job<'_>, foreground: Foreground) -> io::Result<Pid> {
     Ok(Pid::from_child(&child))
 }
 
-/// Becomes the command, and does not return, if this process is the exec shim. Call it first in
+/// If this process is the exec shim, becomes the command and does not return. Call this first in
 /// main.
 pub fn exec_shim(program: &str) {
     let mut arguments = env::args_os().skip(1);
@@ -111,8 +111,8 @@ pub fn exec_shim(program: &str) {
     become_command(program, &command, &arguments)
 }
 
-/// Replaces this process by a command, with all signals unblocked. If that fails, says so and exits
-/// as a shell would.
+/// Replaces this process with a command, with all signals unblocked. If that fails, prints the
+/// reason and exits with the status that a shell would use.
 pub fn become_command(program: &str, command: &OsStr, arguments: &[OsString]) -> ! {
     let _ = SigSet::empty().thread_set_mask();
     let mut error = Command::new(command).args(arguments).exec();
@@ -124,7 +124,7 @@ pub fn become_command(program: &str, command: &OsStr, arguments: &[OsString]) ->
         false => command.as_bytes(),
     };
     let line = format!("{program}: {}: {}\n", Plain(name), reason(&error));
-    // If stderr is closed, the exit status still says it.
+    // If stderr is closed, the exit status still reports the failure.
     let _ = io::stderr().write_all(line.as_bytes());
     std::process::exit(match error.kind() {
         io::ErrorKind::NotFound => NOT_FOUND,

@@ -1,4 +1,4 @@
-//! The signals that a supervising program catches, and the end by one of them.
+//! The signals that a supervising program catches, and how it ends by one of them.
 
 use std::io;
 use std::os::unix::net::UnixStream;
@@ -27,8 +27,8 @@ use crate::sys::process;
 
 use super::terminal::Foreground;
 
-/// The signals that are not passed on to the command: those that no program can catch, those of
-/// jobs and children, of faults of this program, and of what it writes itself.
+/// The signals that are not passed on to the command: those that no program can catch, those for
+/// job control and child processes, and those that this program causes by a fault or a write.
 const KEPT: [i32; 16] = [
     SIGKILL, SIGSTOP, SIGCHLD, SIGCONT, SIGTSTP, SIGTTIN, SIGTTOU, SIGABRT, SIGBUS, SIGFPE, SIGILL,
     SIGSEGV, SIGSYS, SIGTRAP, SIGPIPE, SIGXFSZ,
@@ -43,8 +43,8 @@ fn is_passed_on(signal: i32) -> bool {
     Signal::from_raw(signal).is_some() && !KEPT.contains(&signal)
 }
 
-/// Whether a signal that is passed on ends a program that does not catch it. It ends a wait for the
-/// lock then.
+/// Whether a signal is passed on and ends a program that does not catch it. Such a signal also ends
+/// a wait for the lock.
 pub(super) fn ends_by_default(signal: i32) -> bool {
     is_passed_on(signal) && ![SIGWINCH, SIGURG].contains(&signal)
 }
@@ -52,14 +52,15 @@ pub(super) fn ends_by_default(signal: i32) -> bool {
 /// The signals that ask a program to end.
 pub(super) const ENDING: [i32; 4] = [SIGTERM, SIGINT, SIGHUP, SIGQUIT];
 
-/// The signals that stop the processes of a job. Blocked, and not caught, they keep their default
-/// action, so that this program can stop by them, see [`stop`].
+/// The signals that stop the processes of a job. They are blocked rather than caught, so that they
+/// keep their default action and this program can stop by them: see [`stop`].
 const STOPPING: [NixSignal; 3] = [NixSignal::SIGTSTP, NixSignal::SIGTTIN, NixSignal::SIGTTOU];
 
-/// The signals that have arrived. Make it on the main thread, before any other thread starts.
+/// Receives the signals of this process. Make it on the main thread, before any other thread
+/// starts.
 pub struct SignalWatch {
     delivery: SignalDelivery<UnixStream, SignalOnly>,
-    /// Tells of [`STOPPING`], which are blocked.
+    /// Reports the signals in [`STOPPING`], which are blocked.
     stops: SignalFd,
     alarm: Alarm,
 }
@@ -67,10 +68,10 @@ pub struct SignalWatch {
 impl SignalWatch {
     pub fn new() -> io::Result<SignalWatch> {
         let ignored = process::ignored_signals();
-        // Blocked, SIGTTOU does not stop us while we take the terminal back in the background. What
-        // is blocked arrives even if it is ignored: an ignored SIGTSTP must not. Everything else is
-        // unblocked, because the end of the command is a signal, too. Later threads inherit the
-        // mask, and the exec shim clears it.
+        // While SIGTTOU is blocked, it does not stop us when we take the terminal back in the
+        // background. A blocked signal is reported even if it is ignored, so SIGTSTP is not blocked
+        // if it is ignored. All other signals are unblocked, because SIGCHLD reports the end of the
+        // command. Threads that start later inherit the mask, and the exec shim clears it.
         let mut blocked = SigSet::from_iter(STOPPING);
         if is_in(ignored, SIGTSTP) {
             blocked.remove(NixSignal::SIGTSTP);
@@ -79,7 +80,7 @@ impl SignalWatch {
         let stops = SignalFd::with_flags(&blocked, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)?;
         let mut caught: Vec<i32> = passed_on().collect();
         // A signal that is ignored at the start (by nohup, or by a shell for a background job)
-        // stays ignored, so that the command ignores it, too: exec resets only caught signals.
+        // stays ignored. The command then ignores it, too, because exec resets only caught signals.
         caught.retain(|signal| !is_in(ignored, *signal));
         caught.extend([SIGCHLD, SIGCONT]);
         let (read, write) = UnixStream::pair()?;
@@ -93,7 +94,7 @@ impl SignalWatch {
     }
 
     /// Blocks until one of the events is set, or until a signal ends the wait. Reaps children while
-    /// it waits: as process 1, this program has children that it did not start.
+    /// it waits, because this program may be process 1 and have children that it did not start.
     pub fn wait_for(&mut self, events: &[&Event]) -> Result<(), Killed> {
         loop {
             while let Ok(Some(_)) = wait(WaitOptions::NOHANG) {}
@@ -124,7 +125,7 @@ impl SignalWatch {
         watched.push(PollFd::new(self.delivery.get_read(), PollFlags::IN));
         watched.push(PollFd::new(&self.stops, PollFlags::IN));
         watched.push(PollFd::new(&self.alarm, PollFlags::IN));
-        // A signal interrupts the poll. That is no error: the signal is pending.
+        // A signal interrupts the poll. That is not an error, because the signal is then pending.
         let _ = poll(&mut watched, None);
         let mut arrived: Vec<i32> = self.delivery.pending().collect();
         while let Ok(Some(stop)) = self.stops.read_signal() {
@@ -134,11 +135,11 @@ impl SignalWatch {
     }
 }
 
-/// Stops this program, or a process group that it is in, by a signal that has stopped the command:
-/// a program that supervises this one then learns from it what the stop is for. Call it on the main
-/// thread. That may run on for a moment after it.
+/// Stops this program, or the process group `group` that it is in, with a signal that has stopped
+/// the command. A program that supervises this one can then see the reason for the stop. Call this
+/// on the main thread, which may run on for a moment afterwards.
 pub(super) fn stop(signal: i32, group: Option<Pid>) {
-    // An ignored signal would not stop us.
+    // An ignored signal would not stop us, so SIGSTOP replaces it.
     let named =
         Signal::from_named_raw(signal).filter(|_| !is_in(process::ignored_signals(), signal));
     let signal = named.unwrap_or(Signal::STOP);
@@ -147,7 +148,7 @@ pub(super) fn stop(signal: i32, group: Option<Pid>) {
         None => kill_process(getpid(), signal),
     };
     if let Ok(pending) = NixSignal::try_from(signal.as_raw()) {
-        // A blocked one has waited for this.
+        // If the signal is blocked, it takes effect here.
         let blocked = SigSet::from(pending).thread_swap_mask(SigmaskHow::SIG_UNBLOCK);
         let _ = blocked.and_then(|before| before.thread_set_mask());
     }
@@ -157,7 +158,7 @@ fn is_in(set: u64, signal: i32) -> bool {
     set & (1 << (signal - 1)) != 0
 }
 
-/// A signal has ended the command, or the wait for its lock.
+/// The signal that has ended the command, or the wait for its lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Killed {
     pub(super) signal: i32,
@@ -165,19 +166,21 @@ pub struct Killed {
 }
 
 impl Killed {
-    /// Ends this process by the same signal if that signal is passed on. A shell can tell this from
-    /// an exit, and ends its loop or its script after Ctrl-C. Call it last. If it returns, the
-    /// process exits with the status that it returns.
+    /// Ends this process with the same signal if that signal is one that is passed on. A shell can
+    /// tell such an end from an exit, and ends its loop or its script after Ctrl-C. Call this last.
+    /// If it returns, the process must exit with the returned status.
     pub fn follow(self) -> u8 {
         let group = our_group().filter(|_| self.foreground == Foreground::Command);
         let typed = Signal::from_named_raw(self.signal);
         if let (Some(typed @ (Signal::INT | Signal::QUIT)), Some(group)) = (typed, group) {
-            // This reaches the script that runs us, or the rest of our pipeline.
+            // The terminal sent the signal only to the command's group. This call sends it to ours,
+            // which includes the script that runs us, or the rest of our pipeline.
             let _ = kill_process_group(group, typed);
         }
         // Process 1 cannot end itself by a signal.
         if is_passed_on(self.signal) && getpid() != Pid::INIT {
-            // If there is a core dump, it is the command's, and ours must not replace it.
+            // If the command has dumped core, a core dump of this process must not replace that
+            // one.
             let _ = set_dumpable_behavior(DumpableBehavior::NotDumpable);
             let _ = emulate_default_handler(self.signal);
         }
@@ -185,9 +188,9 @@ impl Killed {
     }
 }
 
-/// Whether a shell with job control runs this program: an ancestor in our session, but in another
-/// process group. Without one, a stopped program would stay stopped. The kernel discards SIGTSTP
-/// for such a process group, and so do we.
+/// Whether a shell with job control runs this program. Such a shell is an ancestor in our session,
+/// but in another process group. Without one, a stopped program would stay stopped. The kernel
+/// discards SIGTSTP for a process group without such a shell, and so do we.
 pub(super) fn has_job_control() -> bool {
     let ours = (unistd::getsid(None), unistd::getpgrp());
     let mut ancestor = getppid();

@@ -1,4 +1,4 @@
-//! The end of standard input, by which a script ends a program that it has started.
+//! The end of standard input, by which a script ends a program that the script has started.
 
 use std::io::ErrorKind::{Interrupted, WouldBlock};
 use std::io::{self, Read};
@@ -13,17 +13,17 @@ use rustix::termios::tcgetpgrp;
 
 use crate::sys::event::{wait_for, Event};
 
-/// How long a wait lasts before closed input ends it. A free lock is granted before, however the
-/// two threads run.
+/// The minimum time that a wait lasts before closed input ends it. It is long enough for a free
+/// lock to be granted, whichever of the two threads runs first.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// How often to check for the foreground while there is input.
+/// How often to check whether this program is in the foreground while there is input.
 const PAUSE_IN_BACKGROUND: Duration = Duration::from_millis(200);
 
-/// A thread that waits for the end of standard input and discards all input before.
+/// A thread that waits for the end of standard input and discards all input before the end.
 pub struct StdinWatch {
     pub closed: Event,
-    /// Set after the end of input, once the wait has lasted for two seconds.
+    /// Set after the end of input, but no earlier than two seconds after the start of the wait.
     pub abandoned: Event,
 }
 
@@ -33,9 +33,10 @@ impl StdinWatch {
         let events = (closed.clone(), abandoned.clone());
         let began = Instant::now();
         thread::Builder::new().name("input".into()).spawn(move || {
-            // Blocked, it would make a read in the background fail, and end the input.
+            // If SIGTTIN were blocked, a read in the background would fail, which counts as the end
+            // of input.
             let _ = SigSet::from(Signal::SIGTTIN).thread_unblock();
-            // An input that fails brings nothing more either.
+            // An error also counts as the end of input.
             let _ = read_to_end(io::stdin().lock());
             let (closed, abandoned) = events;
             closed.set();
@@ -46,8 +47,8 @@ impl StdinWatch {
     }
 }
 
-/// Reads to the end, and drops what it reads. It may be an input that does not block: a program
-/// that shares it may have made it so.
+/// Reads the input to its end, and discards it. The input may be non-blocking, because another
+/// program that shares it may have made it so.
 fn read_to_end(mut input: impl Read + AsFd) -> io::Result<()> {
     let mut chunk = [0; 4096];
     loop {
@@ -60,12 +61,12 @@ fn read_to_end(mut input: impl Read + AsFd) -> io::Result<()> {
     }
 }
 
-/// Blocks until there is input, or its end. What is typed while this program is in the background
-/// is for another: to read it would stop this one (SIGTTIN).
+/// Blocks until there is input, or its end. While this program is in the background, input that is
+/// typed is for another program, and a read would stop this one (SIGTTIN).
 fn wait_for_input(input: &impl AsFd) -> io::Result<()> {
     loop {
         wait_for(&mut [PollFd::new(input, PollFlags::IN)], None)?;
-        // What has no foreground is no terminal, or one that has hung up.
+        // An error means that the input is not a terminal, or is one that has hung up.
         if tcgetpgrp(input).map_or(true, |foreground| foreground == getpgrp()) {
             return Ok(());
         }

@@ -13,13 +13,13 @@ use rustix::termios::{tcgetattr, tcgetpgrp, tcsetattr, tcsetpgrp, OptionalAction
 
 use super::signals::our_group;
 
-/// The controlling terminal, if there is one. `fg` can give it to our process group at any time,
-/// and `bg` take it.
+/// The controlling terminal, if there is one. The shell can give it to our process group at any
+/// time (`fg`), and take it away.
 pub(super) struct Terminal {
     file: Option<File>,
     /// If set, the command gets the terminal only after SIGTTIN or SIGTTOU.
     is_in_a_pipeline: bool,
-    /// Its modes before the command first had it.
+    /// The modes of the terminal before the command first had it.
     modes: OnceCell<Termios>,
 }
 
@@ -57,7 +57,8 @@ impl Terminal {
         our_group().is_some_and(|group| self.is_of(group))
     }
 
-    /// Whether this program has the terminal. Keeps its modes before the command can change them.
+    /// Whether this program has the terminal. If so, saves the modes of the terminal before the
+    /// command can change them.
     fn can_be_lent(&self) -> bool {
         let is_ours = self.is_ours();
         if let (true, Some(file), None) = (is_ours, &self.file, self.modes.get()) {
@@ -66,10 +67,11 @@ impl Terminal {
         is_ours
     }
 
-    /// Gives the terminal, which the command had, the modes that it had before.
+    /// Restores the modes that the terminal had before the command first had it.
     pub(super) fn restore_modes(&self) {
         if let (true, Some(file), Some(modes)) = (self.is_ours(), &self.file, self.modes.get()) {
-            // At once: a terminal that Ctrl-S has stopped would hold up a wait for the output.
+            // The call must not wait for the output: a terminal that Ctrl-S has stopped would block
+            // it.
             let _ = tcsetattr(file, OptionalActions::Now, modes);
         }
     }
@@ -78,8 +80,8 @@ impl Terminal {
         tcgetpgrp(self.file.as_ref()?).ok()
     }
 
-    /// Gives the terminal to the command's group if this program has it. Says whether the command
-    /// got it.
+    /// Gives the terminal to the command's group if this program has it. Returns whether the
+    /// command got it.
     pub(super) fn lend_to(&self, group: Pid) -> bool {
         self.can_be_lent() && self.give_to(group)
     }
@@ -92,7 +94,7 @@ impl Terminal {
     }
 
     fn give_to(&self, group: Pid) -> bool {
-        // Blocked, SIGTTOU does not keep us from doing that in the background.
+        // While SIGTTOU is blocked, this works even in the background.
         let blocked = SigSet::from(NixSignal::SIGTTOU).thread_swap_mask(SigmaskHow::SIG_BLOCK);
         let file = self.file.as_ref();
         let is_given = file.is_some_and(|file| tcsetpgrp(file, group).is_ok());
@@ -100,9 +102,9 @@ impl Terminal {
         is_given
     }
 
-    /// Takes the terminal back from the command's group, or from a group that has ended, and says
-    /// whether the command had it. In the background the terminal is the shell's: a shell that
-    /// loses it ends.
+    /// Takes the terminal back from the command's group, or from a group that has ended. Returns
+    /// which group had it. The terminal is not taken from any other group: in the background it is
+    /// the shell's, and a shell that loses its terminal ends.
     pub(super) fn take_back_from(&self, group: Pid) -> Foreground {
         let Some(foreground) = self.foreground() else {
             return Foreground::Ours;
@@ -118,9 +120,8 @@ impl Terminal {
     }
 }
 
-/// Whether a standard stream leads to another program. In a pipeline that program, such as a pager,
-/// may read the terminal. If the command had the terminal, that program would stop, and the whole
-/// job with it.
+/// Whether a standard stream leads to another program. That program, such as a pager, may read the
+/// terminal. If the command had the terminal, that program would stop, and the whole job with it.
 fn is_in_a_pipeline() -> bool {
     let (stdin, stdout, stderr) = (io::stdin(), io::stdout(), io::stderr());
     let mut kinds = [stdin.as_fd(), stdout.as_fd(), stderr.as_fd()]
