@@ -22,7 +22,7 @@ pub(super) fn hold(request: &SemaRequest) -> CommandResult {
                 true => acquired_object(slot, &request.options).compact(),
                 false => shown_path(slot.path()),
             };
-            // Also with `--quiet`: the script waits for it.
+            // The line is printed even with `--quiet`, because the script waits for it.
             output::print(&format!("{line}\n")).map_err(Failure::unprintable)?;
             let killed = signals.wait_for(&[&input.closed, &lost]).err();
             let released = guard.release();

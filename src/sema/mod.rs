@@ -34,8 +34,8 @@ use report::{complain, holder_text, print, shown_path, Object};
 
 const PROGRAM: &str = "sema";
 
-// The exit statuses of sema(1): first those of the commands that an older program of this name
-// has, then those that `run` and `hold` share with latch(1).
+// The exit statuses of sema(1). The first four are for the commands that an older program of this
+// name has. The others are for `run` and `hold`, which share them with latch(1).
 const DONE: u8 = 0;
 const HELD: u8 = 1;
 const OLDER_USAGE: u8 = 2;
@@ -45,7 +45,7 @@ const LOST: u8 = 70;
 const FILE_ERROR: u8 = 74;
 const BUSY: u8 = 75;
 
-/// The first line of a refusal without a wait.
+/// The first line of the message if the lock is held and the command does not wait.
 const ALREADY_HELD: &str = "Lock already held";
 
 impl Failure {
@@ -63,7 +63,7 @@ impl Failure {
                 LOST,
                 format_args!("the lock was lost: {}", shown_path(path)),
             ),
-            // The other errors name their path, or are not about one.
+            // The other errors contain their path, or are not about a path.
             other => Failure::new(FILE_ERROR, Plain(other.to_string().as_bytes())),
         }
     }
@@ -73,7 +73,7 @@ impl Failure {
         Failure::new(FILE_ERROR, output::unprintable(&error))
     }
 
-    /// Prints the reason as `command` does, and returns the exit status.
+    /// Prints the reason with the prefix of `command`, and returns the exit status.
     fn explain(self, command: Option<SemaCommand>) -> u8 {
         if let Some(message) = self.message {
             complain(&format!("{}{message}\n", prefix(command)));
@@ -82,7 +82,7 @@ impl Failure {
     }
 }
 
-/// What each message of a command begins with. Scripts read that of the older program.
+/// The beginning of each message of a command. Scripts may read that of the older program.
 fn prefix(command: Option<SemaCommand>) -> &'static str {
     match is_like_latch(command) {
         true => "sema: ",
@@ -90,8 +90,8 @@ fn prefix(command: Option<SemaCommand>) -> &'static str {
     }
 }
 
-/// Whether a command has the statuses of latch(1), which stand out among those of the command that
-/// it runs. The statuses of the older program of this name would not.
+/// Whether a command has the exit statuses of latch(1). These are hard to confuse with those of the
+/// program that the command runs, unlike the statuses of the older program.
 fn is_like_latch(command: Option<SemaCommand>) -> bool {
     matches!(command, Some(SemaCommand::Run | SemaCommand::Hold))
 }
@@ -178,7 +178,7 @@ fn acquired(slot: &Semaphore, request: &SemaRequest) -> CommandResult {
     let object = acquired_object(slot, options);
     let printed = say(&format!("Lock acquired: {path}"), &object, request);
     if printed.is_err() {
-        // The caller has not learnt that it must release the lock.
+        // The caller does not know that it holds the lock, and would not release it.
         slot.give_back(info(options).pid);
     } else if !options.quiet && options.pid.or_else(known_caller).is_none() {
         complain(&format!(
@@ -188,8 +188,8 @@ fn acquired(slot: &Semaphore, request: &SemaRequest) -> CommandResult {
     printed
 }
 
-/// Releases the lock. With `--slots`, releases the slot that the caller holds, or, with `--force`,
-/// all of them.
+/// Releases the lock. With `--slots`, releases the slot that the caller holds; with `--force` as
+/// well, releases all slots.
 fn release(request: &SemaRequest) -> CommandResult {
     let options = &request.options;
     let slots = slots(request, &request.options.lock)?;
@@ -242,7 +242,7 @@ fn released(path: &Path, was_there: bool, request: &SemaRequest) -> CommandResul
     say(&format!("Lock released: {path}"), &object, request)
 }
 
-/// Why a lock file cannot be removed, apart from its holder.
+/// Why a lock file cannot be removed, whoever holds the lock.
 fn impediment(obstacle: Obstacle) -> Option<&'static str> {
     match obstacle {
         Obstacle::NotRemovable => Some("this user may not remove the file"),
@@ -297,7 +297,7 @@ fn wait(request: &SemaRequest) -> CommandResult {
 }
 
 fn clean(request: &SemaRequest) -> CommandResult {
-    // There is exactly one: `--slots` is no option of this command.
+    // There is exactly one slot, because this command does not take `--slots`.
     let slots = slots(request, &request.options.lock)?;
     let without_flock = match request.options.force {
         true => WithoutFlock::Remove,
@@ -319,8 +319,7 @@ fn clean(request: &SemaRequest) -> CommandResult {
     failure.map_or(Ok(DONE), Err)
 }
 
-/// Why `clean` cannot judge a lock, or cannot remove a stale one. A lock that is held is no
-/// failure.
+/// Why `clean` cannot judge a lock, or cannot remove a stale one. A held lock is not a failure.
 fn why_not_cleaned(obstacle: Obstacle) -> Option<&'static str> {
     match obstacle {
         Obstacle::Unreadable => Some("this user may not read the file"),
@@ -353,7 +352,7 @@ fn tell_cleaned(cleaned: &Cleaned, has_failed: bool, request: &SemaRequest) -> C
     say(&lines.join("\n"), &object, request)
 }
 
-/// Prints what was done: as JSON with `--json`, else as a line, and not at all with `--quiet`.
+/// Prints what was done: as JSON with `--json`, and otherwise as a line, unless `--quiet` is given.
 fn say(line: &str, object: &Object, request: &SemaRequest) -> CommandResult {
     if request.options.json {
         print_json(object)?;
@@ -363,8 +362,8 @@ fn say(line: &str, object: &Object, request: &SemaRequest) -> CommandResult {
     Ok(DONE)
 }
 
-/// Prints why a lock is not granted or not released, and who holds it, and returns the status.
-/// Fails if the path can never be a lock.
+/// Prints why the lock was not granted or not released, and who holds it. Returns the exit status.
+/// Fails if waiting for the lock cannot help.
 fn refuse(slot: &Semaphore, busy: &Busy, request: &SemaRequest) -> CommandResult {
     use SemaCommand::{Hold, Release, Run, Try, Wait};
     let (command, options) = (request.command, &request.options);
@@ -415,8 +414,9 @@ fn slots(request: &SemaRequest, options: &SemaphoreOptions) -> Result<Vec<Semaph
     locks.map_err(|error| Failure::about(path, &error))
 }
 
-/// The failure for one slot whose path cannot be a lock; others may still be usable, and any user
-/// of a shared directory can block one. Any other error is returned as the error.
+/// Returns the failure for one slot whose path cannot be that of a lock. Any user of a shared
+/// directory can make one slot unusable, but the other slots may still be usable. Any other error
+/// is returned as an error.
 fn unusable(path: &Path, error: &SemaphoreError) -> Result<Failure, Failure> {
     let failure = Failure::about(path, error);
     match error {
@@ -434,14 +434,15 @@ fn info(options: &SemaOptions) -> LockInfo {
     }
 }
 
-/// The process that `try` and `acquire` take the lock for: the script that calls them. If that is
-/// unknown, this process, whose lock is stale once it has ended.
+/// The process for which `try` and `acquire` take the lock: the script that calls them. If the
+/// script is unknown, the lock is taken for this process, and is stale once this process has ended.
 fn caller() -> u32 {
     known_caller().unwrap_or_else(std::process::id)
 }
 
-/// The process that asks for the release of this lock: the script that calls this program, or this
-/// program, if the script has become it by `exec`, as bash does for the last command.
+/// The process that asks for the release of this lock: usually the script that calls this program.
+/// It is this process if the script has become this program by `exec`, as bash does for the last
+/// command.
 fn asking(slot: &Semaphore) -> u32 {
     let own = std::process::id();
     match slot.written_holder() {
@@ -450,15 +451,15 @@ fn asking(slot: &Semaphore) -> u32 {
     }
 }
 
-/// The script that calls this program, found once: if the script ends, another process becomes our
-/// parent.
+/// The script that calls this program; `None` if it is unknown. The script is determined only once,
+/// because another process becomes our parent when the script ends.
 fn known_caller() -> Option<u32> {
     static CALLER: OnceLock<Option<u32>> = OnceLock::new();
     *CALLER.get_or_init(|| {
         // `None` if the parent belongs to another pid namespace.
         let parent = rustix::process::getppid()?;
-        // Process 1 adopts orphans and starts services, in other sessions than its own. In a
-        // container it may be the script itself.
+        // Process 1 adopts orphans and starts services, which are in other sessions than its own.
+        // In a container, process 1 may be the script itself.
         let session_of_init = getsid(Some(unistd::Pid::from_raw(1)));
         if parent.is_init() && getsid(None) != session_of_init {
             return None;

@@ -1,5 +1,6 @@
-//! The command line of `sema`: see sema(1). argh does not read it: a path may be any bytes, options
-//! may come before it and after it, and the messages are those of an older program of this name.
+//! The command line of `sema`: see sema(1). It is not read by argh, because a path may contain any
+//! bytes, options may come before and after the path, and the messages are those of an older
+//! program of this name.
 
 use std::ffi::{OsStr, OsString};
 use std::fmt::Write;
@@ -12,18 +13,18 @@ use crate::cli::values::{choice, mode, number, time};
 use crate::lockfile::{SemaphoreConfig, SemaphoreOptions, Settle, StaleRule};
 use crate::text::{invalid_value, Plain};
 
-/// The name that an older program of this name prints with its version.
+/// The version with the name that the older program prints.
 const VERSION: &str = concat!("file-semaphore ", env!("CARGO_PKG_VERSION"), "\n");
 
-/// The longest token, in bytes.
+/// The maximum length of a token in bytes.
 const MAX_TOKEN_LEN: usize = 256;
 
-/// The most slots that one path may have.
+/// The maximum number of slots at one path.
 const MAX_SLOT_COUNT: u32 = 1024;
 
 const MAX_PID: u32 = i32::MAX as u32;
 
-/// How long a grant waits for other implementations, if it waits.
+/// How long `--settle always` pauses after a grant.
 const SETTLE: Duration = Duration::from_millis(20);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,13 +69,13 @@ const ALL: &[SemaCommand] = &[Try, Acquire, Release, Status, Wait, Clean, Run, H
 const TAKING: &[SemaCommand] = &[Try, Acquire, Run, Hold];
 const WAITING: &[SemaCommand] = &[Acquire, Run, Hold];
 
-/// For a command line that has the command of `run` among the words of sema.
+/// The error if the words of the command that `run` starts are not after `--`.
 const BEFORE_THE_COMMAND: &str = "put -- before the command";
 
 struct OptionRow {
-    /// Its names and its value, as the help shows them.
+    /// The names and the value of the option, as the help shows them.
     head: &'static str,
-    /// The commands that take it.
+    /// The commands that take the option.
     commands: &'static [SemaCommand],
     help: &'static str,
 }
@@ -102,7 +103,7 @@ impl OptionRow {
         OPTIONS.iter().find(|row| row.names().any(is_name))
     }
 
-    /// The long name.
+    /// The long name of the option.
     fn name(&self) -> &'static str {
         self.names().last().unwrap_or_default()
     }
@@ -201,7 +202,7 @@ const OPTIONS: [OptionRow; 21] = [
     row("-V, --version", ALL, "print the version and exit"),
 ];
 
-/// The values of the options; `None` for the default.
+/// The values of the options; `None` stands for the default.
 #[derive(Debug, Default)]
 pub(super) struct SemaOptions {
     pub(super) timeout: Option<Duration>,
@@ -297,8 +298,9 @@ pub(super) fn parse(mut arguments: impl Iterator<Item = OsString>) -> Parsed<Sem
         Some(b"version") => return Parsed::Print(VERSION.to_owned()),
         _ => {}
     }
-    // These two count anywhere, even as the value of an option. But a script can ask for the help
-    // of a command to learn whether the command exists.
+    // These two options count anywhere, even as the value of another option. But the help for an
+    // unknown command is an error, because a script can ask for it to learn whether the command
+    // exists.
     for argument in &ours {
         match argument.as_bytes() {
             b"-h" | b"--help" => {
@@ -330,7 +332,7 @@ fn understand(ours: Vec<OsString>, words: Vec<OsString>) -> Result<SemaRequest, 
         }
         let row = set(&mut options, &argument, &mut arguments);
         given.push(row.map_err(|reason| match &others[..] {
-            // It may be an option of the command.
+            // The argument may be an option of the command that `run` starts.
             [name, _, _, ..] if name == "run" && words.is_empty() => BEFORE_THE_COMMAND.to_owned(),
             _ => reason,
         })?);

@@ -27,14 +27,14 @@ impl Object {
         Object::default()
     }
 
-    /// The same with one key more.
+    /// Adds a key.
     #[must_use]
     pub(super) fn with(mut self, key: &'static str, value: impl Into<Value>) -> Object {
         self.0.push((key, Field::Value(value.into())));
         self
     }
 
-    /// The same with one key more if there is a value.
+    /// Adds a key if there is a value.
     #[must_use]
     pub(super) fn with_any(self, key: &'static str, value: Option<impl Into<Value>>) -> Object {
         match value {
@@ -43,7 +43,7 @@ impl Object {
         }
     }
 
-    /// The same with one key more: an object, or null.
+    /// Adds a key with an object or null.
     #[must_use]
     pub(super) fn with_object(mut self, key: &'static str, object: Option<Object>) -> Object {
         let member = object.map_or(Field::Value(Value::Null), Field::Object);
@@ -51,13 +51,13 @@ impl Object {
         self
     }
 
-    /// One line of JSON, without a line feed.
+    /// JSON on one line, without a line feed at the end.
     pub(super) fn compact(&self) -> String {
         self.json(":", "", "")
     }
 
-    /// JSON with one key in each line, indented by two spaces for each level, without a last line
-    /// feed.
+    /// JSON with one key per line, indented by two spaces per level, without a line feed at the
+    /// end.
     pub(super) fn pretty(&self) -> String {
         self.json(": ", "\n", "  ")
     }
@@ -76,7 +76,7 @@ impl Object {
         format!("{{{inside}{}{line_break}}}", members.join(&separator))
     }
 
-    /// Lines of `key: value` for people. Texts have no quotes, and are escaped.
+    /// Lines of `key: value` for people. Strings are escaped, and have no quotes.
     pub(super) fn lines(&self) -> String {
         let lines = self.0.iter().map(|(key, member)| match member {
             Field::Value(Value::String(text)) => format!("{key}: {}\n", shown(text)),
@@ -87,8 +87,9 @@ impl Object {
     }
 }
 
-/// A lock that is held, as `{"locked":true,"pid":N,"since":T}`: with zeros, and an `error`, if the
-/// file does not say, and with a `note` if something else prevents the grant, too.
+/// A held lock as `{"locked":true,"pid":N,"since":T}`. If the file does not name the process and
+/// the time, there is an `error`, and a missing number is 0. If something besides a holder prevents
+/// the grant, there is a `note`.
 pub(super) fn held(busy: &Busy) -> Object {
     let details = &busy.details;
     Object::new()
@@ -104,7 +105,7 @@ fn unreadable(details: &LockDetails) -> Option<&'static str> {
     (!details.is_readable()).then_some("contents unreadable")
 }
 
-/// A status as JSON, with the path of a slot.
+/// A status as JSON. It contains the path only if the lock has slots.
 pub(super) fn status_object(path: Option<&Path>, status: &Status) -> Object {
     let object = Object::new()
         .with_any("path", path.map(shown_path))
@@ -123,7 +124,7 @@ pub(super) fn status_object(path: Option<&Path>, status: &Status) -> Object {
         .with("token", details.token.clone())
 }
 
-/// A status as lines of `key: value`, with the path of a slot.
+/// A status as lines of `key: value`. It contains the path only if the lock has slots.
 pub(super) fn status_text(path: Option<&Path>, status: &Status) -> String {
     let object = Object::new()
         .with_any("path", path.map(shown_path))
@@ -178,7 +179,7 @@ fn note(busy: &Busy) -> Option<&'static str> {
     let runs = |pid| Semaphore::is_process_running(pid);
     match busy.obstacle {
         Obstacle::NotStale => None,
-        // Presumably the holder has it locked.
+        // Presumably the holder has the file locked.
         Obstacle::Locked if busy.details.pid.is_some_and(runs) => None,
         Obstacle::Locked => Some("another process keeps the file locked"),
         Obstacle::Unreadable => Some("this user may not read the file"),

@@ -33,8 +33,8 @@ pub(super) fn run(request: &SemaRequest) -> CommandResult {
     }
 }
 
-/// The signals of this process, the event of a lost lock, and the locks to wait for. The locks live
-/// as long as the process, because threads may wait for them until its end.
+/// Returns the signals of this process, the event that a lost lock sets, and the locks to wait for.
+/// The locks live as long as the process, because threads may wait for them until the process ends.
 pub(super) fn prepare(
     request: &SemaRequest,
 ) -> Result<(SignalWatch, Event, &'static [Semaphore]), Failure> {
@@ -84,7 +84,7 @@ fn run_under(
     match guard.release() {
         Ok(()) => {}
         Err(SemaphoreError::Lost) if options.quiet => {}
-        // The command has finished: its exit status counts.
+        // The command has finished, so its exit status counts, and the error is only printed.
         Err(error) => {
             Failure::about(path, &error).explain(Some(request.command));
         }
@@ -92,8 +92,8 @@ fn run_under(
     Ok(finish.follow())
 }
 
-/// Waits for the lock. A signal ends the wait, and so does `abandoned`, an event that is set at the
-/// end of the standard input.
+/// Waits for the lock. The wait ends without the lock at a signal, or when `abandoned` is set,
+/// which means that the standard input has ended.
 pub(super) fn wait(
     slots: &'static [Semaphore],
     request: &SemaRequest,

@@ -1,5 +1,5 @@
-//! `sema` when its name is `semats`: the commands, texts and exit statuses of an older program of
-//! that name, with times in milliseconds. See sema(1), SEMATS.
+//! `sema` when it is called as `semats`: the commands, texts and exit statuses of an older program
+//! of that name, with times in milliseconds. See sema(1), SEMATS.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
@@ -19,10 +19,10 @@ use super::{asking, caller, impediment, reason, ALREADY_HELD};
 const DONE: u8 = 0;
 const FAILED: u8 = 1;
 
-/// Only the owner reads these lock files.
+/// The mode of the lock files, which only their owner can read.
 const MODE: u32 = 0o600;
 
-/// The age at which a lock may be stale. No option changes it.
+/// The age beyond which a lock may be stale. No option changes it.
 const STALE: Duration = Duration::from_secs(3600);
 
 const USAGE: &str = "\
@@ -47,7 +47,7 @@ Options:
 /// A command line as typed values. Unknown options are ignored.
 #[derive(Debug, Default)]
 struct SematsRequest {
-    /// The command, the path, and further words, which are ignored.
+    /// The command, the path, and any further words, which have no effect.
     words: Vec<OsString>,
     tag: Option<String>,
     timeout: Option<Duration>,
@@ -196,7 +196,7 @@ fn acquire(semaphore: &Semaphore, request: &SematsRequest) -> SematsResult {
     }
 }
 
-/// Prints what the lock file says now.
+/// Prints what the lock file says after the grant.
 fn granted(semaphore: &Semaphore, request: &SematsRequest) -> u8 {
     let written = semaphore.lock_info().unwrap_or_else(|| info(request));
     let object = Object::new()
@@ -297,7 +297,7 @@ fn io_error(error: SemaphoreError) -> Object {
 }
 
 impl Object {
-    /// The same with one key more. Without a value, JSON has no key, and text has `undefined`.
+    /// Adds a key. If there is no value, JSON leaves the key out, and text shows `undefined`.
     fn undefined_or(
         self,
         key: &'static str,
