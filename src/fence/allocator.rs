@@ -1,8 +1,9 @@
 //! Fences that rise across restarts, crashes and clock steps: ranges of fences reserved in a file
 //! before any of them is used.
 //!
-//! [`ReservedFences`] never touches the disk: it takes fences from what is reserved, and asks for
-//! more when half of a range is left. [`Reserver::run`] writes, on a thread of its own.
+//! [`ReservedFences`] never touches the disk: it takes fences from the reserved ranges, and asks
+//! for more when half of a range is left. [`Reserver::run`] writes to the disk, on a thread of its
+//! own.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -24,14 +25,14 @@ use crate::token::FenceSource;
 use super::file::file_of;
 use super::file::{encode, recover, Recovered, FILE_LEN};
 
-/// How many fences are reserved at a time.
+/// The number of fences that are reserved at a time.
 pub const RANGE: u64 = 1 << 20;
 
 /// The pause after a failed write, before the next attempt.
 const RETRY_AFTER: Duration = Duration::from_millis(250);
 
-/// How long to wait for another server's lock on the file. A killed server holds it until its last
-/// thread is gone.
+/// How long to wait for another server's lock on the file. A killed server keeps the lock until its
+/// last thread has ended.
 const LOCK_PATIENCE: Duration = Duration::from_secs(1);
 
 /// Storage for records: a file, or a simulated disk in tests.
@@ -47,9 +48,9 @@ impl Disk for File {
     }
 }
 
-/// Opens the fence file, locks it for the life of the process, and reserves the first range: above
-/// all fences that may have been used before, and not below `clock`. Blocks for the disk, and for
-/// one second at most while another server has the file.
+/// Opens the fence file, locks it for the life of the process, and reserves the first range. The
+/// range begins above all fences that may have been used before, and not below `clock`. Blocks for
+/// the disk, and for at most one second while another server has the file.
 pub fn open(path: &Path, clock: u64, range: u64) -> io::Result<(ReservedFences, Reserver<File>)> {
     let opened = open_exclusive(path, 0o600, LOCK_PATIENCE)?;
     let mut file = opened.ok_or_else(|| io::Error::other("another server is using it"))?;
@@ -61,7 +62,8 @@ pub fn open(path: &Path, clock: u64, range: u64) -> io::Result<(ReservedFences, 
     let reserved = reserve_first(file, recovered, clock, range)?;
     sync_name(path)?;
     if recovered.is_torn {
-        // The range of a torn record was never used; that of a corrupt one was. The clock decides.
+        // If a crash has torn the record, its range was never used. If the record was damaged
+        // later, its range may have been used, and only the clock keeps new fences above it.
         warn!(
             "fence-file-torn path={} hint=\"relying on the clock for the lost record\"",
             Escaped::path(path)
@@ -93,7 +95,8 @@ fn reserve_first<D: Disk>(
     };
     reserver.reserve()?;
     if recovered.is_legacy {
-        // Once more, over the number of the older format, which would look like a torn record.
+        // A second record overwrites the number of the older format, which would look like a torn
+        // record.
         reserver.reserve()?;
     }
     let end = reserved.lock().end;
@@ -111,16 +114,16 @@ fn reserve_first<D: Disk>(
 struct Reserved {
     /// Fences below this are reserved.
     end: u64,
-    /// Whether a request for a fence has failed since the last range was reserved.
+    /// Whether a request for a fence has failed since the latest range was reserved.
     ran_out: bool,
 }
 
-/// Fences from ranges that are reserved already. Never blocks for the disk.
+/// Fences from ranges that have been reserved. Never blocks for the disk.
 pub struct ReservedFences {
     next: u64,
-    /// The end of the reserved fences, when last checked.
+    /// The end of the reserved fences at the latest check.
     end: u64,
-    /// Asks for more once this many fences are left.
+    /// Once this many fences are left, more are requested.
     low_water: u64,
     reserved: Arc<Mutex<Reserved>>,
     requests: Sender<()>,
@@ -156,10 +159,10 @@ impl ReservedFences {
     }
 }
 
-/// Reserves one range after the other, on request.
+/// Reserves one range after another, on request.
 pub struct Reserver<D> {
     disk: D,
-    /// The number of the latest record.
+    /// The sequence number of the latest record.
     seq: u64,
     range: u64,
     reserved: Arc<Mutex<Reserved>>,
@@ -167,9 +170,9 @@ pub struct Reserver<D> {
 }
 
 impl<D: Disk> Reserver<D> {
-    /// Reserves a range on each request, and tries again while the disk refuses. Calls
-    /// `grant_owed_slots` once there are fences again after a request for one has failed. Returns
-    /// when the fences are dropped.
+    /// Reserves a range on each request, and tries again as long as the disk fails. If a request
+    /// for a fence has failed because there was none, calls `grant_owed_slots` once there are
+    /// fences again. Returns when the fences are dropped.
     pub fn run(mut self, grant_owed_slots: impl Fn()) {
         while self.requests.recv().is_ok() {
             let mut has_failed = false;
@@ -190,13 +193,15 @@ impl<D: Disk> Reserver<D> {
         }
     }
 
-    /// Reserves the next range: on the disk first, and only then for use.
+    /// Reserves the next range: first writes it to the disk, and only then makes its fences
+    /// available.
     fn reserve(&mut self) -> io::Result<()> {
         let end = self.reserved.lock().end;
         let new_end = end.checked_add(self.range).ok_or_else(exhausted)?;
         let seq = self.seq.checked_add(1).ok_or_else(exhausted)?;
         let (record, offset) = encode(seq, new_end);
-        // A failed write leaves the latest record alone, and the next attempt writes the same slot.
+        // A failed write does not touch the latest record, and the next attempt writes to the same
+        // slot.
         self.disk.write_durably(&record, offset as u64)?;
         self.seq = seq;
         self.reserved.lock().end = new_end;

@@ -1,9 +1,9 @@
-//! The format of a fence file, and what its content says after a crash. Pure: bytes in, ceiling
-//! out. See latchd(8), FILES.
+//! The format of a fence file, and what its content says after a crash. No I/O here. See latchd(8),
+//! FILES.
 //!
-//! The file has two slots of 32 bytes. A record is written to the slot that does not hold the
-//! latest one, so a torn write costs a range that was never used, and nothing else. The format is
-//! that of dflockd, so that a host can move over and back.
+//! The file has two slots of 32 bytes. A record is written to the slot that does not contain the
+//! latest record. So a torn write loses only a range that was never used. The format is that of
+//! dflockd, so that a host can switch from one server to the other and back.
 
 const MAGIC: [u8; 8] = *b"dflfnc1\n";
 const SLOT_LEN: usize = 32;
@@ -19,18 +19,18 @@ const NO_RECORD: &str = "no record in it is whole";
 /// What a fence file says about the fences that may have been used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Recovered {
-    /// The number of the latest record.
+    /// The sequence number of the latest record.
     pub seq: u64,
-    /// No fence above it has been used; `None` if none has been used at all.
+    /// No fence above this one has been used. `None` if no fence has been used at all.
     pub ceiling: Option<u64>,
     /// Whether a slot that should hold a record holds something else.
     pub is_torn: bool,
-    /// Whether the file has the older format, a number alone.
+    /// Whether the file has the older format, which is a single number.
     pub is_legacy: bool,
 }
 
-/// Reads the content of a fence file. Of a longer file, the first `FILE_LEN + 1` bytes are enough.
-/// The error says why the file cannot be used.
+/// Reads the content of a fence file. If the file is too long, its first `FILE_LEN + 1` bytes are
+/// enough to tell. The error says why the file cannot be used.
 pub fn recover(content: &[u8]) -> Result<Recovered, &'static str> {
     if content.is_empty() {
         return Ok(Recovered::default());
@@ -39,8 +39,9 @@ pub fn recover(content: &[u8]) -> Result<Recovered, &'static str> {
         return Err(CUT_SHORT);
     }
     if let Ok(legacy) = <[u8; 8]>::try_from(content) {
-        // The older format is the number alone. Counting on from 1 keeps it in place, in slot 0,
-        // until the first record is in slot 1.
+        // The older format is a single number, at the place of slot 0. With 1 as its sequence
+        // number, the first record goes to slot 1, so that the number stays in place until that
+        // record is complete.
         return Ok(Recovered {
             seq: 1,
             ceiling: Some(u64::from_be_bytes(legacy)),
@@ -57,7 +58,8 @@ pub fn recover(content: &[u8]) -> Result<Recovered, &'static str> {
         .enumerate()
         .map(|(at, slot)| decode(slot, at))
         .collect();
-    // The first record is alone in the file; any other has the one before it beside it.
+    // The first record is alone in the file. Any later record is there together with the previous
+    // one.
     let is_cut = records.len() == 1 && records[0].is_some_and(|(seq, _)| seq != 1);
     let is_torn = is_cut || records.iter().any(Option::is_none);
     match records.into_iter().flatten().max() {
@@ -76,7 +78,7 @@ fn slot_of(seq: u64) -> usize {
     usize::from(seq % 2 == 0)
 }
 
-/// A record, and the offset in the file where it goes.
+/// Returns a record and its offset in the file.
 pub fn encode(seq: u64, ceiling: u64) -> ([u8; SLOT_LEN], usize) {
     let mut slot = [0; SLOT_LEN];
     slot[..8].copy_from_slice(&MAGIC);
@@ -87,7 +89,7 @@ pub fn encode(seq: u64, ceiling: u64) -> ([u8; SLOT_LEN], usize) {
     (slot, slot_of(seq) * SLOT_LEN)
 }
 
-/// The sequence number and ceiling of a record that is whole and in its place.
+/// The sequence number and ceiling of a slot, if its record is complete and in the right slot.
 fn decode(slot: &[u8], at: usize) -> Option<(u64, u64)> {
     let slot: &[u8; SLOT_LEN] = slot.try_into().ok()?;
     let number =
@@ -112,7 +114,7 @@ pub fn checksum(bytes: &[u8]) -> u64 {
     !sum
 }
 
-/// A file in which the records with these ceilings were written, one after the other.
+/// A fence file to which records with these ceilings were written, one after the other.
 #[cfg(test)]
 pub fn file_of(ceilings: &[u64]) -> Vec<u8> {
     let mut content = Vec::new();

@@ -11,11 +11,11 @@ use crate::sys::random;
 use crate::text::reason;
 use crate::token::{FenceSource, Salt};
 
-/// The number of random bytes taken from the kernel at a time: one system call for 512 claims.
+/// The number of random bytes that one system call fetches: enough for 512 claims.
 const SALT_BUFFER_LEN: usize = 4096;
 
-/// Fences that count up from the clock, which is above those of the last server unless the clock
-/// was set back.
+/// Fences that count up from the clock. They are above those of the previous server unless the
+/// clock was set back.
 pub struct ClockFences(RangeInclusive<u64>);
 
 impl ClockFences {
@@ -32,8 +32,7 @@ impl FenceSource for ClockFences {
     }
 }
 
-/// The fence that belongs to an instant: nanoseconds since 1970 (latch-protocol(7), TOKENS AND
-/// FENCES).
+/// The fence for a time: nanoseconds since 1970 (latch-protocol(7), TOKENS AND FENCES).
 pub fn fence_of_clock(clock: SystemTime) -> u64 {
     let since_epoch = clock.duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since_epoch.as_nanos()).unwrap_or(u64::MAX)
@@ -46,7 +45,7 @@ pub struct Salts {
 }
 
 impl Salts {
-    /// Fetches the first salts. Blocks until the kernel has randomness.
+    /// Fetches the first salts. Blocks until the kernel's random number generator is ready.
     pub fn new() -> io::Result<Self> {
         Ok(Salts {
             buffer: Mutex::new(SaltBuffer::fetch()?),
@@ -54,8 +53,9 @@ impl Salts {
         })
     }
 
-    /// The next salt, or `None` if the kernel gives none. One call in 512 fetches more, and may
-    /// block for that. It holds no mutex, so a slow kernel delays only this connection.
+    /// Returns the next salt, or `None` if the kernel fails to provide random bytes. One call in
+    /// 512 fetches more, and may block. It does not hold the mutex during that time, so a slow
+    /// kernel delays only this connection.
     pub fn next(&self) -> Option<Salt> {
         if let Some(salt) = self.buffer.lock().take() {
             return Some(salt);
@@ -63,7 +63,8 @@ impl Salts {
         match SaltBuffer::fetch() {
             Ok(mut fresh) => {
                 let salt = fresh.take();
-                // Others may have fetched at the same time. One buffer is enough.
+                // Another thread may have fetched a buffer at the same time. One of the buffers is
+                // enough.
                 *self.buffer.lock() = fresh;
                 salt
             }
