@@ -1,12 +1,13 @@
-//! What a file may say that another program wrote, or that a crash left behind.
+//! Fuzz targets for the content of files, which another program may have written or a crash may
+//! have damaged.
 
 use crate::fence::file::{self, FILE_LEN};
 use crate::latchd::handover::file as handover;
 use crate::lfpd::uucp::names::{self, Named};
 use crate::lockfile::{is_of_lock_file, LockInfo, Record};
 
-/// Any content says how high the fences may have been, or is refused. A write that is cut short
-/// anywhere loses no ceiling.
+/// Any content either yields a ceiling or is refused. A write that is cut short anywhere does not
+/// lose an earlier ceiling.
 pub fn fence_file(input: &[u8]) {
     if let Ok(found) = file::recover(input) {
         assert!(input.is_empty() || found.ceiling.is_some());
@@ -17,7 +18,7 @@ pub fn fence_file(input: &[u8]) {
     for (seq, write) in (1..).zip(input.chunks_exact(3)) {
         let ceiling = last.unwrap_or(0) + u64::from(write[0]);
         let (record, offset) = file::encode(seq, ceiling);
-        // A write ends somewhere, and a few of its bytes may be any.
+        // A write may stop anywhere, and then one of its bytes may be wrong.
         let len = usize::from(write[1]) % (2 * record.len());
         let is_whole = len >= record.len();
         let len = len.min(record.len());
@@ -39,8 +40,8 @@ pub fn fence_file(input: &[u8]) {
     }
 }
 
-/// Any content is a hand-over or is refused, whatever its checksum says, and a hand-over that is
-/// written is read back.
+/// Any content either is a hand-over or is refused, even if its checksum is right. A hand-over that
+/// is written is read back unchanged.
 pub fn handover_file(input: &[u8]) {
     let _ = handover::decode(input);
     let mut content = format!("latchd-handover 2 {:016x}\n", file::checksum(input)).into_bytes();
@@ -51,13 +52,13 @@ pub fn handover_file(input: &[u8]) {
     }
 }
 
-/// Any content is read, and what is written of it is read back. Each beginning of what is written
-/// is that of a lock file.
+/// Any content can be read, and a record that is written is read back unchanged. Any beginning of a
+/// written record is accepted as a lock file, unless the cut is within the first key.
 pub fn lock_file_record(input: &[u8]) {
     let record = Record::parse(input);
     let printed = record.print();
     let read = Record::parse(printed.as_bytes());
-    // Characters that do not belong into a file are blanks now, and blanks around a value are gone.
+    // Control characters have become spaces, and the spaces around values are gone.
     assert_eq!(Record::parse(read.print().as_bytes()), read);
     assert!(printed.len() <= 65_536 && is_of_lock_file(printed.as_bytes()));
     let cut = usize::from(*input.first().unwrap_or(&0)) % printed.len();
@@ -75,7 +76,7 @@ pub fn lock_file_record(input: &[u8]) {
     }
 }
 
-/// Any content names a process or none, and a file of ours names ours.
+/// Any content names one process or no process, and a file that we write names our process.
 pub fn uucp_record(input: &[u8]) {
     let Named::Process(pid) = names::named_in(input) else {
         return;
@@ -83,7 +84,8 @@ pub fn uucp_record(input: &[u8]) {
     assert!((1..=i32::MAX.unsigned_abs()).contains(&pid));
     let content = names::content(pid);
     assert_eq!(names::named_in(content.as_bytes()), Named::Process(pid));
-    // A program may be about to write the rest: half a number is never another process.
+    // A program may still have to write the rest of the number. A part of a number must not be
+    // taken for another process.
     let text = input.trim_ascii();
     if text.len() > 4 && text.iter().all(u8::is_ascii_digit) {
         assert_eq!(

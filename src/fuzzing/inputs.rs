@@ -4,14 +4,14 @@ use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
 use std::panic::{catch_unwind, RefUnwindSafe};
 
-/// The most pieces that a new input has.
+/// The maximum number of pieces in a new input.
 const MAX_PIECES: usize = 24;
 
-/// How many earlier inputs are kept to be changed.
+/// The number of earlier inputs that are kept in order to change them.
 const KEPT: usize = 64;
 
-/// Calls `target` with random inputs: as many as LATCHD_TEST_INPUTS says, or `count`. Prints the
-/// seed; LATCHD_TEST_SEED replays one.
+/// Calls `target` with `count` random inputs, or with as many as LATCHD_TEST_INPUTS says. Prints
+/// the seed; with LATCHD_TEST_SEED, the inputs of that seed are used again.
 pub fn call(target: impl Fn(&[u8]) + RefUnwindSafe, words: &[&[u8]], count: u64) {
     let number = |name: &str| Some(std::env::var(name).ok()?.parse().expect("a number"));
     let seed = number("LATCHD_TEST_SEED").unwrap_or_else(|| RandomState::new().hash_one(0));

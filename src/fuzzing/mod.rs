@@ -1,10 +1,10 @@
-//! What a fuzzer calls: each function takes any bytes, and panics if a promise is broken.
+//! The fuzz targets. Each function takes any bytes, and panics if the code breaks a promise.
 //!
-//! `fuzz/` has a target of cargo-fuzz for each:
+//! `fuzz/` has a cargo-fuzz target for each function:
 //!
 //!     cd fuzz && RUSTC_BOOTSTRAP=1 cargo fuzz run -s none request
 //!
-//! The tests here call them with random inputs, in every run of the test command. More of them:
+//! Every test run calls the functions with random inputs. This command uses more inputs:
 //!
 //!     LATCHD_TEST_INPUTS=10000000 CARGO_PROFILE_TEST_OPT_LEVEL=3 \
 //!         cargo test --target-dir target/fuzzing --lib fuzzing -- --nocapture

@@ -1,4 +1,4 @@
-//! What a peer may send.
+//! Fuzz targets for what a peer may send.
 
 use std::io::Read;
 
@@ -8,9 +8,10 @@ use crate::protocol::abilities::Abilities;
 use crate::protocol::reply::{self, Reply};
 use crate::protocol::request::{self, FirstWord, Frame};
 
-/// Three lines are a request or an error, and a request that is written is read back.
+/// Any three lines are a request or an error. A request that is written is read back unchanged.
 pub fn request(input: &[u8]) {
-    // A secret or a tag that ends in CR is not read back: the CR belongs to the end of the line.
+    // A secret or a tag that ends in CR is not read back unchanged, because the CR belongs to the
+    // end of the line.
     let mut lines = input.split(|byte| *byte == b'\n').map(without_crs);
     let frame: Frame<'_> = std::array::from_fn(|_| lines.next().unwrap_or_default());
     FirstWord::parse(frame[0]);
@@ -31,12 +32,12 @@ fn without_crs(line: &[u8]) -> &[u8] {
     &line[..end.map_or(0, |last| last + 1)]
 }
 
-/// A reply that is written is read back.
+/// A reply that is written is read back unchanged.
 pub fn reply(input: &[u8]) {
     let Ok(line) = std::str::from_utf8(input) else {
         return;
     };
-    // Words that this version does not know are read, and not written.
+    // Unknown ability words are accepted when read, but they are not written.
     let is_lossy = |read: &Reply| *read == Reply::Hello(Abilities::default());
     if let Some(read) = reply::parse(line).filter(|read| !is_lossy(read)) {
         let mut written = Vec::new();
@@ -47,7 +48,7 @@ pub fn reply(input: &[u8]) {
     }
 }
 
-/// Lines, telnet commands among them, mean the same however they arrive.
+/// Lines with telnet commands among them mean the same, whatever the pieces in which they arrive.
 pub fn lines(input: &[u8]) {
     let Some((size, stream)) = input.split_first() else {
         return;
@@ -58,7 +59,7 @@ pub fn lines(input: &[u8]) {
     assert_eq!(Heard::of(stream, 1 + u64::from(*size)), whole);
 }
 
-/// All that a reader of lines makes of a stream.
+/// Everything that a reader of lines gets from a stream.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Heard {
     frames: Vec<[Vec<u8>; 3]>,
@@ -67,7 +68,7 @@ struct Heard {
 }
 
 impl Heard {
-    /// The stream arrives in pieces of this size, at most.
+    /// Reads a stream that arrives in pieces of at most `size` bytes.
     fn of(stream: &[u8], size: u64) -> Heard {
         let mut reader = LineReader::new(|index, command| request::line_limit(24, index, command));
         let mut found = Heard::default();
@@ -87,7 +88,7 @@ impl Heard {
                 },
             }
         };
-        // What follows the end is answered or not, as it happens to have arrived.
+        // Unless the stream is read to its end, the number of answers depends on the pieces.
         if found.end == "end of file" {
             reader.take_answers(&mut found.answers);
         }
@@ -95,7 +96,7 @@ impl Heard {
     }
 }
 
-/// A line is a command or none, and its words alone decide which.
+/// A line is a command or not, and only its words decide that, not the spaces between them.
 pub fn lfp_command(input: &[u8]) {
     let line = input.split(|byte| *byte == b'\n').next();
     let line = line.unwrap_or_default();
