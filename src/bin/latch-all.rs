@@ -1,4 +1,5 @@
-//! The four programs in one file: the name it is called by, or its first word, picks the program.
+//! The four programs in one file. The name under which the file is called, or its first argument,
+//! selects the program.
 #![forbid(unsafe_code)]
 
 use std::env;
@@ -7,7 +8,7 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, ExitCode};
 
-/// The exit status of a wrong command line, as latch(1) has it.
+/// The exit status for a wrong command line, the same as in latch(1).
 const USAGE: u8 = 64;
 
 fn main() -> ExitCode {
@@ -21,7 +22,8 @@ fn main() -> ExitCode {
         eprintln!("latch-all: name a program first: latchd, latch, sema or lfpd");
         return ExitCode::from(USAGE);
     }
-    // Under its own name, so that its arguments, and what it starts, are those of the program.
+    // The file is run again under the program's name, so that the program sees its usual arguments
+    // and can start itself again.
     let error = Command::new("/proc/self/exe")
         .arg0(&word)
         .args(arguments)
