@@ -72,7 +72,7 @@ impl fmt::Display for Loss {
 ///
 /// If a server does not answer a renewal within a second, it may be slow, or its host or the
 /// network may have failed. The keeper then adopts the lock over a second connection, to the same
-/// server or to another server of the cluster (see [`Address::Cluster`](super::Address::Cluster)).
+/// server or to another server of the cluster (see [`Address::Cluster`]).
 /// Until the lock is adopted, the keeper leaves the first connection open.
 ///
 /// The methods of a guard can be called from several threads. A guard belongs to the process that

@@ -1,5 +1,5 @@
-//! The format of a fence file, and what its content says after a crash. No I/O here. See latchd(8),
-//! FILES.
+//! The format of a fence file, and what its content says after a crash. Pure: no I/O. See
+//! latchd(8), FILES.
 //!
 //! The file has two slots of 32 bytes. A record is written to the slot that does not contain the
 //! latest record. So a torn write loses only a range that was never used. The format is that of

@@ -1,4 +1,4 @@
-//! Parses a line of a request into a typed command. No I/O here.
+//! Parses a line of a request into a typed command. Pure: no I/O.
 
 use super::uucp::names::pid_in;
 

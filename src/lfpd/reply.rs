@@ -1,4 +1,4 @@
-//! The bytes of the replies and of the greeting. No I/O here.
+//! The bytes of the replies and of the greeting. Pure: no I/O.
 
 /// The maximum number of bytes of an unknown command that the reply repeats.
 const MAX_ECHO_LEN: usize = 64;

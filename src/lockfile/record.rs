@@ -1,4 +1,4 @@
-//! The content of a lock file: lines of `key=value` (sema-lockfile(5), FORMAT). No I/O here.
+//! The content of a lock file: lines of `key=value` (sema-lockfile(5), FORMAT). Pure: no I/O.
 
 use std::fmt::Write;
 

@@ -1,5 +1,5 @@
 //! Decides whether a lock is stale, from its file and from what is known of this host
-//! (sema-lockfile(5), STALE LOCKS). No I/O here.
+//! (sema-lockfile(5), STALE LOCKS). Pure: no I/O.
 
 use std::time::Duration;
 

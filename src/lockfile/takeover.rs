@@ -1,6 +1,6 @@
 //! How a lock changes hands (sema-lockfile(5), PROTOCOL). Two processes that run this code never
 //! hold a lock at the same time, whatever the order of their steps, and wherever one of them dies.
-//! All I/O is behind the trait [`Files`].
+//! Pure: all I/O is behind the trait [`Files`].
 //!
 //! A lock file has a name and an inode. The process that has the inode locked decides alone what
 //! happens to both. Holders and takers lock the inode for reading by fcntl(2), and then by

@@ -1,5 +1,5 @@
-//! The names and the content of the lock files of serial devices, in the tradition of UUCP. No I/O
-//! here.
+//! The names and the content of the lock files of serial devices, in the tradition of UUCP. Pure:
+//! no I/O.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
