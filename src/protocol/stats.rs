@@ -10,7 +10,7 @@ use crate::text::{is_unseen, JsonEscape};
 /// The maximum number of keys that are taken in one visit to the table. If there are more keys,
 /// they are taken in several visits, so that neither the time in the table's mutex nor the memory
 /// grows with their number.
-pub const PAGE_LEN: usize = 64;
+pub const PAGE_LEN: usize = 48;
 
 /// Writes the statistics as one JSON object on one line, each list sorted by key. `page_of` returns
 /// a page of keys and where the next page begins; `None` if there is no next page. `drain` is
