@@ -13,8 +13,8 @@ use crate::token::Fence;
 /// The maximum number of holders that the log names when the server stops.
 const NAMED_COUNT: usize = 10;
 
-/// Logs what becomes of claims from now on. Without `logs_grants`, logs only what an operator must
-/// see: breaks, and leases that ran out although they were to be renewed.
+/// From now on, logs what becomes of claims. Without `logs_grants`, logs only what an operator must
+/// see: breaks, and the expiry of leases, except those of kept grants.
 pub(super) fn open(arbiter: &Arbiter, logs_grants: bool) {
     let expiries = Throttle::default();
     let tell = move |told: &Told<'_>| {
@@ -44,7 +44,7 @@ pub(super) fn open(arbiter: &Arbiter, logs_grants: bool) {
     arbiter.account_to(Box::new(tell), logs_grants);
 }
 
-/// Logs that the server is draining, and the first of the holders that it waits for.
+/// Logs that the server is draining, and names the first of the holders that it waits for.
 pub(super) fn log_drain(arbiter: &Arbiter) {
     let (count, holders) = arbiter.awaited_holders(NAMED_COUNT);
     info!("draining holders={count}");
@@ -53,7 +53,7 @@ pub(super) fn log_drain(arbiter: &Arbiter) {
     }
 }
 
-/// Logs that the server stops although there are still holders, and the first of these holders.
+/// Logs that the server stops while there are still holders, and names the first of them.
 pub(super) fn log_cut_off(arbiter: &Arbiter, reason: &str) {
     let (count, holders) = arbiter.awaited_holders(NAMED_COUNT);
     warn!("stopping reason={reason} holders={count}");

@@ -58,16 +58,16 @@ const PER_SLOT: u64 = 256;
 /// The maximum memory of a waiter in the table, in bytes.
 const PER_WAITER: u64 = 256;
 
-/// The maximum memory of a client's tag in bytes, for a slot that no connection has.
+/// The maximum memory, in bytes, of the client tag stored for a slot that no connection holds.
 const PER_TAG: u64 = 192;
 
-/// The maximum memory of a log line about a grant in the log's queue, in bytes. All bytes of the
-/// key and of the tag may have to be escaped.
+/// The maximum memory of a queued log line about a grant, in bytes. Every byte of the key and of
+/// the tag may need an escape.
 const PER_LOG_LINE: u64 = 2048;
 
-/// The maximum memory of slot numbers in bytes, for each slot that may be held. There may be twice
-/// as many numbers as slots: each grant of one slot may have a number, and the grants of several
-/// slots may together have as many numbers as slots may be held.
+/// The maximum memory of slot numbers in bytes, per slot of the cap on slots. There may be twice as
+/// many numbers as slots: each single-slot grant may have one number, and all multi-slot grants
+/// together may have as many numbers as the cap.
 const PER_NUMBER: u64 = 128;
 
 /// The memory that the program takes without connections, claims and log lines, in bytes.
@@ -82,10 +82,10 @@ const CONTROLLERS: [(&str, &str, &str); 3] = [
     ("", "unified", "memory.max"),
 ];
 
-/// The cap on connections: the configured number, or else the number that the machine allows. In
-/// both cases, it is at most what the address space allows. Raises the limit of descriptors. A
-/// secret makes connections larger, because clients send it in a line. In a cluster, a connection
-/// needs two descriptors, because the server may pass it on.
+/// The cap on connections: the configured number, or else the number that the machine allows.
+/// Neither exceeds what the address space allows. Raises the limit of descriptors. With a secret,
+/// each connection needs more memory, because its line buffer must hold the secret. In a cluster,
+/// each connection needs two descriptors, because the server may pass it on.
 pub(super) fn max_connections(options: &Options, secret_len: usize) -> usize {
     let heap = HEAP_PER_CONNECTION + for_tls(options);
     let descriptors_each = 1 + u64::from(options.etcd.is_some());
@@ -184,22 +184,22 @@ fn as_count(count: u64) -> usize {
     usize::try_from(count).unwrap_or(usize::MAX).max(1)
 }
 
-/// Executes the program again with settings for the C library's allocator. Returns if this is
-/// already done, is not needed or fails.
+/// Executes the program again with settings for the C library's allocator. Returns if the program
+/// already has them, does not need them, or cannot be executed.
 ///
-/// A large block must go back to the system when it is freed. By default, the C library stops doing
-/// that after the first large block has been freed, and the memory of a burst of clients would
-/// stay. If the address space is limited, all threads share one arena, because an arena for each
-/// thread would take 64 MB of it.
+/// Freed large blocks must go back to the system. By default, the C library stops returning them
+/// after it has freed the first one, so the server would keep the memory of a burst of clients. If
+/// the address space is limited, all threads share one arena, because an arena for each thread
+/// would take 64 MB of it.
 pub(super) fn reexec_with_malloc_settings() {
     const THRESHOLD: &str = "MALLOC_MMAP_THRESHOLD_";
     const TUNABLES: &str = "GLIBC_TUNABLES";
     // This variable marks the second start. The C library's own variables cannot, because the C
     // library removes them from the environment of a setuid program.
     const DONE: &str = "LATCHD_MALLOC";
-    // At the second start, the kernel names the process after the program's file. If the program
-    // was first started through a link, the process had the name of the link, which is then
-    // restored.
+    // At the second start, the kernel names the process after the program's file. If the first
+    // start was through a link, the process was named after the link; the second start restores
+    // that name.
     const NAMED: &str = "named ";
     if let Ok(done) = env::var(DONE) {
         if let Some(Ok(name)) = done.strip_prefix(NAMED).map(CString::new) {
@@ -224,7 +224,8 @@ pub(super) fn reexec_with_malloc_settings() {
     if env::var_os(TUNABLES).is_none() {
         // Small free blocks are joined with their neighbours at once, so that whole pages become
         // free. The stack of a thread is freed when the thread ends: 300 cached stacks would take
-        // 2.5 MB, and the C library's records about them as much again, scattered over many pages.
+        // 2.5 MB, and the C library's records of these stacks as much again, scattered over many
+        // pages.
         let tunables = "glibc.malloc.mxfast=0:glibc.pthread.stack_cache_size=0";
         settings.push((TUNABLES, tunables));
     }

@@ -43,8 +43,8 @@ pub(super) fn resolve(
     Ok(Some(settings))
 }
 
-/// Refuses options that a server in a cluster cannot have. Its fences are kept in etcd, it runs all
-/// the time, and the other servers must be able to find it.
+/// Refuses options that make no sense in a cluster: etcd keeps the fences, the server runs all the
+/// time, and the other servers must be able to find it.
 fn refuse_rivals(
     options: &Options,
     origins: &Origins,
@@ -80,8 +80,8 @@ fn refuse_rivals(
     }
 }
 
-/// Refuses the options for TLS with etcd in a build without TLS. Before that, refuses a certificate
-/// without its key, and a key without its certificate: these are wrong in any build.
+/// Refuses the options for TLS with etcd in a build without TLS. Any build refuses a certificate
+/// without its key, and a key without its certificate; this is checked first.
 fn check_tls(origins: &Origins) -> Result<(), String> {
     both_or_none(origins, ["--etcd-cert", "--etcd-key"])?;
     let mut tls = ["--etcd-cacert", "--etcd-cert"].into_iter();
@@ -89,8 +89,8 @@ fn check_tls(origins: &Origins) -> Result<(), String> {
     origin.map_or(Ok(()), need)
 }
 
-/// The files with the certificate to show to etcd and with its key. Refuses any file for TLS with
-/// etcd if no member speaks TLS.
+/// The certificate file and the key file for TLS with etcd. Refuses any file for TLS with etcd if
+/// no member speaks TLS.
 fn tls_files(
     options: &Options,
     origins: &Origins,
@@ -107,7 +107,7 @@ fn tls_files(
 }
 
 /// Reads the members of etcd from a comma-separated list. Returns the `HOST:PORT` of each member,
-/// and whether `https://` was in front of it.
+/// and whether it had the prefix `https://`.
 fn members(list: &str, origin: &str) -> Result<Vec<(String, bool)>, String> {
     let member = |text: &str| {
         let secured = text.strip_prefix("https://");

@@ -1,10 +1,10 @@
-//! One connection, from its first byte to its close: its opening, its session, the close.
+//! One connection, from its first byte to its close: its opening, its session and its close.
 //!
 //! Only one thread at a time writes to the socket. This is the connection's own thread or, while
 //! that thread waits for a grant, the thread that frees the slot. The connection's thread may block
-//! in four places: in a read, in a write (and before it, until the journal has what the replies
-//! promise), in [`carry_out`], and in the lingering close. Each has a time limit, unless an option
-//! lifts it. None of them delays another client.
+//! in five places: in a read, in a write, in the wait for the journal before a write, in
+//! [`carry_out`], and in the lingering close. Each has a time limit, unless an option lifts it.
+//! None of them delays another client.
 //!
 //! [`carry_out`]: super::requests::carry_out
 
@@ -48,18 +48,17 @@ pub(super) enum Ending {
     /// The peer closed its side while it waited for a grant.
     HungUpWaiting,
     /// The peer closed its side after it had sent an `adopt`. The peer may still be there, behind a
-    /// proxy that passes on the end of only one direction. The peer would take `error` to mean that
-    /// its lock is lost.
+    /// proxy that passes on the end of only one direction. An `error` would tell the peer that its
+    /// lock is lost.
     HungUpAdopting,
     ReadTimeout,
     LineTooLong,
-    /// The peer speaks another protocol, of this name.
+    /// The peer speaks another protocol. The field is its name.
     OtherProtocol(&'static str),
     AuthFailed,
     /// The system refuses to watch the client for a hang-up, so the client must not wait.
     Unwatched,
-    /// A standby has passed on a client, but this server is not active in the epoch that the
-    /// standby names.
+    /// A standby has passed on a client, and has named an epoch in which this server is not active.
     NotMeant,
 }
 
@@ -81,7 +80,7 @@ pub fn serve(stream: &Stream, mut seat: Seat, rules: &SessionRules, watch: &Hang
             ended
         }
     };
-    // This frees the slots before the close, which may take a while.
+    // The slots are freed before the close, because the close may take a while.
     drop(seat);
     rules.wait_for_journal(&mut outbox.promised);
     lingering_close(stream, &ending, outbox.out, rules);
@@ -100,7 +99,7 @@ pub fn turn_away(stream: &Stream, rules: &SessionRules) {
     lingering_close(stream, &ending, Vec::new(), rules);
 }
 
-/// Sends the last reply, and closes so that the peer can read it: a close with unread input would
+/// Sends the final reply, and lets the peer read it: an immediate close with unread input would
 /// reset the connection.
 fn lingering_close(stream: &Stream, ending: &Ending, mut out: Vec<u8>, rules: &SessionRules) {
     let (last_words, cooldown) = match ending {

@@ -111,7 +111,8 @@ fn run(
     let fences = open_fences(options.fence_state_file.as_deref(), left.as_ref())?;
     let certificate = tls::certificate(options.tls_files())?;
     let shown = certificate.clone();
-    // Up to here SIGTERM ends the process at once, even while it waits for the fence file's lock.
+    // Up to this point SIGTERM ends the process at once, even while it waits for another server to
+    // unlock the fence file.
     let reload = move || shown.iter().for_each(tls::reload);
     let signals = server::watch_signals(signals, &log, reload)?;
     let door = Door::bind(resolved.http, certificate.as_ref())?;
@@ -157,7 +158,8 @@ fn run(
         .and_then(|()| door.map_or(Ok(()), |door| door.open(&arbiter, &session_rules)))
         .and_then(|()| tell_of_start(options, &listeners, node.as_deref()));
     if let Err(reason) = started {
-        // The previous server's hand-over file is already removed: write it again for the next one.
+        // The previous server's hand-over file is already removed, so write it again for the next
+        // server.
         end.give_back();
         return Err(reason);
     }
@@ -180,8 +182,8 @@ fn offer(options: &Options) -> Offer {
     }
 }
 
-/// Sets the limit of connections: the configured maximum, or what the machine allows. Also logs the
-/// limit and the memory that the server may take.
+/// Limits the connections to the configured maximum, or to what the machine allows. Logs that limit
+/// and the memory that the server may take.
 fn room_for_connections(options: &Options, secret_len: usize) -> Connections {
     let max_connections = capacity::max_connections(options, secret_len);
     let worst_case = capacity::worst_case(options, max_connections, secret_len);
@@ -223,8 +225,8 @@ fn tell_of_start(
     Ok(())
 }
 
-/// The source of fences and, if there is a fence file, the reserver, which runs in a thread of its
-/// own.
+/// The source of fences, and, if there is a fence file, the reserver. The reserver runs in a thread
+/// of its own.
 type Fences = (Box<dyn FenceSource>, Option<Reserver<File>>);
 
 fn open_fences(fence_file: Option<&Path>, left: Option<&Handover>) -> Result<Fences, String> {

@@ -1,10 +1,10 @@
 //! The opening of a connection: what may come before its first request.
 //!
-//! This may be the first line of another protocol, the frame of a standby that passes a client on,
-//! the words that a person types, or `auth`. Each is judged as soon as its line or frame is
-//! complete, before any later byte is looked at. Otherwise a web page could have a browser send a
-//! telnet interrupt in a later line, and that would drop the browser's first line before it is
-//! seen.
+//! The opening may be the first line of another protocol, the frame of a standby that passes a
+//! client on, the words that a person types, or `auth`. Each is judged as soon as its line or frame
+//! is complete, before any later byte is looked at. Otherwise a web page could have a browser send
+//! a telnet interrupt in a later line, which would drop the browser's first line before the server
+//! has judged it.
 
 use std::time::Instant;
 
@@ -45,7 +45,7 @@ pub(super) fn open<'c>(
         auth_due: is_secret.then_some(auth_due),
     };
     match opening.run() {
-        // A peer that has not authenticated is told no other reason.
+        // A peer that has not authenticated learns no other reason.
         Err(Ending::ReadTimeout | Ending::LineTooLong | Ending::OtherProtocol(_)) if is_secret => {
             Err(Ending::AuthFailed)
         }
@@ -71,8 +71,8 @@ impl Opener<'_, '_> {
         Ok(source)
     }
 
-    /// Removes the frame with which a standby begins, if there is one. Returns who sends the
-    /// requests.
+    /// Removes the frame with which a standby begins, if there is one. Returns whether a client or
+    /// a standby sends the requests.
     fn source(&mut self) -> Result<RequestSource, Ending> {
         let Some(node) = &self.rules.node else {
             return Ok(RequestSource::Client);
@@ -88,7 +88,7 @@ impl Opener<'_, '_> {
                 Ok(RequestSource::Standby)
             }
             [RELAY, ..] => Err(Ending::NotMeant),
-            // A telnet interrupt has dropped the line that was the first one.
+            // A telnet interrupt has dropped the first line.
             _ => Ok(RequestSource::Client),
         }
     }
@@ -110,8 +110,8 @@ impl Opener<'_, '_> {
                         return Ok(());
                     }
                     self.read()?;
-                    // A telnet interrupt may have dropped that line, so that another line is now
-                    // the first one.
+                    // A telnet interrupt may have dropped that line. Then the next line is the
+                    // first one.
                     continue;
                 }
             }

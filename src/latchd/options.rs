@@ -1,8 +1,7 @@
 //! The options of `latchd`: each in one row, with its type, its default and its variables.
 //!
-//! A value on the command line takes precedence, then `LATCHD_<NAME>`, then `DFLOCKD_<NAME>` (so
-//! that a host can move from dflockd to latchd), then the default. A value that is overruled is not
-//! checked.
+//! The command line takes precedence, then `LATCHD_<NAME>`, then `DFLOCKD_<NAME>` (so that a host
+//! can move from dflockd to latchd), then the default. An overruled value is not checked.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -71,7 +70,7 @@ pub(super) enum ListenHost {
 }
 
 impl ListenHost {
-    /// All addresses with this port, without duplicates. A name is resolved.
+    /// All addresses with this port, without duplicates. Resolves a name.
     pub(super) fn addresses(&self, port: u16) -> Result<Vec<SocketAddr>, String> {
         let name = match self {
             ListenHost::Address(ip) => return Ok(vec![SocketAddr::new(*ip, port)]),
@@ -103,8 +102,8 @@ impl fmt::Display for ListenHost {
     }
 }
 
-/// A value that is `None` if the option is 0 or off. This alias is needed, because argh takes a
-/// plain `Option` for an option that may be missing.
+/// A value that is `None` if the option is 0 or off. Such an option cannot have the type `Option`,
+/// which argh takes to mean that the option may be missing.
 pub(super) type Unless<T> = Option<T>;
 
 arguments::options! {
@@ -362,9 +361,9 @@ impl Options {
         Ok(())
     }
 
-    /// Refuses a hand-over file with a relative path, which the next server might not find, and one
-    /// with port 0, because clients would not find the next server. A cluster needs no file: its
-    /// journal hands over.
+    /// Refuses a hand-over file with a relative path, because the next server might not find it.
+    /// Refuses one with port 0, because clients would not find the next server. Refuses one in a
+    /// cluster, where the journal hands over.
     fn check_handover(&self, origins: &Origins) -> Result<(), String> {
         let (Some(origin), Some(path)) = (origins.get("--handover-file"), &self.handover_file)
         else {
@@ -382,8 +381,8 @@ impl Options {
         }
     }
 
-    /// Refuses the options for TLS in a build without TLS. Before that, refuses a certificate
-    /// without its key, and a key without its certificate: these are wrong in any build.
+    /// Refuses the options for TLS in a build without TLS. Any build refuses a certificate without
+    /// its key, and a key without its certificate; this is checked first.
     fn check_tls(&self, origins: &Origins) -> Result<(), String> {
         both_or_none(origins, ["--tls-cert", "--tls-key"])?;
         let Some(origin) = origins.get("--tls-cert") else {
@@ -396,8 +395,8 @@ impl Options {
         }
     }
 
-    /// The sockets to serve. If the sockets are inherited, options that ask for other sockets are
-    /// refused: they must not be ignored.
+    /// The sockets to serve. If the sockets are inherited, options for other sockets are refused,
+    /// because the server would have to ignore them.
     fn sockets(&self, origins: &Origins, inherits: bool) -> Result<Sockets, String> {
         let binding = ["--host", "--port", "--unix", "--unix-mode", "--unix-group"];
         let binding = binding.iter().find_map(|option| origins.get(option));
@@ -435,13 +434,13 @@ impl Options {
         self.auto_release_on_disconnect && !self.no_auto_release_on_disconnect
     }
 
-    /// The files with the certificate chain to show on the TCP port and with its key.
+    /// The certificate file and the key file for TLS on the TCP port.
     pub(super) fn tls_files(&self) -> Option<(PathBuf, PathBuf)> {
         self.tls_cert.clone().zip(self.tls_key.clone())
     }
 
-    /// The files that other users must not change. The flag tells whether other users must not read
-    /// the file, either.
+    /// The files that other users must not change. The flag tells whether the file is also one that
+    /// other users must not read.
     pub(super) fn guarded_files(&self) -> impl Iterator<Item = (&Path, bool)> {
         let secrets = [
             &self.auth_token_file,

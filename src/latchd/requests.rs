@@ -13,7 +13,7 @@ use crate::table::{Answer, Ask, Refusal};
 use crate::text::Escaped;
 use crate::token::Fence;
 
-/// The client's end of the connection, as a request that may block needs it.
+/// The client's end of the connection, for requests that may block.
 pub(super) trait ClientEnd {
     /// Whether a request may block: all replies to earlier requests have been sent, and the client
     /// is watched for a hang-up.
@@ -29,7 +29,7 @@ pub(super) trait ClientEnd {
     fn note(&mut self, event: WaitEvent);
 }
 
-/// What a server offers its clients.
+/// The leases and abilities that a server offers its clients.
 #[derive(Clone, Copy)]
 pub struct Offer {
     /// The lease of a claim or a renewal that does not name a lease.
@@ -119,8 +119,8 @@ pub(super) fn carry_out(
             return Ok(Reply::Ok);
         }
         Request::Ping => return Ok(Reply::Ok),
-        // The session has already answered these itself, except `auth`, which is an error after the
-        // opening.
+        // The session answers these requests before they get here, except `auth`, which is an error
+        // after the opening.
         Request::Auth(_)
         | Request::StableRef
         | Request::Stats
@@ -149,7 +149,8 @@ pub(super) fn certainty_of(request: &Request<'_>, reply: &Reply) -> (Certainty, 
         }
         (Request::Release { token, .. }, _) => (Certainty::Journaled, Some(token.fence)),
         (Request::Break { .. }, _) => (Certainty::Journaled, None),
-        // Other replies promise nothing. The session itself notes what statistics promise.
+        // Other replies promise nothing. For statistics, the session itself notes what they
+        // promise.
         _ => (Certainty::None, None),
     }
 }
@@ -188,8 +189,8 @@ fn break_grants(
 
 /// Whether a request that may block must first be tried without blocking. A request may block only
 /// after the replies to earlier requests have been sent: a client that does not read its replies
-/// must not hold a place in a queue, and a client that reads them needs them now. In addition, a
-/// client that never waits is not watched at all.
+/// must not hold a place in a queue, and a client that reads them needs them now. This also means
+/// that a client that never waits is never watched.
 fn must_prepare(wait_timeout: Duration, peer: &impl ClientEnd) -> bool {
     !wait_timeout.is_zero() && !peer.is_ready_to_wait()
 }

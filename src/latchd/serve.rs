@@ -22,12 +22,11 @@ use crate::text::{reason, Escaped};
 use super::connection::{self, SessionRules};
 use super::options::{Options, Sockets};
 
-/// The mode of the operator's socket: only the server's own user can connect, and root, who can
-/// connect to any socket.
+/// The mode of the operator's socket: only the server's own user and root can connect.
 const OPERATOR_MODE: u32 = 0o600;
 
-/// A waiter with this many unread bytes behind its request is cut off. Such a waiter has filled its
-/// window, and can no longer signal its end. The number is half of the smallest window that Linux
+/// A waiter is cut off if this many unread bytes follow its request: it has filled its window, and
+/// so can no longer signal that it closes. The number is half of the smallest window that Linux
 /// offers by default.
 const FLOOD_LEN: u64 = 32 * 1024;
 
@@ -63,7 +62,7 @@ pub(super) fn listen(
     Ok(listeners.into_iter().map(with_tls).collect())
 }
 
-/// Makes the operator's socket. A failure is only logged, because the server works without this
+/// Makes the operator's socket. A failure is only logged, because the server works without the
 /// socket.
 fn listen_to_operator(port: u16) -> Option<Listener> {
     let path = operator_socket::path_to_bind(port);

@@ -110,16 +110,16 @@ impl<'s, 'a> Session<'s, 'a> {
         self.input.end_frame();
         let sent_len = self.outbox.end_wait();
         if sent_len == Some(0) {
-            // Nothing was sent during the wait. If a telnet user has typed Ctrl-C in that time, it
-            // must be answered before the reply is sent: telnet discards everything that arrives
-            // before the answer to Ctrl-C.
+            // Nothing was sent during the wait. A telnet user may have typed Ctrl-C in that time.
+            // This must be answered before the reply is sent, because telnet discards everything
+            // that arrives before the answer to Ctrl-C.
             self.input.read_ready(&mut self.outbox.out);
         }
         self.outbox.add(&carried_out?, sent_len.unwrap_or(0))
     }
 
-    /// If a cap is the reason why a claim was refused, names the cap in the log. The client is not
-    /// told which cap it was.
+    /// If a claim was refused because of a cap, names the cap in the log. The client is not told
+    /// which cap it was.
     fn warn_of_cap(&self, reply: &Reply) {
         if !matches!(
             reply,
@@ -133,11 +133,11 @@ impl<'s, 'a> Session<'s, 'a> {
         }
     }
 
-    /// Replies `error` to a malformed request. Counts these requests, and logs the first one of the
-    /// connection.
+    /// Replies `error` to a malformed request, and counts it. Logs only the first such request of
+    /// the connection.
     fn refuse_malformed(&mut self, error: ProtocolError) -> Result<(), Ending> {
-        // Any web page can have a browser send text of its choice, such as requests of this
-        // protocol, but only after the request line of HTTP.
+        // Any web page can have a browser send text of its choice, which may contain requests of
+        // this protocol. But the browser sends the request line of HTTP before that text.
         if is_http(self.input.frame()[0]) {
             return Err(Ending::OtherProtocol("http"));
         }
@@ -162,8 +162,8 @@ impl<'s, 'a> Session<'s, 'a> {
     }
 
     /// Decides what to do when the read timeout is over between two requests. A connection that
-    /// holds a key or waits for one may be idle for any length of time. Before a close, the client
-    /// would get an `error`, and would take it for the answer to its next request.
+    /// holds a key or waits for one may be idle for any length of time. If it were closed, the
+    /// client would get an `error`, and would take it for the answer to its next request.
     fn stay_idle(&mut self) -> Result<(), Ending> {
         let idle_since = self.seat.idle_since().ok_or(Ending::ReadTimeout)?;
         let closes_at = idle_since + self.rules.read_timeout;

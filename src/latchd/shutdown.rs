@@ -21,8 +21,8 @@ use super::connection::SessionRules;
 use super::handover::{Handover, HandoverFile};
 use super::options::Options;
 
-/// How long the farewell waits for the next connection to close. The limit applies to each
-/// connection, because the sessions of thousands of drained waiters take longer than this together.
+/// How long the farewell waits for the next connection to close. The limit is for each connection,
+/// because the sessions of thousands of drained waiters need more time in total.
 const FAREWELL: Duration = Duration::from_millis(600);
 
 /// A time limit that is effectively unlimited.
@@ -31,9 +31,9 @@ const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
 /// How long the waiters that a drain has refused have to read their replies before a hand-over.
 const ANSWERS_TO_WAITERS: Duration = Duration::from_millis(100);
 
-/// How long a server that hands over its leadership goes on granting while there are holders whose
-/// clients cannot adopt their locks. It must not do so without limit: if these clients ask for
-/// locks all the time, one of them always holds a lock.
+/// How long a server that hands over its leadership continues to grant while there are holders
+/// whose clients cannot adopt their locks. Without a limit, the hand-over might never happen: if
+/// such clients kept asking for locks, one of them would always hold a lock.
 const GRANTS_GO_ON: Duration = Duration::from_secs(10);
 
 /// The reason in the log if a server stops while it waits for holders.
@@ -60,8 +60,7 @@ pub(super) struct ServerEnd<'a> {
 impl ServerEnd<'_> {
     /// Blocks until the server is to stop, drains it, and returns the exit status.
     pub(super) fn run(&self) -> ExitCode {
-        // The supervisor may no longer listen after READY, so errors of `notify` do not matter
-        // here.
+        // The supervisor may not listen after READY, so errors of `notify` do not matter here.
         if self.becomes_idle() {
             let _ = notify("STOPPING=1\nSTATUS=Idle");
             info!("stopping reason=idle");
@@ -81,7 +80,7 @@ impl ServerEnd<'_> {
             Some(_) => DrainUntil::AllCanAdopt,
             None => DrainUntil::NoHolder,
         });
-        // New claims are refused from here on. An operator who reads the next log line can rely on
+        // From here on, new claims are refused. An operator who sees the next log line can rely on
         // that.
         log_drain(self.arbiter);
         let _ = notify("STOPPING=1\nSTATUS=Draining");
@@ -151,7 +150,7 @@ impl ServerEnd<'_> {
     /// Hands the holders over to the next active server, as soon as all of their clients can come
     /// back to that server. Until then this server serves its clients, and for a while it also
     /// grants. Afterwards it confirms no change to any client. The connections end with the
-    /// process, because an orderly farewell would end the holders in the journal.
+    /// process: an orderly farewell would tell the journal that the holders have ended.
     fn hand_over_leadership(&self, node: &ClusterNode, deadline: Instant) -> ExitCode {
         info!("handing-over");
         let _ = notify("STOPPING=1\nSTATUS=Handing over");
@@ -200,8 +199,8 @@ impl ServerEnd<'_> {
         ExitCode::SUCCESS
     }
 
-    /// Blocks until the server has been idle for the time of an idle exit: no client was connected,
-    /// and no slot was held. The server then accepts no more clients, and this returns `true`.
+    /// Blocks until the server is idle: for the time of an idle exit, no client was connected and
+    /// no slot was held. The server then accepts no more clients, and this function returns `true`.
     /// Returns `false` at a signal.
     fn becomes_idle(&self) -> bool {
         let (arbiter, idle_exit) = (self.arbiter, self.options.idle_exit);
@@ -232,9 +231,9 @@ impl ServerEnd<'_> {
     }
 }
 
-/// Ends all input, and lets the sessions send the replies to earlier requests. Waits while sessions
-/// end, but no longer than the rest of the grace period. If the socket is inherited, a client that
-/// connects now waits in the backlog for the next server.
+/// Ends all input, and lets the sessions send the replies to earlier requests. Waits as long as
+/// sessions end, but no longer than the rest of the grace period. If the socket is inherited, a
+/// client that connects now waits in the backlog for the next server.
 fn say_farewell(
     signals: &Receiver<()>,
     connections: &Arc<Connections>,

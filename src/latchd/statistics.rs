@@ -11,8 +11,8 @@ use crate::table::{KeySnapshot, Listing};
 /// The maximum memory of a page of statistics, in bytes.
 pub(super) const PAGE_LEN: usize = 64 * 1024;
 
-/// The number of pages that are written before other threads get the processor. They take half a
-/// millisecond.
+/// The number of pages that are written before other threads get the processor. Writing them takes
+/// half a millisecond.
 const PAGES_AT_ONCE: usize = 8;
 
 pub(super) struct StatisticsSource<'a> {
@@ -116,8 +116,8 @@ impl StatisticsSource<'_> {
 }
 
 /// Counts the pages of a long reply, and yields the processor after some of them. Otherwise, on a
-/// host with one processor, every session with a request to read would wait for several ticks of
-/// the kernel's clock.
+/// host with one processor, every other session that has a request to read would wait for several
+/// ticks of the kernel's clock.
 fn yield_after(page_count: &mut usize) {
     *page_count += 1;
     if *page_count % PAGES_AT_ONCE == 0 {

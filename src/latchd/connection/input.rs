@@ -1,4 +1,4 @@
-//! Reads what a client sends: frames of lines, each line within its time.
+//! Reads what a client sends: frames of three lines, each with a time limit.
 
 use std::time::{Duration, Instant};
 
@@ -14,7 +14,7 @@ pub(in crate::latchd) struct Input<'a> {
     read_timeout: Duration,
     /// The read timeout that is set on the socket.
     socket_timeout: Duration,
-    /// `None` at the beginning of a frame: the read timeout then starts with the next read.
+    /// `None` at the beginning of a frame: then the read timeout starts with the next read.
     deadline: Option<Deadline>,
 }
 
@@ -24,7 +24,7 @@ struct Deadline {
     awaited: Awaited,
 }
 
-/// What a deadline applies to. A telnet command is not part of either, so it moves no deadline.
+/// What a deadline applies to. A telnet command belongs to neither, so it moves no deadline.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Awaited {
     /// The first byte of the next frame.
@@ -95,9 +95,9 @@ impl<'a> Input<'a> {
     }
 
     /// Blocks until the client has sent more, or until the deadlines must be checked again. Puts
-    /// the replies to telnet commands into `out`. Fails with [`Ending::ReadTimeout`] if what is
-    /// awaited has not arrived by its deadline or by `limit`.
-    #[inline(always)] // as `Stream::write_within`
+    /// the replies to telnet commands into `out`. Fails with [`Ending::ReadTimeout`] if the awaited
+    /// byte or line end has not arrived by its deadline or by `limit`.
+    #[inline(always)] // for the same reason as `Stream::write_within`
     pub(in crate::latchd) fn read(
         &mut self,
         limit: Option<Instant>,
@@ -136,8 +136,8 @@ impl<'a> Input<'a> {
         self.lines.take_answers(out);
     }
 
-    /// Sets the socket's timeout, so that the next read ends at the deadline of what is awaited or
-    /// at `limit`, whichever is earlier. Fails if that time has passed.
+    /// Sets the socket's timeout, so that the next read ends at the current deadline or at `limit`,
+    /// whichever is earlier. Fails if that time has passed.
     fn set_timeout(&mut self, limit: Option<Instant>) -> Result<(), Ending> {
         let (now, awaited) = (Instant::now(), self.awaited());
         let deadline = self.deadline.filter(|it| it.awaited == awaited);

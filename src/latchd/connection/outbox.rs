@@ -38,9 +38,9 @@ pub(in crate::latchd) struct Outbox<'a> {
     pub(in crate::latchd) promised: Promised,
     watch: &'a HangupWatch,
     conn: ConnId,
-    /// Whether the watch knows the socket. This is so from the first wait on.
+    /// Whether the watch knows the socket, which it does from the first wait on.
     is_watched: bool,
-    /// Whether the watch reports input from the client. This is so during a long wait.
+    /// Whether the watch reports input from the client, which it does during a long wait.
     is_input_reported: bool,
     /// How many bytes of the current request's reply another thread has sent; `None` if the request
     /// has not waited.
@@ -95,7 +95,7 @@ impl<'a> Outbox<'a> {
         }
     }
 
-    #[inline(always)] // as `Stream::write_within`
+    #[inline(always)] // for the same reason as `Stream::write_within`
     pub(in crate::latchd) fn flush(&mut self) -> Result<(), Ending> {
         self.rules.wait_for_journal(&mut self.promised);
         flush(&mut self.out, self.stream, self.rules)
@@ -128,10 +128,12 @@ impl<'a> Outbox<'a> {
         self.sent_len.take()
     }
 
-    /// Sets whether the watch reports input from the peer. During a long wait it must, because a
-    /// peer that fills its window behind the waiting request counts as gone.
+    /// Sets whether the watch reports input from the peer. It must do so during a long wait,
+    /// because a peer that keeps sending after its waiting request until its window is full counts
+    /// as gone.
     fn heed(&self, input: InputReports) {
-        // If this fails, it is noticed only later that a peer that floods the connection has left.
+        // If this fails, it only takes longer to notice that a peer that floods the connection has
+        // left.
         let _ = self.watch.set_input(self.stream, self.conn.0, input);
     }
 }
@@ -169,16 +171,16 @@ impl ClientEnd for Outbox<'_> {
     }
 }
 
-/// The client's end for the thread that ends a wait: that thread sends the reply to the wait. The
-/// session has sent all earlier replies.
+/// The client as seen by the thread that ends a wait. That thread sends the reply to the waiting
+/// request. The session has already sent all earlier replies.
 impl ClientSocket for Stream {
     fn peer(&self) -> String {
         self.identity()
     }
 
     fn send_grant(&self, grant: Grant) -> usize {
-        // The input may be a telnet command, which must be answered first. Or the peer may have
-        // gone, and then it is sent nothing.
+        // The input may be a telnet command, which must be answered first. If the peer has gone,
+        // nothing is sent.
         if self.is_readable() {
             return 0;
         }
@@ -208,7 +210,7 @@ fn makes_room(out: &mut Vec<u8>) -> bool {
     out.len() < FULL_LEN && out.capacity() - out.len() >= MAX_REPLY_LEN
 }
 
-#[inline(always)] // as `Stream::write_within`
+#[inline(always)] // for the same reason as `Stream::write_within`
 fn flush(out: &mut Vec<u8>, stream: &Stream, rules: &SessionRules) -> Result<(), Ending> {
     if out.is_empty() {
         return Ok(());

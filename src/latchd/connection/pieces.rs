@@ -79,8 +79,8 @@ struct Opened {
     frames: Vec<[Vec<u8>; 3]>,
     end: String,
     replies: String,
-    /// The replies to telnet commands. They may come earlier than the replies to the text before
-    /// these commands.
+    /// The replies to telnet commands. Such a reply may overtake replies to text that came before
+    /// its command.
     telnet: Vec<u8>,
 }
 
@@ -109,7 +109,8 @@ impl Opened {
         assert!(received.is_err_and(|error| error.kind() == ErrorKind::WouldBlock));
         sent.append(&mut outbox.out);
         let (replies, mut telnet) = apart(&sent);
-        // Whether a telnet command after the end is answered depends on when it arrives.
+        // If the server ends the connection, it depends on timing whether it answers a later telnet
+        // command.
         if !matches!(end, Ending::PeerClosed) {
             telnet.clear();
         }
@@ -141,8 +142,8 @@ fn rest_of(input: &mut Input, outbox: &mut Outbox, frames: &mut Vec<[Vec<u8>; 3]
     }
 }
 
-/// Sends bytes that no read returns together with others. On a Unix socket, a read ends after a
-/// message that carries a descriptor.
+/// Sends bytes that no read returns together with other bytes. On a Unix socket, a read ends after
+/// a message that carries a descriptor.
 fn send_apart(client: &UnixStream, piece: &[u8]) {
     static NOTHING: OnceLock<File> = OnceLock::new();
     let nothing = NOTHING.get_or_init(|| File::open("/dev/null").expect("/dev/null"));

@@ -17,7 +17,7 @@ use crate::token::Fence;
 
 pub struct SessionRules {
     pub offer: Offer,
-    /// How long a line may take to arrive. Also how long a connection may be idle if it holds
+    /// The maximum time for a line to arrive. Also the maximum idle time of a connection that holds
     /// nothing, waits for nothing and has enqueued nothing.
     pub read_timeout: Duration,
     /// How long the client may take to accept a reply, or each piece of a long reply; `None` means
@@ -77,9 +77,8 @@ impl SessionRules {
         }
     }
 
-    /// Whether the frame is `auth` with the right token. The comparison takes the same time
-    /// wherever a wrong token differs from the right one, and whatever else is wrong with the
-    /// frame.
+    /// Whether the frame is `auth` with the right token. The time of the comparison does not depend
+    /// on where a wrong token differs from the right one, or on what else is wrong with the frame.
     pub(in crate::latchd) fn accepts(&self, frame: Frame<'_>) -> bool {
         let [command, key, given] = frame;
         let token = self.auth_token.as_deref().unwrap_or_default();

@@ -48,7 +48,7 @@ impl HandoverFile {
         }))
     }
 
-    /// Reads what the previous server has left, if anything.
+    /// Reads the hand-over of the previous server, if there is one.
     pub fn read(&self) -> Result<Option<Handover>, String> {
         let unusable = |why: String| unusable_file("hand-over", &self.path, why);
         let content = self.content().map_err(|error| unusable(reason(&error)))?;
@@ -81,8 +81,8 @@ impl HandoverFile {
         Ok(Some(content))
     }
 
-    /// Restores the holders that the previous server has left, and removes the file: it is out of
-    /// date from now on.
+    /// Restores the holders of the previous server, and removes the file, which is out of date from
+    /// now on.
     pub fn restore(&self, handover: &Handover, arbiter: &Arbiter) -> Result<(), String> {
         let unusable = |why: String| unusable_file("hand-over", &self.path, why);
         if !arbiter.restore(&handover.holders).is_empty() {
@@ -125,8 +125,8 @@ impl HandoverFile {
 
 /// Opens and locks a file; `None` if another process has locked it.
 fn lock_file(path: &Path) -> io::Result<Option<File>> {
-    // The owner is checked first: another user who owns the file may have locked it, and opening it
-    // would wait.
+    // The owner is checked first: another user who owns the file may have locked it, and this
+    // server would then wait for that lock.
     match fs::symlink_metadata(path) {
         Ok(metadata) => refuse_owner(metadata.uid())?,
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}

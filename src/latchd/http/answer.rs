@@ -21,7 +21,7 @@ pub(super) const JSON: &str = "application/json";
 pub(super) const METRICS: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// The headers of every answer. A browser must not store the answer, guess its type or show it
-/// inside another page. The page may only load what this server has.
+/// inside another page. The page may load only what this server serves.
 const HEADERS: &str = "Connection: close\r\nCache-Control: no-store\r\n\
     X-Content-Type-Options: nosniff\r\nReferrer-Policy: no-referrer\r\n\
     Cross-Origin-Resource-Policy: same-origin\r\n\

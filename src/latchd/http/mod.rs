@@ -2,8 +2,8 @@
 //! latchd(8), HTTP.
 //!
 //! The door has its own limit of connections, so that its clients cannot keep other clients from
-//! their locks. Each connection gets one answer, within a time limit. A build without the feature
-//! uses `absent.rs` in place of this module.
+//! their locks. Each connection gets one answer, within a time limit. In a build without the
+//! feature, `absent.rs` takes the place of this module.
 
 mod answer;
 #[cfg(any(test, fuzzing))]
@@ -130,7 +130,7 @@ impl Door {
 }
 
 impl Guide {
-    /// Answers one request, and closes so that the client can read the answer.
+    /// Answers one request. Closes so that the client can still read the answer.
     fn serve(&self, stream: &Stream) {
         let Some(asked) = self.read(stream) else {
             return;
@@ -153,7 +153,7 @@ impl Guide {
     fn read(&self, stream: &Stream) -> Option<Result<HttpRequest, HttpRefusal>> {
         let due = Instant::now() + REQUEST_TIME;
         let secret_len = self.rules.auth_token.as_deref().map_or(0, <[u8]>::len);
-        // Base64 turns three bytes into four.
+        // A secret in Base64 has four bytes for every three.
         let max_len = MAX_HEAD_LEN + 2 * secret_len;
         let _reservation = memory::reserve(2 * max_len, Purpose::Newcomer)?;
         request::read(max_len, |room| {
@@ -194,7 +194,7 @@ impl Guide {
         }
     }
 
-    /// Whether the request has the secret, if the server has one. A request without any secret is
+    /// Whether the request has the secret or the server has none. A request without any secret is
     /// not logged, because a browser always tries that first.
     fn is_let_in(&self, request: &HttpRequest, stream: &Stream) -> bool {
         let Some(token) = &self.rules.auth_token else {

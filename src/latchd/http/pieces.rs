@@ -5,14 +5,14 @@ use std::io::Read;
 use super::request::{self, HttpRefusal, HttpRequest};
 use crate::base64;
 
-/// The maximum length of a head in bytes. Some inputs are longer.
+/// The maximum length of a head in bytes. Some inputs exceed it.
 const MAX_LEN: usize = 3000;
 
 /// A name of the server.
 const NAME: &str = "db";
 
-/// Asserts that a head means the same in any pieces, that the server answers only to its addresses
-/// and names, and that any secret can be given as a password.
+/// Asserts that a head is read in the same way in whatever pieces it arrives, that the server
+/// answers only to its addresses and names, and that any secret can be given as a password.
 pub fn http_request(input: &[u8]) {
     let Some((size, head)) = input.split_first() else {
         return;
@@ -38,8 +38,7 @@ fn read(mut head: &[u8], max_len: usize, size: u64) -> Option<Result<HttpRequest
     })
 }
 
-/// Whether `host` may mean this server. This check is written differently from the server's own
-/// check.
+/// Whether `host` may mean this server. This check is independent of the server's own check.
 fn is_own(host: &str) -> bool {
     let host = host.to_ascii_lowercase();
     let (name, port) = host.split_once(':').unwrap_or((&host, ""));

@@ -1,4 +1,4 @@
-//! HTTP requests: what a client asks for, and whether it is allowed to. Pure: no I/O and no clock.
+//! HTTP requests: what a client asks for, and whether it may have it. Pure: no I/O and no clock.
 
 use core::net::IpAddr;
 
@@ -18,8 +18,8 @@ pub(super) enum Resource {
     Health,
     Ready,
     Metrics,
-    /// The JSON of `stats`. The next two are the JSON of `stats` with the key lines `holders` and
-    /// `counters`.
+    /// The JSON that `stats` returns without a key line. The next two are the JSON for the key
+    /// lines `holders` and `counters`.
     Keys,
     Holders,
     Counters,

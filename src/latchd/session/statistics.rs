@@ -30,8 +30,8 @@ impl Session<'_, '_> {
         self.show_in_pieces(|statistics, out, send| statistics.write_queues(key, out, send))
     }
 
-    /// Shows the grant of a key that has this fence. If there is none, the client gives its lock
-    /// up, so a server that is no longer active must not answer. The reply fits into one piece.
+    /// Shows the grant of a key that has this fence. If there is none, the client gives up its
+    /// lock, so a server that is no longer active must not answer. The reply fits into one piece.
     pub(super) fn show_holder(&mut self, key: &str, fence: Fence) -> Result<(), Ending> {
         let out = &mut self.outbox.out;
         out.extend(b"ok {\"keys\":[");

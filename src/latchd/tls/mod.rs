@@ -1,6 +1,6 @@
 //! TLS on the TCP port: reads the certificate at the start, and again at SIGHUP.
 //!
-//! A build without TLS uses `absent.rs` in place of this module.
+//! In a build without TLS, `absent.rs` takes the place of this module.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::text::Escaped;
 
 const DAY: u64 = 86_400;
 
-/// How long before a certificate expires the log warns about it.
+/// The log warns about a certificate that expires within this time.
 const EXPIRY_NOTICE: Duration = Duration::from_secs(14 * DAY);
 
 /// Reads the certificate chain and its key from these files, if the options name any.
