@@ -6,8 +6,8 @@ use std::fmt;
 /// The abilities of one side. The other side ignores words that it does not know.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Abilities {
-    /// A client with this ability can adopt its grants over a new connection. A server with it
-    /// knows `adopt` and `keep`.
+    /// A client with this ability can adopt its grants over a new connection. A server with this
+    /// ability knows `adopt` and `keep`.
     pub adopt: bool,
     /// The server knows `shared`, `slots=` and `waiters=` after a lease.
     pub slots: bool,

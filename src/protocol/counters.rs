@@ -8,7 +8,7 @@ use crate::table::{CountersSnapshot, Key, KeySnapshot, Kind, Refusal};
 /// The kinds of keys with their names.
 const KINDS: [(Kind, &str); 2] = [(Kind::Lock, "lock"), (Kind::Semaphore, "semaphore")];
 
-/// The numbers of one server, for its JSON and for Prometheus. They are kept as text, so that a
+/// The numbers of one server, for its JSON and for Prometheus. They are stored as text, so that a
 /// reader needs no numeric type for each of them.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Figures {
@@ -24,7 +24,7 @@ pub type Figure = (&'static str, Amount);
 
 #[derive(Debug, PartialEq, Eq)]
 pub enum Amount {
-    /// `None` if the server does not have it.
+    /// `None` if the server does not have this number.
     One(Option<String>),
     /// Several numbers, each with a name of its own.
     ByName(Vec<(String, String)>),
@@ -34,7 +34,7 @@ pub enum Amount {
 pub struct Histogram {
     pub count: String,
     pub sum: String,
-    /// Each bound in seconds, with the number of waits that were not longer.
+    /// The buckets: an upper bound in seconds, and the number of waits up to that bound.
     pub buckets: Vec<(String, String)>,
 }
 
@@ -46,8 +46,8 @@ pub struct Oldest {
 }
 
 impl Oldest {
-    /// Takes a key into account. The first waiter of a key is its oldest one, and so is the first
-    /// holder.
+    /// Takes a key into account. A key's first waiter is its oldest waiter, and its first holder is
+    /// its oldest holder.
     pub fn add(&mut self, key: &KeySnapshot) {
         let at = KINDS.iter().position(|(kind, _)| *kind == key.kind);
         let at = at.expect("all kinds are listed");

@@ -16,15 +16,15 @@ pub const MAX_KEY_LEN: usize = MAX_LINE_LEN;
 /// The maximum length of an admin token, in bytes.
 pub const MAX_ADMIN_TOKEN_LEN: usize = 128;
 
-/// The maximum wait timeout or lease, in seconds. With more, clients that count nanoseconds in 64
-/// bits would overflow.
+/// The maximum wait timeout or lease, in seconds. A longer time would overflow in clients that
+/// count nanoseconds in 64 bits.
 pub const MAX_SECONDS: u64 = 9_223_372_036;
 
 /// The maximum limit of a semaphore.
 pub const MAX_LIMIT: u32 = 1_048_576;
 
-/// Whether a character is one of those that a key must not contain: space, tab, CR and LF. Other
-/// white space may be in a key.
+/// Whether a character is one that a key must not contain: space, tab, CR or LF. A key may contain
+/// other white space.
 pub fn is_blank(c: char) -> bool {
     matches!(c, ' ' | '\t' | '\r' | '\n')
 }

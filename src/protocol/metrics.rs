@@ -5,8 +5,8 @@ use super::counters::{Amount, Figures, Histogram};
 /// The name of the histogram of waits.
 const WAIT: &str = "latchd_grant_wait_seconds";
 
-/// A metric: the name of its figure, the label that distinguishes several numbers (empty for one
-/// number), and its help.
+/// A metric: the name of its figure; the label that distinguishes its numbers (empty if there is
+/// only one number); its help text.
 pub type Metric = (&'static str, &'static str, &'static str);
 
 pub const COUNTERS: [Metric; 10] = [
@@ -83,8 +83,8 @@ pub const GAUGES: [Metric; 10] = [
     ),
 ];
 
-/// A server: its name, if its series must have a label with it, and its figures, if the server gave
-/// any.
+/// A server: its name, if its series must have a label with that name, and its figures, if the
+/// server gave any.
 pub type Server = (Option<String>, Option<Figures>);
 
 /// The text for these servers: each metric, followed by the series of all servers.
@@ -139,7 +139,7 @@ pub fn exposition(servers: &[Server]) -> String {
 #[derive(Default)]
 struct Exposition {
     text: String,
-    /// The header of the current metric, until a series of it is written.
+    /// The header of the current metric, until the first series of the metric is written.
     header: String,
 }
 

@@ -3,16 +3,15 @@
 use super::stats::{put, write_string, Seconds};
 use crate::table::{KeySnapshot, Kind, PlaceSnapshot};
 
-/// The maximum number of holders, and of waiters, that are shown for each key if all keys are
-/// shown.
+/// The maximum number of holders, and also of waiters, shown for each key in a list of all keys.
 pub const PLACES_OF_EACH: usize = 16;
 
-/// The maximum number of holders, and of waiters, that are shown for a key that is asked for by
-/// name.
+/// The maximum number of holders, and also of waiters, shown for a key that the client names.
 pub const PLACES_OF_ONE: usize = 64;
 
 /// Appends one key with its holders and waiters. `clients` gives the peer and the tag of each of
-/// them, in the same order. `drain` is called after every holder and waiter, and may clear `out`.
+/// them, in the same order. `drain` is called after every holder and every waiter, and may clear
+/// `out`.
 pub fn write_key<'a, E>(
     queue: &KeySnapshot,
     mut clients: impl Iterator<Item = (Option<&'a str>, Option<&'a str>)>,

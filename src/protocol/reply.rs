@@ -62,8 +62,8 @@ pub fn parse(line: &str) -> Option<Reply> {
     }
 }
 
-/// Whether these are words of the kind that answer `hello`. A token may also begin with a letter,
-/// but a number follows it.
+/// Whether these words are abilities, as in the answer to `hello`. A token may also begin with a
+/// letter, but a number follows it.
 fn are_words(text: &str) -> bool {
     let begins_with_letter =
         |word: &str| word.starts_with(|first: char| first.is_ascii_lowercase());

@@ -1,9 +1,9 @@
 //! Encoding and parsing of requests, three lines each: see latch-protocol(7), REQUESTS.
 //!
 //! There is no I/O and no clock here. Any three lines are either a request or a [`ProtocolError`].
-//! A command is a variant of [`Request`]; its line is in [`parse`], in [`Request::write`] and in
-//! [`HELP`], and `latchd::requests` carries it out. Before the first request, a person may type a
-//! [`FirstWord`], and a server of a cluster may send [`RELAY`].
+//! A command is a variant of [`Request`]; [`parse`], [`Request::write`] and [`HELP`] each have a
+//! line for it, and `latchd::requests` carries it out. Before the first request, a person may type
+//! a [`FirstWord`], and a server of a cluster may send [`RELAY`].
 
 use std::io::Write;
 use std::time::Duration;
@@ -22,14 +22,14 @@ pub const CLUSTER: &[u8] = b"cluster";
 /// The command that opens a connection if the server has an auth token.
 const AUTH: &[u8] = b"auth";
 
-/// The key line of `stats` that asks for the queues of keys. To ask for one grant, a fence follows
-/// this word.
+/// The key line of `stats` that asks for the queues of keys. If a fence follows this word, it asks
+/// for one grant.
 const QUEUES: &str = "holders";
 
 /// The key line of `stats` that asks for the counters.
 const COUNTERS: &str = "counters";
 
-/// In the place of a key or of a fence: any key, or any fence.
+/// Stands for any key in the place of a key, and for any fence in the place of a fence.
 const ANY: &str = "_";
 
 /// The maximum length of a tag, in bytes.
@@ -38,7 +38,7 @@ pub const MAX_TAG_LEN: usize = 128;
 /// The lines of one request: command, key, argument.
 pub type Frame<'a> = [&'a [u8]; 3];
 
-/// The maximum length of a line of a frame, in bytes. `index` is the place of the line in the
+/// The maximum length of a line of a frame, in bytes. `index` is the position of the line in the
 /// frame. The secret has `secret_len` bytes, and there may be spaces around it.
 pub fn line_limit(secret_len: usize, index: usize, command: &[u8]) -> usize {
     if index == 2 && command == AUTH {
@@ -112,7 +112,7 @@ pub enum Request<'a> {
     Auth(&'a str),
 }
 
-/// What a claim asks for. Weight and the cap on waiters are written only if there is a lease.
+/// What a claim asks for. `weight` and `max_waiters` are written only if there is a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wanted<'a> {
     pub key: &'a str,
@@ -122,7 +122,8 @@ pub struct Wanted<'a> {
     pub lease: Option<Duration>,
     /// `shared` or `slots=N`; `None` means a whole lock, or one slot of a semaphore.
     pub weight: Option<Weight>,
-    /// `waiters=N`: how many claims may already be waiting if this claim must wait, too.
+    /// `waiters=N`: the maximum number of claims that may be waiting already if this claim must
+    /// wait.
     pub max_waiters: Option<u32>,
 }
 
@@ -137,7 +138,7 @@ pub const HELP: &str = "ok commands, each with a line for its key and one for it
     sr TOKEN; n TOKEN [LEASE]; sn TOKEN [LEASE]; adopt TOKEN [LEASE]; keep TOKEN [LEASE]; hello; \
     ping; stats; tag TEXT; break FENCE; auth SECRET; or quit; see latch-protocol(7)";
 
-/// A word that a person may type before the first request. No second and third line follow it.
+/// A word that a person may type before the first request. It is a single line, not a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FirstWord {
     /// `help`, `?`
@@ -262,7 +263,7 @@ pub fn parse(frame: Frame<'_>) -> Result<Request<'_>, ProtocolError> {
     Ok(request)
 }
 
-/// Reads a request that has no key, or has it in the argument.
+/// Reads a request that has no key, or whose key is in the argument.
 fn parse_other<'a>(
     command: &str,
     key: &str,
@@ -282,8 +283,8 @@ fn parse_other<'a>(
     }
 }
 
-/// Reads a `stats` request. `line` is the key line, which says what is asked for. `key` is the
-/// argument, which names the key if one is needed.
+/// Reads a `stats` request. `line` is the key line, which says what the client asks for. `key` is
+/// the argument, which names the key if one is needed.
 fn parse_stats<'a>(line: &str, key: &'a str) -> Result<Request<'a>, ProtocolError> {
     let checked = || match limits::is_key(key) {
         true => Ok(key),
@@ -430,7 +431,7 @@ impl Wanted<'_> {
 }
 
 /// Reads an optional sign, then digits. A negative number, or one that is too large for the type,
-/// becomes the maximum of the type, which is out of every range.
+/// becomes the maximum of the type, which no range includes.
 fn parse_integer(word: &[u8]) -> Result<u64, ProtocolError> {
     let (is_negative, digits) = match word {
         [b'-', digits @ ..] => (true, digits),

@@ -7,13 +7,12 @@ use std::time::Duration;
 use crate::table::{KeySnapshot, Kind};
 use crate::text::{is_unseen, JsonEscape};
 
-/// The maximum number of keys that are taken in one visit to the table. If there are more keys,
-/// they are taken in several visits, so that neither the time in the table's mutex nor the memory
-/// grows with their number.
+/// The maximum number of keys read in one visit to the table. More keys need several visits, so
+/// that neither the time in the table's mutex nor the memory grows with the number of keys.
 pub const PAGE_LEN: usize = 48;
 
 /// Writes the statistics as one JSON object on one line, each list sorted by key. `page_of` returns
-/// a page of keys and where the next page begins; `None` if there is no next page. `drain` is
+/// a page of keys, and where the next page begins or `None` if it was the last one. `drain` is
 /// called after every key, and may clear `out`.
 pub fn write_json<E, L>(
     connection_count: usize,
@@ -56,9 +55,9 @@ pub fn write_json<E, L>(
     Ok(())
 }
 
-/// Appends what a server of a cluster says about itself to the object that [`write_json`] has
-/// written. `orphans` is the number of slots that have been held over no connection since this
-/// server took over. `journal` is the smoothed duration of a batch of the journal.
+/// Appends the figures of a server of a cluster to the object that [`write_json`] has written.
+/// `orphans` is the number of grants that no connection holds. `journal` is the smoothed duration
+/// of a batch of the journal.
 pub fn append_cluster(epoch: u64, orphans: usize, journal: Duration, out: &mut Vec<u8>) {
     let microseconds = journal.as_micros();
     let (whole, rest) = (microseconds / 1000, microseconds % 1000);
@@ -106,7 +105,7 @@ fn write_key(snapshot: &KeySnapshot, out: &mut Vec<u8>) {
     out.push(b'}');
 }
 
-/// Seconds with three decimals. The code that prints a float would take ten kilobytes.
+/// Seconds with three decimals. The code that prints a float would add ten kilobytes.
 pub(super) struct Seconds(pub(super) Duration);
 
 impl fmt::Display for Seconds {
@@ -120,7 +119,7 @@ pub(super) fn write_string(text: &str, out: &mut Vec<u8>) {
     for c in text.chars() {
         match c {
             '"' | '\\' => out.extend([b'\\', c as u8]),
-            // A terminal could act on these characters. To readers of JSON, the escapes mean the
+            // A terminal could act on these characters. For JSON readers, the escapes mean the
             // same.
             _ if is_unseen(c) => put!(out, "{}", JsonEscape(c)),
             _ => out.extend(c.encode_utf8(&mut [0; 4]).bytes()),
