@@ -1,6 +1,5 @@
-//! The start and the end of a server: its messages, its log, its signals, its sockets. inetd may
-//! give a server a client's socket as stderr. In that case, nothing but the protocol may be written
-//! there.
+//! The start and the end of a server: its messages, its log, its signals and its sockets. Under
+//! inetd, stderr may be a client's socket; only the protocol may be written there.
 
 use std::fmt::Display;
 use std::io;
@@ -46,8 +45,8 @@ pub fn print(program: &str, text: &str) -> ExitCode {
 }
 
 /// Reports in one line why `program` does not serve, and returns the exit status. The line goes to
-/// stderr, unless a client would read it there. Under inetd the line also goes to the syslog, and
-/// the exit is delayed, because inetd starts the next server at once while a client waits.
+/// stderr, unless a client would read it there. Under inetd, the line also goes to the syslog. The
+/// exit is then delayed, because inetd starts the next server at once while a client waits.
 pub fn refuse(program: &str, status: u8, reason: impl Display) -> ExitCode {
     if !inherited::is_client_socket(io::stderr()) {
         output::complain(program, &reason);
@@ -102,19 +101,19 @@ pub struct EndSignals {
     pub stop: Event,
 }
 
-/// Catches from now on the signals that must not end a server. [`watch_signals`] acts on them.
+/// From now on, catches the signals that must not end a server. [`watch_signals`] acts on them.
 /// SIGPIPE is not one of them, because Rust ignores it in every program.
 pub fn catch_signals() -> Result<Signals, String> {
     let signals = Signals::new([SIGHUP, SIGUSR1, SIGUSR2, SIGXFSZ]);
     let signals = signals.map_err(cannot("catch signals"))?;
-    // A parent process that waits for its own signals may have blocked all signals. This process
-    // has inherited that.
+    // A parent process that waits for its own signals may have blocked all signals, and this
+    // process inherits the blocked signals.
     let _ = SigSet::empty().thread_set_mask();
     Ok(signals)
 }
 
-/// Catches SIGTERM and SIGINT, too. At SIGHUP, opens the log file again and calls `reload` for
-/// other files. Ignores the other signals.
+/// Also catches SIGTERM and SIGINT. At SIGHUP, reopens the log file and calls `reload` for other
+/// files. Ignores the other signals.
 pub fn watch_signals(
     mut signals: Signals,
     log: &Log,
@@ -146,8 +145,8 @@ pub fn watch_signals(
     Ok(EndSignals { received, stop })
 }
 
-/// Listens on `addresses`, and on a Unix socket at `path`; `mode` and `group` say who may connect
-/// to that socket. The error names the address or path.
+/// Listens on `addresses`, and on a Unix socket at `path`. `mode` and `group` say who may connect
+/// to the Unix socket. The error names the address or path.
 pub fn listen(
     addresses: &[SocketAddr],
     path: Option<&Path>,
@@ -163,8 +162,8 @@ pub fn listen(
     Ok(listeners)
 }
 
-/// Binds all addresses. If their port is 0, all of them get the same port. If another program has
-/// that port at one of the addresses, another port is tried.
+/// Binds all addresses. If their port is 0, all of them get the same port. If that port is taken at
+/// one of the addresses, another port is tried.
 fn bind_all(addresses: &[SocketAddr]) -> Result<Vec<Listener>, String> {
     let picks_port = addresses.len() > 1 && addresses[0].port() == 0;
     let mut attempts_left = if picks_port { PORT_ATTEMPTS } else { 1 };
@@ -177,8 +176,8 @@ fn bind_all(addresses: &[SocketAddr]) -> Result<Vec<Listener>, String> {
     }
 }
 
-/// Binds each address once. An address that this host does not have is skipped if another one can
-/// be bound, because a name may also have addresses of other hosts.
+/// Binds each address once. An address that this host does not have is skipped if another address
+/// can be bound, because a name may also have addresses of other hosts.
 fn bind_each(addresses: &[SocketAddr]) -> Result<Vec<Listener>, (SocketAddr, io::Error)> {
     let (mut listeners, mut lacking) = (Vec::new(), Vec::new());
     for mut address in addresses.iter().copied() {
@@ -224,9 +223,9 @@ pub fn print_port(listeners: &[Listener]) -> Result<(), String> {
     }
 }
 
-/// When dropped, removes the Unix sockets that this process has bound, even if the server cannot
-/// start after all. The listeners cannot do this, because the threads that accept keep them until
-/// the process ends.
+/// When dropped, removes the Unix sockets that this process has bound. This also happens if the
+/// server cannot start after all. The listeners cannot remove the sockets, because the accepting
+/// threads keep the listeners until the process ends.
 pub struct CleanUp<'a>(pub &'a [Listener]);
 
 impl Drop for CleanUp<'_> {
@@ -244,11 +243,11 @@ pub fn leave_no_core() {
         current: Some(little),
         ..limit
     };
-    // Any process may set a limit up to the maximum.
+    // Any process may set a limit up to the maximum, so this cannot fail.
     let _ = setrlimit(Resource::Core, little);
 }
 
-/// Raises the limit of descriptors to `wanted`, as far as the process may, and returns the limit.
+/// Raises the limit of descriptors to `wanted`, as far as allowed, and returns the new limit.
 pub fn raise_descriptor_limit(wanted: u64) -> u64 {
     let limit = getrlimit(Resource::Nofile);
     let current = limit.current.unwrap_or(u64::MAX);
