@@ -9,9 +9,9 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::str::FromStr;
 
-/// Shows untrusted bytes: printable ASCII as it is, other bytes as `\xNN`. A value that could be
-/// misread next to others is in double quotes, with its quotes and backslashes escaped. Such a
-/// value is empty, or has a space, a quote, a backslash or `=`.
+/// Shows untrusted bytes: printable ASCII as it is, other bytes as `\xNN`. A value is in double
+/// quotes, with its quotes and backslashes escaped, if it is empty or contains a space, a quote, a
+/// backslash or `=`: it could be misread next to other values.
 #[derive(Clone, Copy, Debug)]
 pub struct Escaped<'a>(pub &'a [u8]);
 
@@ -39,8 +39,8 @@ impl fmt::Display for Escaped<'_> {
     }
 }
 
-/// Shows untrusted bytes at the end of a line. UTF-8 is shown as it is, except for [characters that
-/// are not seen](is_unseen). These, and bytes that are not UTF-8, are shown as `\xNN`.
+/// Shows untrusted bytes at the end of a line: UTF-8 as it is, except for [invisible
+/// characters](is_unseen). These, and bytes that are not UTF-8, are shown as `\xNN`.
 #[derive(Clone, Copy, Debug)]
 pub struct Plain<'a>(pub &'a [u8]);
 
@@ -60,9 +60,9 @@ impl fmt::Display for Plain<'_> {
     }
 }
 
-/// Whether a character is not seen, ends a line, or changes the direction of writing. These are
-/// control characters, characters that Unicode declares ignorable by default, line and paragraph
-/// separators, and annotation marks.
+/// Whether a character is invisible, ends a line, or changes the direction of writing. Such
+/// characters are control characters, characters that Unicode declares ignorable by default, line
+/// and paragraph separators, and annotation marks.
 pub fn is_unseen(c: char) -> bool {
     const UNSEEN: [RangeInclusive<char>; 17] = [
         '\u{ad}'..='\u{ad}',
@@ -103,8 +103,8 @@ impl fmt::Display for JsonEscape {
     }
 }
 
-/// The same JSON in printable ASCII. `json` must be on one line: then only its strings can contain
-/// other characters.
+/// The same JSON in printable ASCII. `json` must be on one line: then other characters can occur
+/// only in its strings.
 pub fn escaped_json(json: &str) -> String {
     escaped_where(json, |c| !matches!(c, ' '..='~'))
 }

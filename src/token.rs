@@ -15,8 +15,8 @@ impl fmt::Display for Fence {
     }
 }
 
-/// The credential of a holder: a fence, which orders grants and is no secret, and a salt, which
-/// makes the token unguessable.
+/// The credential of a holder. It has a fence, which orders grants and is no secret, and a salt,
+/// which makes the token unguessable.
 ///
 /// A comparison with `==` takes a time that does not depend on the salt. The `Debug` form shows
 /// only the fence. The `Display` form is the whole token, which is a secret.
@@ -150,8 +150,8 @@ impl fmt::Debug for Token {
 
 /// A source of fences. Each fence is higher than all fences before it.
 pub trait FenceSource: Send {
-    /// The next fence. `None` while the source cannot be certain that a fence is new: then nothing
-    /// is granted, and waiters keep waiting.
+    /// The next fence. `None` while the source cannot be certain that a fence is new. In that time
+    /// nothing is granted, and waiters keep waiting.
     fn next_fence(&mut self) -> Option<u64>;
 
     /// The number of fences that are reserved and unused; `None` if fences need no reservation.
@@ -160,7 +160,7 @@ pub trait FenceSource: Send {
     }
 }
 
-/// The value of each byte as a lower-case hex digit, and [`NO_DIGIT`] for the other bytes.
+/// For each byte, its value as a lower-case hex digit, or [`NO_DIGIT`] if it is not one.
 const DIGIT_VALUES: [u8; 256] = {
     let mut values = [NO_DIGIT; 256];
     let mut value = 0;
