@@ -66,8 +66,8 @@ impl HolderRecord {
 #[derive(Default)]
 pub(super) struct PendingChanges {
     changes: Vec<Change>,
-    /// The lease to record for each holder, if it is not the lease of its claim: the grant was
-    /// renewed for longer, kept or adopted.
+    /// The lease to record for each holder, if it is not the lease of its claim because the grant
+    /// was renewed for longer, kept or adopted.
     longest: BTreeMap<Fence, Duration>,
 }
 
@@ -130,8 +130,8 @@ impl LockTable {
     }
 
     /// The next fence, and a record of each holder whose client knows its token, in order of
-    /// fences. Each record has what is left of the lease. `tag_of` returns the tag that the client
-    /// of a connection gave itself.
+    /// fences. Each record states the remaining lease. `tag_of` returns the tag that the client of
+    /// a connection gave itself.
     pub fn hand_over(
         &mut self,
         tag_of: impl Fn(ConnId) -> Option<Arc<str>>,
@@ -172,9 +172,9 @@ impl LockTable {
         (next_fence, records)
     }
 
-    /// Restarts the leases of these holders, unless a lease has run out or would get shorter. The
-    /// lease of a kept grant restarts with the length for which its client asked to keep it, which
-    /// may be shorter than the lease of its claim.
+    /// Restarts the leases of these holders, except leases that have run out or would get shorter.
+    /// The lease of a kept grant restarts with the length for which its client asked to keep it,
+    /// which may be shorter than the lease of its claim.
     pub fn begin_anew(&mut self, fences: &[Fence], now: Instant) {
         for fence in fences {
             let Some(id) = self.holders.get(fence).copied() else {
@@ -214,7 +214,7 @@ impl LockTable {
         }));
     }
 
-    /// Notes that a lease was renewed, if the new lease is longer than all before it.
+    /// Notes that a lease was renewed, if the new lease is longer than every earlier one.
     pub(super) fn note_renewed(&mut self, id: PlaceId, lease: Duration) {
         let (Some(pending), Some(fence)) = (&mut self.pending_changes, self.places[id].fence())
         else {
@@ -227,7 +227,7 @@ impl LockTable {
         }
     }
 
-    /// Notes a holder again, because it now has slot numbers or is kept.
+    /// Notes a holder again, because it now has slot numbers or is a kept grant.
     pub(super) fn note_again(&mut self, id: PlaceId) {
         if let (Some(pending), Some(fence)) = (&self.pending_changes, self.places[id].fence()) {
             let longest = pending.longest.get(&fence).copied();
@@ -235,7 +235,7 @@ impl LockTable {
         }
     }
 
-    /// Notes that a holder is now kept, or is no longer kept, with this lease.
+    /// Notes that a grant with this lease has become a kept grant, or is no longer one.
     pub(super) fn note_kept(&mut self, id: PlaceId, lease: Duration) {
         if let (Some(pending), Some(fence)) = (&mut self.pending_changes, self.places[id].fence()) {
             pending.longest.insert(fence, lease);

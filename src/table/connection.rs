@@ -12,13 +12,14 @@ use super::types::{ConnId, Holdings, Key, Kind, Refusal};
 use super::LockTable;
 use crate::token::Fence;
 
-/// The maximum number of expired phase-one entries kept for one connection, because the `w` that
-/// would take such an entry may never come.
+/// The maximum number of expired phase-one entries of one connection. It is limited because the `w`
+/// that takes such an entry may never arrive.
 pub(super) const MAX_ENDED: usize = 16;
 
-/// Everything that belongs to one connection. The cost of a disconnect depends on this alone.
+/// Everything that belongs to one connection. The time that a disconnect takes depends only on the
+/// size of this entry.
 pub(super) struct ConnectionEntry {
-    /// The slots whose tokens the client knows.
+    /// The grants whose tokens the client knows.
     pub(super) held: ConnPlaces,
     /// The connection's other places: waiting claims, and grants whose tokens the client does not
     /// know yet.
@@ -62,9 +63,9 @@ impl ConnectionEntry {
     }
 }
 
-/// The phase-one entries of one connection that ended before its `w` arrived: the lease ran out,
-/// another connection released the token, or the drain dismissed the claim. The entries are in the
-/// order in which they ended.
+/// The phase-one entries of one connection that ended before the client's `w` arrived: the lease
+/// ran out, another connection released the token, or the drain dismissed the claim. The entries
+/// are in the order in which they ended.
 #[derive(Default)]
 pub(super) struct EndedEntries(VecDeque<(Kind, Key, Refusal)>);
 
@@ -78,9 +79,8 @@ impl EndedEntries {
         self.0.is_empty()
     }
 
-    /// Adds an entry. Beyond [`MAX_ENDED`] entries whose leases have run out, forgets the oldest of
-    /// them. Dismissed entries need no limit here, because the caps of the table limit their
-    /// number.
+    /// Adds an entry. If more than [`MAX_ENDED`] entries have expired, forgets the oldest expired
+    /// one. Dismissed entries need no limit here, because the caps of the table limit their number.
     pub(super) fn add(&mut self, kind: Kind, key: Key, refusal: Refusal) {
         self.0.push_back((kind, key, refusal));
         let is_expired = |ended: &(Kind, Key, Refusal)| ended.2 == Refusal::LeaseExpired;
@@ -106,11 +106,11 @@ fn is_for(ended: &(Kind, Key, Refusal), kind: Kind, key: &str) -> bool {
 
 impl LockTable {
     /// Begins to remove a closed connection, whose client has this `tag`. Its places in queues are
-    /// removed first; then its grants end or become orphans, as `holdings` says. A grant that was
-    /// not collected ends in any case, because the client does not know its token. A grant that was
-    /// adopted provisionally becomes an orphan if the caps allow it: when a client has given up a
-    /// connection, a late `adopt` on that connection must not cost the client its lock. From now on
-    /// the connection is granted nothing.
+    /// removed first. Then its grants end or become orphans, depending on `holdings`. A grant that
+    /// was not collected ends in any case, because the client does not know its token. A grant that
+    /// was adopted provisionally becomes an orphan if the caps allow it: when a client has given up
+    /// a connection, a late `adopt` on that connection must not cost the client its lock. From now
+    /// on the connection is granted nothing.
     ///
     /// Takes constant time. The caller must then call [`LockTable::release_some`] until it returns
     /// `true`.
@@ -128,8 +128,8 @@ impl LockTable {
     }
 
     /// Removes up to `at_most` places and grants of a closed connection; `true` when none is left.
-    /// This is done in steps, because a million at once would delay every other client for too
-    /// long.
+    /// This is done in steps, because removing a million at once would delay every other client for
+    /// too long.
     pub fn release_some(&mut self, conn: ConnId, at_most: usize, now: Instant) -> bool {
         if self.has_turns_left {
             self.grant_owed_slots(now);
@@ -147,8 +147,8 @@ impl LockTable {
         false
     }
 
-    /// Removes one place or grant; `false` if there is none. Places in queues go first: otherwise a
-    /// slot could pass from the connection to its own waiting claim.
+    /// Removes one place or grant; `false` if none is left. Removes places in queues first:
+    /// otherwise a slot could pass from the connection to its own waiting claim.
     fn release_next(&mut self, conn: ConnId, now: Instant) -> bool {
         let Some(entry) = self.conns.get_mut(&conn) else {
             return false;

@@ -18,18 +18,17 @@ const WAIT_BOUNDS: [u64; 14] = [
 /// breaks + abandonments` plus the current number of holders.
 #[derive(Clone, Debug, Default)]
 pub struct Counters {
-    /// Slots granted to new claims or to waiters; also holders restored after a hand-over or a
-    /// takeover.
+    /// Grants to new claims or to waiters; also holders restored after a hand-over or a takeover.
     pub grants: u64,
-    /// Slots that clients released with their tokens, and kept grants whose time was over.
+    /// Grants that clients released with their tokens, and kept grants whose leases ran out.
     pub releases: u64,
     /// Leases restarted by a renewal.
     pub renewals: u64,
-    /// Slots whose leases have run out, except kept grants.
+    /// Grants whose leases ran out, except kept grants.
     pub expiries: u64,
-    /// Slots taken away by an operator.
+    /// Grants ended by an operator.
     pub breaks: u64,
-    /// Slots given up because the connection closed or the client stopped waiting.
+    /// Grants that ended because the connection closed or the client stopped waiting.
     pub abandonments: u64,
     /// Claims that left their queue because their wait timeout was over.
     pub wait_timeouts: u64,
@@ -118,7 +117,8 @@ impl LockTable {
         answer
     }
 
-    /// The counters and the present contents. Does not end expired leases first.
+    /// The counters, with the present numbers of keys, holders and waiters. Does not end expired
+    /// leases first.
     pub fn counters(&self) -> CountersSnapshot {
         let idle_key_count = self.idle.len();
         CountersSnapshot {

@@ -46,8 +46,9 @@ pub enum GrantEnd {
 }
 
 impl LockTable {
-    /// Notes every event from now on. Otherwise only two events are noted, because an operator must
-    /// see them: a break, and the expiry of a lease whose grant was not a kept one.
+    /// Notes every event from now on. Without this call, the table notes only the two kinds of
+    /// events that an operator must see: a break, and the expiry of a lease whose grant was not a
+    /// kept one.
     pub fn note_all_events(&mut self) {
         self.notes_all_events = true;
     }
@@ -57,13 +58,13 @@ impl LockTable {
         !self.events.is_empty()
     }
 
-    /// Takes the events out, in their order.
+    /// Takes all noted events, the oldest first.
     pub fn take_events(&mut self) -> impl Iterator<Item = ClaimEvent> + '_ {
         self.events.drain(..)
     }
 
-    /// Notes an event of a claim, which waits or holds with this fence. Most events are not noted,
-    /// and cost next to nothing.
+    /// Notes an event of a claim. `fence` is the fence of its grant, if it has been granted. Most
+    /// events are not noted, and cost next to nothing.
     #[inline]
     pub(super) fn note_event(
         &mut self,

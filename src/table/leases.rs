@@ -1,5 +1,5 @@
-//! Leases: their beginning and end, and which expired leases an operation must end first. Also the
-//! removal of idle keys.
+//! Begins and ends leases, decides which expired leases an operation must end first, and removes
+//! idle keys.
 
 use std::time::{Duration, Instant};
 

@@ -8,11 +8,11 @@
 //! Every operation first ends the expired leases within its [`Scope`], so an expired lease has no
 //! effect even if the reaper has not yet run. Expired leases are always ended in the order in which
 //! they ran out. When a holder or a waiter is removed, [`LockTable::promote`] grants free slots to
-//! waiters. Slots that are enough for the first waiter stay free only if there is no fence, if the
-//! cap on grants is reached, or until the next step if many waiters must be granted.
+//! waiters. If enough slots are free for the first waiter, they stay free only while there is no
+//! fence or no room under the cap on grants, or, if many waiters are due, until the next step.
 //!
 //! **Invariant:** nothing in `table/` reads a clock, takes a mutex, touches a socket or writes a
-//! log. The instants passed to the table never go back.
+//! log. No instant passed to the table is earlier than the previous one.
 
 #[cfg_attr(not(feature = "cluster"), allow(dead_code))]
 mod changes;
@@ -51,8 +51,8 @@ pub use types::{
     Ticket, Weight,
 };
 
-/// The maximum number of waiters that are granted slots in one step. After the release of one lock,
-/// any number of shared claims may be due. Granting all of them at once would delay every other
+/// The maximum number of waiters that are granted slots in one step. The release of one lock may
+/// free slots for any number of shared claims. Granting all of them at once would delay every other
 /// client for too long.
 const GRANTED_AT_ONCE: usize = 200;
 
@@ -66,14 +66,14 @@ pub struct LockTable {
     holders: BTreeMap<Fence, PlaceId>,
     /// The places of all phase-one entries.
     enqueued: BTreeMap<(ConnId, KeyId), PlaceId>,
-    /// The holders by the end of their leases, and then in order of grants.
+    /// The holders, sorted by the end of their leases, and then by fence.
     leases: BTreeMap<(Instant, Fence), PlaceId>,
-    /// The idle keys, the one that has been idle longest first.
+    /// The idle keys. The first one has been idle longest.
     idle: KeyList,
-    /// The waiters whose turn it is but who lack a fence, or room under the cap on grants: at most
-    /// one for each key, by arrival.
+    /// The waiters whose turn it is, but who must wait for a fence, for room under the cap on
+    /// grants, or for the next step. Sorted by arrival; each key has at most one.
     owed: BTreeMap<u64, PlaceId>,
-    /// Whether some waiters in `owed` can be granted slots in the next step.
+    /// Whether the previous step stopped at its limit while waiters were in `owed`.
     has_turns_left: bool,
     /// The tags that the clients of orphans gave themselves.
     orphan_tags: BTreeMap<Fence, Arc<str>>,
@@ -169,8 +169,8 @@ impl LockTable {
         Ok(Answer::Queued(Ticket { arrival, place }))
     }
 
-    /// Claims a key without ever queueing: [`Answer::WouldWait`] if the claim cannot be granted
-    /// now. Refuses as [`LockTable::acquire`] does.
+    /// Claims a key, but never queues. The answer is [`Answer::WouldWait`] if the claim cannot be
+    /// granted now. Refuses for the same reasons as [`LockTable::acquire`].
     pub fn try_acquire(
         &mut self,
         claimant: Claimant,
@@ -261,7 +261,7 @@ impl LockTable {
     ///
     /// Does not end expired leases first, because it is called for many tickets in one step. The
     /// answer for a grant whose lease has run out is `WouldWait` until that lease has been ended,
-    /// and a refusal then.
+    /// and a refusal after that.
     pub fn collect(&mut self, ticket: Ticket, now: Instant) -> Result<Answer, Refusal> {
         self.collect_place(ticket.place, now)
     }
@@ -285,8 +285,8 @@ impl LockTable {
     }
 
     /// Gives up a place. If the claim has been granted already, its slots pass to the next waiters.
-    /// [`Refusal::Draining`] if the drain has dismissed the claim. Does not end expired leases
-    /// first.
+    /// Returns [`Refusal::Draining`] if the drain has dismissed the claim. Does not end expired
+    /// leases first.
     pub fn cancel(&mut self, ticket: Ticket, now: Instant) -> Result<(), Refusal> {
         let dismissed = PlaceState::Ended(Refusal::Draining);
         let was_dismissed = self.places[ticket.place].state == dismissed;
@@ -297,9 +297,9 @@ impl LockTable {
         }
     }
 
-    /// Releases a grant. If `conn` had enqueued for it, its phase-one entry ends too, because many
-    /// clients never send `w`. [`Refusal::NotHeld`] unless `token` belongs to a live holder of
-    /// `key` and the key is used as `kind`.
+    /// Releases a grant. If the grant belongs to a phase-one entry of `conn`, the entry ends too,
+    /// because many clients never send `w`. Refuses with [`Refusal::NotHeld`] unless `token`
+    /// belongs to a live holder of `key` and the key is used as `kind`.
     pub fn release(
         &mut self,
         conn: ConnId,
@@ -334,9 +334,9 @@ impl LockTable {
     }
 
     /// Restarts a lease with the length `lease`. If `conn` has adopted the grant, the adoption is
-    /// no longer provisional. [`Refusal::NotHeld`] unless `token` belongs to a live holder of `key`
-    /// and the key is used as `kind`, or if the lease would exceed the maximum hold time of a
-    /// grant.
+    /// no longer provisional. Refuses with [`Refusal::NotHeld`] if `token` does not belong to a
+    /// live holder of `key`, if the key is not used as `kind`, or if the lease would be longer than
+    /// the caps allow.
     pub fn renew(
         &mut self,
         conn: ConnId,
@@ -452,7 +452,7 @@ impl LockTable {
         self.has_turns_left = at_most == 0 && !self.owed.is_empty();
     }
 
-    /// Whether owed slots are left to grant in another step. The next operation begins with that
+    /// Whether another step is needed to grant owed slots. The next operation begins with that
     /// step.
     pub fn has_turns_left(&self) -> bool {
         self.has_turns_left
@@ -554,8 +554,8 @@ impl LockTable {
         }
     }
 
-    /// Grants free slots to the waiters of `key` in order of arrival, while fewer than `max_held`
-    /// grants exist in all. Each grant decrements `at_most`.
+    /// Grants free slots to the waiters of `key` in order of arrival, while the table has fewer
+    /// than `max_held` grants. Each grant decrements `at_most`.
     fn serve_waiters(&mut self, key: KeyId, max_held: usize, at_most: &mut usize, now: Instant) {
         while let Some(id) = self.next_to_serve(key, now) {
             let has_room = *at_most > 0 && self.leases.len() < max_held;
@@ -574,7 +574,7 @@ impl LockTable {
         self.note_if_idle(key, now);
     }
 
-    /// Records that a slot is owed to a waiter, whose turn it is.
+    /// Records that a waiter is owed slots. It must be the waiter's turn.
     fn owe(&mut self, id: PlaceId) {
         if let PlaceState::Waiting { arrival } = self.places[id].state {
             self.owed.insert(arrival, id);

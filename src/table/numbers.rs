@@ -12,18 +12,18 @@ use super::types::{ConnId, Kind, Weight};
 use super::LockTable;
 use crate::token::Fence;
 
-/// The maximum number of slots of a numbered grant, so that the description of a holder stays
+/// The maximum number of slots of a grant that gets numbers. It keeps the description of a holder
 /// short.
 pub(super) const MAX_NUMBERS: u32 = 128;
 
 #[derive(Default)]
 pub(super) struct Numbers {
-    /// The numbers in use, as maximal runs of consecutive numbers: from the first number of each
-    /// run to the number after its last. The lowest free number is then found at once.
+    /// The numbers in use, as maximal runs of consecutive numbers. Maps the first number of each
+    /// run to the number after its last, so that the lowest free number is found quickly.
     runs: BTreeMap<(KeyId, u32), u32>,
     /// The numbers of each grant, in ascending order.
     of_grants: BTreeMap<Fence, Arc<[u32]>>,
-    /// The total of numbers in use, over all keys.
+    /// How many numbers are in use, over all keys.
     count: usize,
 }
 

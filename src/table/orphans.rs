@@ -17,12 +17,12 @@ pub(super) const ORPHANS: ConnId = ConnId(0);
 impl LockTable {
     /// Renews a grant of a lock or of a semaphore, and moves it to `conn` from any other
     /// connection. The move is provisional until `conn` renews or adopts the grant once more. If
-    /// `conn` closes before that, a grant that was an orphan becomes one again, and any other grant
-    /// becomes a kept one if the caps allow it.
+    /// `conn` closes before that, a grant that was an orphan becomes an orphan again. Any other
+    /// grant becomes a kept grant if the caps allow it.
     ///
-    /// [`Refusal::MaxLocks`] if `conn` has reached its cap and does not have the grant already;
-    /// [`Refusal::NotHeld`] unless `token` belongs to a live holder of `key`, or if the lease would
-    /// exceed the maximum hold time of a grant.
+    /// Refuses with [`Refusal::MaxLocks`] if `conn` has reached its cap and does not have the grant
+    /// already; [`Refusal::NotHeld`] if `token` does not belong to a live holder of `key`, or if
+    /// the lease would be longer than the caps allow.
     pub fn adopt(
         &mut self,
         conn: ConnId,
@@ -52,12 +52,12 @@ impl LockTable {
     }
 
     /// Renews a grant of a lock or of a semaphore, and makes it a kept grant: an orphan that counts
-    /// against a cap of its own. `tag_of` returns the tag that the client of a connection gave
-    /// itself.
+    /// against the cap on kept grants. `tag_of` returns the tag that the client of a connection
+    /// gave itself.
     ///
-    /// [`Refusal::NotHeld`] unless `token` belongs to a live holder of `key`, or if the lease would
-    /// exceed the maximum keep time or hold time, or if no grant may be kept; [`Refusal::MaxLocks`]
-    /// if the maximum number of grants is kept.
+    /// Refuses with [`Refusal::NotHeld`] if `token` does not belong to a live holder of `key`, if
+    /// the lease would exceed the maximum keep time or hold time, or if the server allows no kept
+    /// grants; [`Refusal::MaxLocks`] if there would be more kept grants than the cap allows.
     pub fn keep(
         &mut self,
         key: &str,
@@ -97,7 +97,7 @@ impl LockTable {
         self.orphan_tags.get(&fence)
     }
 
-    /// Makes a holder an orphan. Its client gave itself `tag`.
+    /// Makes a holder an orphan. `tag` is the tag that its client gave itself.
     pub(super) fn make_orphan(&mut self, id: PlaceId, tag: Option<Arc<str>>, now: Instant) {
         self.move_slot(id, ORPHANS, now);
         if let (Some(fence), Some(tag)) = (self.places[id].fence(), tag) {
@@ -106,10 +106,10 @@ impl LockTable {
         }
     }
 
-    /// Makes a grant an orphan if its connection closes while its adoption is provisional and the
-    /// caps allow it; otherwise returns `false`. If the grant was not an orphan before its
-    /// adoption, it counts as kept from now on: otherwise a client that adopts and leaves could
-    /// exceed the cap on kept grants.
+    /// Called when the connection of a grant has closed. If the adoption is still provisional and
+    /// the caps allow it, makes the grant an orphan; otherwise returns `false`. If the grant was
+    /// not an orphan before its adoption, it counts as kept from now on: otherwise a client that
+    /// adopts and leaves could exceed the cap on kept grants.
     pub(super) fn leave_adopted(
         &mut self,
         id: PlaceId,
@@ -133,7 +133,7 @@ impl LockTable {
         true
     }
 
-    /// Makes a provisional adoption permanent, because the connection has renewed the grant since.
+    /// Makes a provisional adoption permanent, because the connection has now renewed the grant.
     pub(super) fn confirm_adoption(&mut self, id: PlaceId, lease: Duration) {
         self.places[id].is_provisional = false;
         if self.forget_orphan(id) {
@@ -141,7 +141,8 @@ impl LockTable {
         }
     }
 
-    /// Removes a holder's orphan tag and its kept mark. Returns whether the holder was kept.
+    /// Clears what marks a holder as an orphan or a kept grant. Returns whether it was a kept
+    /// grant.
     pub(super) fn forget_orphan(&mut self, id: PlaceId) -> bool {
         let place = &mut self.places[id];
         let was_kept = std::mem::take(&mut place.is_kept);
@@ -157,7 +158,7 @@ impl LockTable {
         lease_end.map(|(until, _)| until)
     }
 
-    /// Moves a holder to another connection. Its client must know its token.
+    /// Moves a holder to another connection. The client must know the token.
     fn move_slot(&mut self, id: PlaceId, conn: ConnId, now: Instant) {
         self.end_phase(id);
         let place = &mut self.places[id];

@@ -8,7 +8,7 @@ use super::LockTable;
 
 /// The state of a claim that a connection has enqueued but not yet waited for.
 enum PhaseOne {
-    /// The claim waits or holds, in this place.
+    /// The claim waits or holds. This is its place.
     At(PlaceId),
     /// The claim neither waits nor holds any more.
     Ended(Refusal),
@@ -48,7 +48,7 @@ impl LockTable {
 
     /// Ends the phase-one entry of a key that the connection has enqueued for. If the grant is
     /// alive, its lease restarts now. A claim that still waits keeps its place, and the caller gets
-    /// its ticket. Refuses as [`LockTable::try_wait`] does.
+    /// its ticket. Refuses for the same reasons as [`LockTable::try_wait`].
     pub fn wait(
         &mut self,
         conn: ConnId,

@@ -37,7 +37,7 @@ pub(super) struct Place {
     pub(super) is_provisional: bool,
     /// Whether the grant was an orphan before that adoption.
     pub(super) was_orphan: bool,
-    /// Whether the grant is a kept one: an orphan at the request of its client.
+    /// Whether this is a kept grant: one that counts against the cap on kept grants.
     pub(super) is_kept: bool,
 }
 
@@ -51,7 +51,7 @@ pub(super) enum PlaceState {
         fence: Fence,
         expires_at: Instant,
     },
-    /// The claim neither waits nor holds any more. The refusal is kept until the client asks for
+    /// The claim neither waits nor holds any more. The refusal stays here until the client asks for
     /// it.
     Ended(Refusal),
 }
@@ -64,7 +64,7 @@ impl Place {
         }
     }
 
-    /// When a holder's lease is over, and its fence.
+    /// When a holder's lease ends, and the holder's fence.
     pub(super) fn lease_end(&self) -> Option<(Instant, Fence)> {
         match self.state {
             PlaceState::Held { fence, expires_at } => Some((expires_at, fence)),
@@ -74,8 +74,8 @@ impl Place {
 }
 
 impl LockTable {
-    /// Makes a place and adds it to its connection; the caller adds it to its key. The place of a
-    /// new holder counts as told, because its client learns the token from the answer.
+    /// Makes a place and adds it to its connection; the caller adds it to its key. The client of a
+    /// new holder counts as knowing the token, because the answer contains it.
     pub(super) fn add_place(
         &mut self,
         claimant: Claimant,
@@ -172,8 +172,8 @@ impl LockTable {
         self.promote(key, held_count, now);
     }
 
-    /// Ends a place that is in neither list of its key. If the client has not been told of the end,
-    /// the refusal is kept for the client.
+    /// Ends a place that is in neither list of its key. Stores the refusal if the client has yet to
+    /// collect the result of its claim.
     pub(super) fn record_refusal(&mut self, id: PlaceId, refusal: Refusal, now: Instant) {
         let place = &mut self.places[id];
         if place.is_enqueued {

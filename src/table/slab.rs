@@ -65,7 +65,7 @@ impl<T> fmt::Debug for Id<T> {
     }
 }
 
-/// Values that may each be in `LISTS` lists at once.
+/// A store of values. Each value can be in up to `LISTS` lists at once.
 pub(super) struct Slab<T, const LISTS: usize> {
     slots: Vec<SlabEntry<T, LISTS>>,
     vacant: List<T, 0>,
@@ -204,7 +204,7 @@ impl<T, const ROLE: usize> List<T, ROLE> {
         self.len += 1;
     }
 
-    /// Takes a value, which must be in this list, out of it.
+    /// Removes a value from this list. The value must be in the list.
     pub(super) fn remove<const LISTS: usize>(&mut self, slab: &mut Slab<T, LISTS>, id: Id<T>) {
         let links = &mut slab.slots[id.index()].links[ROLE];
         let Links { previous, next } = std::mem::replace(links, Links::NONE);

@@ -11,8 +11,8 @@ use super::LockTable;
 use crate::token::Fence;
 
 /// The maximum number of keys that one call of [`LockTable::queues`] looks at, and the number of
-/// holders and waiters after which that call stops. Their description, with that of their clients,
-/// takes less than 40 KB.
+/// holders and waiters after which that call stops. The resulting descriptions, including those of
+/// the clients, take less than 40 KB.
 const KEYS_AT_ONCE: usize = 48;
 const PLACES_AT_ONCE: usize = 64;
 

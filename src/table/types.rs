@@ -45,7 +45,7 @@ impl fmt::Debug for Key {
 pub enum Kind {
     /// One exclusive holder, or several shared holders.
     Lock,
-    /// As many single slots as the limit.
+    /// A fixed number of interchangeable slots, given by the limit.
     Semaphore,
 }
 
@@ -133,8 +133,7 @@ pub struct Ask<'a> {
     pub lease: Duration,
     /// How many of the key's slots the claim takes at once.
     pub weight: Weight,
-    /// The maximum number of claims in the queue after this one has joined it; beyond that, this
-    /// claim is refused.
+    /// The claim is refused if it would make the queue longer than this.
     pub max_waiters: Option<u32>,
 }
 
@@ -161,8 +160,8 @@ pub struct Claimant {
     pub salt: Salt,
 }
 
-/// The part of the table that an operation looks at. Expired leases outside it may be ended after
-/// the operation.
+/// The part of the table that an operation looks at. Expired leases outside it need not be ended
+/// until after the operation.
 #[derive(Clone, Copy)]
 pub enum Scope<'a> {
     Nothing,
@@ -179,7 +178,7 @@ pub enum Answer {
     Granted(Grant),
     /// The claim is queued, and the ticket identifies its place.
     Queued(Ticket),
-    /// Other clients hold the key or wait for it, and the claim does not wait, or not yet.
+    /// The claim cannot be granted now, and the operation does not wait.
     WouldWait,
     /// The claim waited, and was not granted in time.
     TimedOut,
@@ -226,11 +225,11 @@ impl fmt::Display for Cap {
 pub enum Refusal {
     /// The key is in use as the other kind, or with another limit.
     LimitMismatch,
-    /// The maximum number of keys is in use, the maximum number of grants exists, the connection
-    /// has its maximum number of grants and places, or the maximum number of grants is kept.
+    /// A cap has been reached: on keys, on grants, on this connection's grants and queue places, or
+    /// on kept grants.
     MaxLocks,
     /// The queue of the key has its maximum length, or the maximum length that the claim accepts,
-    /// or the maximum number of claims waits in all.
+    /// or the total number of waiting claims, over all keys, is at its maximum.
     MaxWaiters,
     /// The lease of the grant ran out before the client collected the grant.
     LeaseExpired,
@@ -264,7 +263,7 @@ impl Refusal {
 /// What happens to a connection's slots when the connection closes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Holdings {
-    /// The slots pass on at once.
+    /// The slots pass to waiters at once.
     Release,
     /// The grants become orphans, which live until their leases end.
     Keep,
@@ -273,18 +272,18 @@ pub enum Holdings {
 /// The maximum sizes and times that a table allows.
 #[derive(Clone, Copy, Debug)]
 pub struct Caps {
-    /// Keys known to the table, idle ones included.
+    /// Keys known to the table, including idle keys.
     pub max_locks: usize,
     pub max_slots: usize,
-    /// Grants of one connection, together with its places in queues.
+    /// Grants and queue places of one connection.
     pub max_per_connection: usize,
     /// Waiters for one key; `None` for no cap.
     pub max_waiters: Option<usize>,
     pub max_waiters_total: usize,
-    /// Grants kept for clients that need no connection.
+    /// Kept grants, which belong to no connection.
     pub max_kept: usize,
     /// The maximum lease of a kept grant.
     pub max_keep_time: Duration,
-    /// How long a grant may be held, renewals included.
+    /// The maximum time for which a grant can be held, including renewals.
     pub max_hold: Duration,
 }
