@@ -1,4 +1,4 @@
-//! Reports the events of claims to the log, in the order of the table.
+//! Reports the events of claims to the log, in the order in which they happened.
 
 use std::collections::BTreeMap;
 
@@ -16,8 +16,8 @@ pub struct Told<'a> {
 }
 
 impl Arbiter {
-    /// Reports events to `account` from now on: all of them, or only those that an operator must
-    /// see.
+    /// Reports events to `account` from now on. If `tells_all` is `false`, reports only the events
+    /// that an operator must see.
     pub fn account_to(&self, account: Account, tells_all: bool) {
         let mut state = self.state.lock();
         if tells_all {
@@ -34,7 +34,7 @@ impl Told<'_> {
         self.seats.get(&conn)?.peer()
     }
 
-    /// The tag that the client gave itself, perhaps before its connection closed.
+    /// The tag that the client, or the former client of an orphan, gave itself.
     pub fn tag(&self) -> Option<&str> {
         match self.seats.get(&self.event.conn) {
             Some(seat) => seat.tag.as_deref(),

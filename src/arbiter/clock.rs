@@ -16,8 +16,8 @@ impl Clock {
         Instant::now()
     }
 
-    /// Releases the mutex and sleeps until `wake` is notified or it is `at`. May also return
-    /// earlier, without a cause.
+    /// Releases the mutex and sleeps until `wake` is notified or the time is `at`. Spurious
+    /// wake-ups are possible.
     pub(super) fn wait<T>(
         &self,
         wake: &Arc<Condvar>,

@@ -32,8 +32,9 @@ pub(super) struct AwaitedHolders {
 }
 
 impl Arbiter {
-    /// The number of holders that the server waits for, and the first `at_most` of them, each as
-    /// its key with only that holder. Costs system calls, which are made without the mutex.
+    /// The number of holders that the server waits for, and the first `at_most` of them, each
+    /// described by its key with only that holder. Costs system calls, which are made without the
+    /// mutex.
     pub fn awaited_holders(&self, at_most: usize) -> (usize, Vec<KeyStatus>) {
         let (visit, now) = self.visit(Scope::Everything);
         let Some(awaited) = &visit.awaited else {
@@ -61,7 +62,7 @@ impl State {
         receiver
     }
 
-    /// Ends the wait for holders if no more holders need to be waited for.
+    /// Ends the wait for holders if its condition is met.
     pub(super) fn end_wait_for_holders(&mut self) {
         let Some(awaited) = &mut self.awaited else {
             return;
@@ -69,7 +70,7 @@ impl State {
         let (table, seats) = (&self.table, &self.seats);
         let is_over = match awaited.until {
             DrainUntil::NoHolder => !table.has_holders(),
-            // The slots of closed connections must pass on first.
+            // Closed connections must first lose their slots.
             DrainUntil::AllCanAdopt if table.is_releasing() => false,
             DrainUntil::AllCanAdopt => {
                 let is_waited_for = |conn: &ConnId, seat: &SeatState| seat.is_bound(*conn, table);

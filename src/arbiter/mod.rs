@@ -3,7 +3,7 @@
 //! The table decides, and a wake-up is only a hint: a thread that wakes looks at the table again.
 //! Every visit takes the mutex, reads the clock and acts on the table. After releasing the mutex,
 //! the visit wakes the threads of connections whose waits have ended, and wakes the reaper if a
-//! lease now ends before the reaper would look.
+//! lease now ends before the reaper's next look.
 //!
 //! One mutex for all keys is enough: a grant and its release together take well under a
 //! microsecond, a tenth of the cost of the system calls around them (`examples/bench/`).
@@ -55,17 +55,17 @@ pub use recorder::{Certainty, Recorder};
 pub use seat::{Seat, WaitEvent};
 use sync::{AtomicUsize, Condvar, Mutex, MutexGuard};
 
-/// How many leases are ended, idle keys dropped, or slots of a closed connection released, before
+/// How many leases are ended, idle keys dropped, or places of a closed connection removed before
 /// other threads get the mutex: about a fifth of a millisecond of work.
 const RELEASED_AT_ONCE: usize = 200;
 
 /// The maximum number of grants that one visit sends for other connections. Beyond that, each
 /// connection's own thread sends its grant. If visits sent no grants, a contended key would lose 6
-/// to 11 % of its rate on one core, and a third on two.
+/// to 11 % of its rate on one core, and a third on two cores.
 const SENT_AT_ONCE: usize = 8;
 
-/// The number of claims between two checks of free memory, and the maximum length of a claim in the
-/// table, in bytes.
+/// The number of claims between two checks of free memory, and the maximum memory that a claim
+/// takes in the table, in bytes.
 const CLAIMS_AT_ONCE: usize = 256;
 const CLAIM_LEN: usize = 512;
 
@@ -100,7 +100,7 @@ struct State {
     now: Instant,
     table: LockTable,
     seats: BTreeMap<ConnId, SeatState>,
-    /// When the reaper wakes without a notification; `None` if it never does.
+    /// When the reaper wakes without a notification; `None` if only a notification wakes it.
     reaper_looks_at: Option<Instant>,
     next_gc: Instant,
     /// Set while the server waits for holders before it ends.
@@ -145,7 +145,7 @@ pub trait ClientSocket: Send + Sync {
 struct SeatState {
     wake: Arc<Condvar>,
     socket: Option<Arc<dyn ClientSocket>>,
-    /// The socket's description of the client, once somebody has asked for it.
+    /// The description of the client. It is requested from the socket at its first use.
     peer: OnceCell<Box<str>>,
     /// The tag that the client gave itself.
     tag: Option<Arc<str>>,
@@ -215,7 +215,8 @@ impl Arbiter {
         self.mark_gone(conn, |_| true);
     }
 
-    /// Ends an undecided wait of `conn` as if its peer had hung up. Returns whether there was one.
+    /// Ends an undecided wait of `conn` as if its peer had hung up. Returns whether `conn` had an
+    /// undecided wait.
     pub fn cut_off(&self, conn: ConnId) -> bool {
         self.mark_gone(conn, |wait| matches!(wait, WaitState::Queued(_)))
     }
@@ -262,7 +263,7 @@ impl Arbiter {
     }
 
     /// Refuses new claims from now on and dismisses the waiters. The returned channel closes once
-    /// `waits_for` is met.
+    /// the condition `waits_for` is met.
     pub fn begin_drain(&self, waits_for: DrainUntil) -> Receiver<()> {
         self.refuse_claims();
         let (mut visit, _) = self.visit(Scope::Everything);
@@ -388,8 +389,8 @@ impl Arbiter {
         self.wake(wake_ups);
     }
 
-    /// Called before a sleep: sends the resulting grants and wakes the threads concerned. Returns
-    /// `true` if it released the mutex for that, so that the caller must look at the table again.
+    /// Called before a sleep: sends the resulting grants and wakes the threads concerned. If it
+    /// released the mutex for that, returns `true`, and the caller must look at the table again.
     fn wake_before_sleep(&self, state: &mut MutexGuard<'_, State>) -> bool {
         let wake_ups = self.take_wake_ups(state);
         if wake_ups.is_empty() {
@@ -424,8 +425,8 @@ impl Arbiter {
                 continue;
             };
             // With a journal, the connection's own thread sends the grant, because it must first
-            // wait until the grant is certain. A peer that has hung up is granted nothing, as the
-            // connection's own thread will find.
+            // wait until the grant is certain. A peer that has hung up is granted nothing: its
+            // connection's own thread cancels the claim.
             let may_send = wake_ups.sending_count < SENT_AT_ONCE && state.recorder.is_none();
             let socket = seat.socket.as_ref().filter(|_| may_send && !seat.is_gone);
             let mut sending = None;

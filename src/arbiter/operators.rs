@@ -6,7 +6,7 @@ use super::{Arbiter, ClientSocket, State, Visit};
 use crate::table::{Cap, ConnId, CountersSnapshot, KeySnapshot, Listing, PlaceSnapshot, Scope};
 use crate::token::Fence;
 
-/// How many grants are broken before other threads get the mutex. For each of them the log asks who
+/// How many grants are broken before other threads get the mutex. For each grant, the log asks who
 /// the peer is, which takes a hundredth of a millisecond over a Unix socket.
 const BROKEN_AT_ONCE: usize = 20;
 
@@ -40,8 +40,8 @@ impl KeyStatus {
 }
 
 impl State {
-    /// The tag that the client of a holder or a waiter gave itself, perhaps before its connection
-    /// closed.
+    /// The tag that the client of a holder or a waiter gave itself. An orphan has the tag of its
+    /// former client.
     fn tag_of(&self, place: &PlaceSnapshot) -> Option<Arc<str>> {
         match (self.seats.get(&place.conn), place.held) {
             (Some(seat), _) => seat.tag.clone(),
@@ -113,10 +113,10 @@ impl Arbiter {
         self.state.lock().table.take_cap_reached()
     }
 
-    /// Ends the grant of a key that has this fence, or all present grants of the key if `fence` is
-    /// `None`. Returns whether there were any. A client that then has nothing else at the server
-    /// loses its connection, so that it finds out at once, unless it is the `operator` that asks
-    /// for this.
+    /// Ends the grant of `key` with this fence, or all present grants of the key if `fence` is
+    /// `None`. Returns whether any grant has ended. If a client then has nothing else at the
+    /// server, its connection is closed, so that it notices the loss at once; the connection of
+    /// `operator` stays open.
     pub fn break_grants(&self, key: &str, fence: Option<Fence>, operator: ConnId) -> bool {
         let fences = match fence {
             Some(fence) => Some((fence, fence)),

@@ -9,15 +9,15 @@ use crate::token::Fence;
 /// How many holders are restored before other threads get the mutex.
 const RESTORED_AT_ONCE: usize = 500;
 
-/// Receives every change of the holders, in the order of the table.
+/// Receives every change of the holders, in the order in which the table makes them.
 pub trait Recorder: Send {
     /// Takes all changes out of the list. Runs under the arbiter's mutex, so it must neither block
     /// nor call the arbiter.
     fn record(&mut self, changes: &mut Vec<Change>);
 
-    /// Stops taking changes, because another server continues from those recorded so far. Also
-    /// records the end of the grants that no client knows of, including `untold`. Runs under the
-    /// arbiter's mutex, too.
+    /// Stops taking changes, because another server continues from the changes recorded so far.
+    /// Also records the end of the grants that no client knows of, including `untold`. Runs under
+    /// the arbiter's mutex, too.
     fn close(&mut self, untold: Vec<Fence>);
 }
 
@@ -29,8 +29,8 @@ pub enum Certainty {
     None,
     /// The journal must have the changes of the holder that the reply is about.
     Journaled,
-    /// In addition, this server must still be the active one. Needed for a reply that extends a
-    /// lease, perhaps without any change in the journal.
+    /// In addition, this server must still be the active one. A reply that extends a lease needs
+    /// this, because the journal may contain no change for it.
     JournaledByActive,
 }
 
@@ -45,7 +45,7 @@ impl Arbiter {
 
     /// Closes the record as soon as every grant that belongs to a connection can be adopted over
     /// another connection. Until then, claims are granted as usual. The returned channel closes
-    /// with the record.
+    /// when the record is closed.
     pub fn close_record_once_all_can_adopt(&self) -> Receiver<()> {
         let (mut visit, _) = self.visit(Scope::Everything);
         visit.await_holders(DrainUntil::AllCanAdopt, Then::CloseRecord)
@@ -67,7 +67,7 @@ impl Arbiter {
         bad
     }
 
-    /// Restarts the leases of these holders, unless a lease has run out or would get shorter.
+    /// Restarts the leases of these holders, except leases that have run out or would get shorter.
     pub fn begin_anew(&self, fences: &[Fence]) {
         let (mut visit, now) = self.visit(Scope::Nothing);
         visit.table.begin_anew(fences, now);

@@ -9,11 +9,12 @@ use super::{Arbiter, ClientSocket, SeatState, State, WaitState, RELEASED_AT_ONCE
 use crate::table::{Answer, Ask, Claimant, ConnId, Holdings, Kind, Refusal, Scope, Ticket};
 use crate::token::Token;
 
-/// The time after which a wait counts as long. One or two more system calls do not matter then.
+/// The time after which a wait counts as long. After that time, one or two more system calls do not
+/// matter.
 const LONG_WAIT: Duration = Duration::from_secs(1);
 
 /// One connection's access to the arbiter. Dropping it disconnects: the connection loses its places
-/// in queues, and its slots are released or become orphans, as `holdings` says.
+/// in queues, and its slots are released or become orphans, depending on `holdings`.
 ///
 /// Only [`Seat::acquire`] and [`Seat::wait`] block. The other requests visit the table once. They
 /// take the mutex more than once only to end many leases in steps, or to record that the grant of
@@ -71,9 +72,9 @@ impl Seat {
         &self.arbiter
     }
 
-    /// Claims a key without ever queueing: [`Answer::WouldWait`] if the claim would have to wait.
-    /// The counters leave that answer out, because the caller may go on to wait. Does not block,
-    /// except perhaps for the kernel's random numbers.
+    /// Claims a key, but never queues. The answer is [`Answer::WouldWait`] if the claim would have
+    /// to wait. That answer is not counted, because the caller may make a waiting claim next. Does
+    /// not block, except perhaps for the kernel's random numbers.
     pub fn try_acquire(&self, ask: &Ask<'_>) -> Result<Answer, Refusal> {
         let claimant = self.claimant();
         let (mut visit, now) = self.arbiter.visit(Scope::Ask(self.conn, ask));
@@ -84,8 +85,8 @@ impl Seat {
     }
 
     /// Claims a key. Blocks until the claim is granted or refused, the peer hangs up, or
-    /// `wait_timeout` is over. With a timeout of zero this is [`Seat::try_acquire`], but the
-    /// counters include a claim that would have to wait.
+    /// `wait_timeout` is over. With a timeout of zero it does the same as [`Seat::try_acquire`],
+    /// but also counts a claim that would have to wait.
     pub fn acquire(
         &self,
         ask: &Ask<'_>,
@@ -116,8 +117,8 @@ impl Seat {
         visit.table.counted(answer)
     }
 
-    /// Like [`Seat::wait`], but instead of blocking answers [`Answer::WouldWait`] and keeps the
-    /// place.
+    /// Like [`Seat::wait`], but does not block: while the claim waits, the answer is
+    /// [`Answer::WouldWait`] and the claim keeps its place.
     pub fn try_wait(&self, key: &str, kind: Kind) -> Result<Answer, Refusal> {
         let (mut visit, now) = self.arbiter.visit(Scope::Key(key));
         match visit.table.try_wait(self.conn, key, kind, now) {
@@ -127,8 +128,8 @@ impl Seat {
     }
 
     /// Collects the grant of a key that the connection has enqueued for. Blocks until the claim is
-    /// granted or refused, the peer hangs up, or `wait_timeout` is over. A hang-up and a timeout
-    /// give up the place.
+    /// granted or refused, the peer hangs up, or `wait_timeout` is over. After a hang-up or a
+    /// timeout, the claim has lost its place.
     pub fn wait(
         &self,
         key: &str,
@@ -152,16 +153,16 @@ impl Seat {
         visit.table.counted(answer)
     }
 
-    /// Releases a grant of any connection. [`Refusal::NotHeld`] unless the token belongs to a live
-    /// holder.
+    /// Releases a grant of any connection. Refuses with [`Refusal::NotHeld`] unless the token
+    /// belongs to a live holder.
     pub fn release(&self, key: &str, kind: Kind, token: Token) -> Result<Answer, Refusal> {
         let (mut visit, now) = self.arbiter.visit(Scope::Key(key));
         let released = visit.table.release(self.conn, key, kind, token, now);
         visit.table.counted(released)
     }
 
-    /// Restarts the lease of a grant of any connection. [`Refusal::NotHeld`] unless the token
-    /// belongs to a live holder, or if the lease would be too long.
+    /// Restarts the lease of a grant of any connection. Refuses with [`Refusal::NotHeld`] if the
+    /// token does not belong to a live holder, or if the lease would be too long.
     pub fn renew(
         &self,
         key: &str,
@@ -175,11 +176,11 @@ impl Seat {
     }
 
     /// Restarts the lease of a grant, and moves the grant to this connection from any other. The
-    /// client must then renew the grant once: if the connection closes before that, the grant
-    /// becomes an orphan if the caps allow it. If the peer has hung up, nothing changes and the
-    /// answer is [`Answer::Gone`]. [`Refusal::MaxLocks`] if the connection has reached its cap;
-    /// [`Refusal::NotHeld`] unless the token belongs to a live holder, or if the lease would be too
-    /// long. Costs a system call.
+    /// client must then renew the grant once. If the connection closes before that and the caps
+    /// allow it, the grant becomes an orphan. If the peer has hung up, nothing changes and the
+    /// answer is [`Answer::Gone`]. Refuses with [`Refusal::MaxLocks`] if the connection has reached
+    /// its cap; [`Refusal::NotHeld`] if the token does not belong to a live holder, or if the lease
+    /// would be too long. Costs a system call.
     pub fn adopt(&self, key: &str, token: Token, lease: Duration) -> Result<Answer, Refusal> {
         let has_hung_up = self.has_hung_up(&mut self.arbiter.state.lock());
         let (mut visit, now) = self.arbiter.visit(Scope::Everything);
@@ -191,9 +192,9 @@ impl Seat {
     }
 
     /// Restarts the lease of a grant, and makes the grant a kept one: it no longer belongs to a
-    /// connection, and lives until the lease ends. [`Refusal::MaxLocks`] if the maximum number of
-    /// grants is kept; [`Refusal::NotHeld`] unless the token belongs to a live holder, or if the
-    /// lease is too long for a kept grant.
+    /// connection, and lives until the lease ends. Refuses with [`Refusal::MaxLocks`] if there
+    /// would be more kept grants than the cap allows; [`Refusal::NotHeld`] if the token does not
+    /// belong to a live holder, or if the lease is too long for a kept grant.
     pub fn keep(&self, key: &str, token: Token, lease: Duration) -> Result<Answer, Refusal> {
         let (mut visit, now) = self.arbiter.visit(Scope::Everything);
         let State { table, seats, .. } = &mut *visit;
@@ -207,7 +208,7 @@ impl Seat {
         self.state_in(&mut self.arbiter.state.lock()).can_adopt = can_adopt;
     }
 
-    /// Lets the grants of the connection outlive the connection if its client can adopt them.
+    /// If the client can adopt its grants, lets them outlive the connection.
     pub fn keep_if_client_can_adopt(&mut self) {
         if self.state_in(&mut self.arbiter.state.lock()).can_adopt {
             self.holdings = Holdings::Keep;
@@ -238,7 +239,7 @@ impl Seat {
         Ok(Claimant { conn, salt })
     }
 
-    /// Blocks until a queued claim is decided, which spends the ticket in any case.
+    /// Blocks until a queued claim is decided. Always spends the ticket.
     fn wait_with(
         &self,
         state: &mut MutexGuard<'_, State>,
