@@ -34,9 +34,10 @@ pub struct Row {
     pub field: &'static str,
     /// The option's short name, if it has one.
     pub short: Option<char>,
-    /// The outer type of the field, and its type argument or "". An option of type `bool`,
-    /// `Option<bool>` or [`IfGiven`] needs no value.
+    /// The outer type of the field. An option of type `bool`, `Option<bool>` or [`IfGiven`] needs
+    /// no value.
     pub value_type: &'static str,
+    /// The argument of the outer type, or "" if it has none.
     pub inner_type: &'static str,
     /// The option's environment variables, without their prefix.
     pub variables: &'static [&'static str],
@@ -296,7 +297,7 @@ fn finish<T: FromArgs>(program: &str, arguments: &[Argument], origins: &Origins)
     }
 }
 
-/// The long options that the help of a command lists, or that of a program without commands.
+/// The long options in the help of `command`, or of the whole program if `command` is `None`.
 fn options_of<T: FromArgs>(program: &str, command: Option<&str>) -> Vec<String> {
     let wanted: Vec<&str> = command.into_iter().chain(["--help"]).collect();
     let help = match T::from_args(&[program], &wanted) {

@@ -1,5 +1,6 @@
 //! Failures of commands, each with an exit status and a reason. Each program has its own table of
-//! exit statuses: `latch` and `sema` at the top of their modules, the servers in `server`.
+//! exit statuses: that of `latch` and of `sema` is at the top of its module, and that of the
+//! servers is in `server`.
 
 use std::fmt::Display;
 use std::io;

@@ -12,7 +12,7 @@ pub fn print(text: &str) -> io::Result<()> {
     stdout.flush()
 }
 
-/// Writes `text` to stdout. It is not an error if the reader has left, as `head` does.
+/// Writes `text` to stdout. A reader that leaves early, such as `head`, is not an error.
 pub fn print_if_read(text: &str) -> io::Result<()> {
     match print(text) {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),

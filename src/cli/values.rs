@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-// These are in `text`, because the client library reads environment variables with them.
+// These are in `text`, because the client library also uses them, to read environment variables.
 pub use crate::text::{digits, yes_or_no};
 
 pub fn number<N>(text: &str, range: RangeInclusive<N>) -> Result<N, String>

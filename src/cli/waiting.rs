@@ -55,8 +55,8 @@ pub struct Interrupts<'a> {
     pub abandoned: Option<&'a Event>,
     /// The exit status if the standard input is closed.
     pub busy_status: u8,
-    /// Tells the waiting thread to end, which drops whatever it has acquired. If `None`, the thread
-    /// is left behind, and the end of this process closes its connection.
+    /// Tells the waiting thread to end and to drop whatever it has acquired. If this is `None`, the
+    /// thread is left behind, and the end of this process closes its connection.
     pub cancel: Option<&'a Event>,
 }
 
@@ -198,9 +198,8 @@ fn write_if_room(bytes: &[u8]) -> bool {
     has_room && rustix::io::write(&stderr, bytes).is_ok()
 }
 
-/// As many characters of the text as one line of the terminal has room for. The tags of other
-/// clients may have wide characters, or characters that reverse the direction of the line; all of
-/// these become `?`.
+/// Cuts the text to the width of the terminal. The tags of other clients may have wide characters,
+/// or characters that reverse the direction of the line; all of these become `?`.
 fn fitting(text: &str) -> String {
     let columns = tcgetwinsize(io::stderr()).map_or(0, |size| usize::from(size.ws_col));
     // The last column stays free, because some terminals begin a new line after it.
