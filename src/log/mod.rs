@@ -55,7 +55,7 @@ pub struct LogRules {
 
 /// The directives for env_logger, which say which lines are logged: the level debug if `debug` is
 /// set, or else the value of RUST_LOG, or else none, which means the default. Fails if RUST_LOG is
-/// malformed. Otherwise env_logger would complain on stderr, and panic if it could not.
+/// malformed. Without this check, env_logger would complain on stderr, or panic if it could not.
 pub fn directives(debug: bool, rust_log: Option<OsString>) -> Result<String, String> {
     const EXPECTED: &str = "expected error, warn, info, debug, trace, off or module=level";
     if debug {
@@ -90,7 +90,7 @@ struct WriterStatus {
 enum Message {
     Line(Vec<u8>),
     /// The writer drops the sender when it has written all earlier lines. That closes the channel,
-    /// for which [`Log::flush`] waits.
+    /// and [`Log::flush`] returns.
     Flush(Sender<()>),
     /// Wakes the writer to reopen the file. It does not matter if the queue is full and this
     /// message is lost, because any message in the queue wakes the writer.

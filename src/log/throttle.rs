@@ -26,13 +26,13 @@ struct Throttled {
 }
 
 impl Throttle {
-    /// Logs a warning if a line is allowed now, with the number of lines held back since the
+    /// If a line is allowed now, logs it as a warning, with the number of lines held back since the
     /// previous one.
     pub fn warn(&self, line: fmt::Arguments<'_>) {
         self.log(Level::Warn, line);
     }
 
-    /// Logs an error in the same way.
+    /// Logs an error in the same way as [`Throttle::warn`] logs a warning.
     pub fn error(&self, line: fmt::Arguments<'_>) {
         self.log(Level::Error, line);
     }
@@ -72,7 +72,7 @@ struct Sources<S> {
 }
 
 impl<S: Eq + Hash> SourceThrottle<S> {
-    /// Logs a warning about `source`, as [`Throttle::warn`] does.
+    /// Logs a warning about `source`, in the same way as [`Throttle::warn`].
     pub fn warn(&self, line: fmt::Arguments<'_>, source: S) {
         if let Some(held_back) = self.admit_at(source, Instant::now()) {
             log!(Level::Warn, "{line} held_back={held_back}");
