@@ -24,7 +24,7 @@ pub(super) const LONGEST_ATTEMPT: Duration = Duration::from_secs(limits::MAX_SEC
 
 /// Where a server listens: `HOST`, `HOST:PORT`, or the path of a Unix socket. A path contains a `/`
 /// or has the prefix `unix:`. A host may have the prefix `tcp://`. The default port is 6388. An
-/// IPv6 address with a port must be in brackets. It may have a zone: `fe80::1%eth0`,
+/// IPv6 address with a port must be in brackets. An IPv6 address can have a zone: `fe80::1%eth0`,
 /// `[fe80::1%2]:6388`.
 ///
 /// The addresses of the servers of one cluster are separated by `|`. The client connects to any one
@@ -208,7 +208,7 @@ impl fmt::Display for Address {
 }
 
 /// The index of the server, out of `count`, that a key belongs to: CRC-32 (IEEE) of the key modulo
-/// `count`, as in the clients of dflockd.
+/// `count`, as the clients of dflockd compute it.
 pub(super) fn shard_of(key: &str, count: usize) -> usize {
     crc32(key.as_bytes()) as usize % count
 }

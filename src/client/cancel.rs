@@ -49,7 +49,7 @@ impl CancelHandle {
     ///
     /// # Errors
     ///
-    /// If the system has no file descriptor left.
+    /// Fails if the system has no file descriptor left.
     pub fn new() -> io::Result<CancelHandle> {
         Event::new().map(CancelHandle)
     }

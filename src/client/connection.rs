@@ -29,14 +29,14 @@ pub(in crate::client) use renewal::Renewal;
 /// The maximum length of a reply in bytes, except for the replies to `stats`.
 const MAX_REPLY_LEN: usize = 4096;
 
-/// The maximum reply about all keys in use, in bytes: up to 32 holders and waiters of each key.
+/// The maximum length of a reply about all keys in use, in bytes.
 const MAX_STATS_LEN: usize = 64 * 1024 * 1024;
 
-/// The maximum time for a reply about all keys, in reply timeouts.
+/// The maximum time for a reply about all keys, as a multiple of the reply timeout.
 const STATS_TIMEOUTS: u32 = 10;
 
-/// The maximum length of a reply about one key or about the counters, in bytes. Once parsed, JSON
-/// takes many times as much memory.
+/// The maximum length of a reply about one key or about the counters, in bytes. Parsed JSON takes
+/// many times as much memory.
 const MAX_QUEUE_LEN: usize = 1024 * 1024;
 
 /// The maximum time of one read, after which the deadline is checked again.
@@ -64,7 +64,7 @@ pub enum Enqueued {
 /// The server can refuse a request. Any request can also fail with [`Error::Unreachable`],
 /// [`Error::Closed`], [`Error::NoReply`] or [`Error::BadReply`]. These errors and
 /// [`Error::AuthFailed`] close the connection. [`Error::InvalidKey`] and [`Error::InvalidArgument`]
-/// come before anything is sent.
+/// are returned before anything is sent.
 ///
 /// ```
 /// use latchd::client::{Address, Connection, Error, Settings, Slot, Wait};
@@ -133,8 +133,9 @@ impl Connection {
         Connection::open_within(server, settings, settings.connect_timeout, 0)
     }
 
-    /// Connects as [`Connection::open`] does, within `within`. A server that is reached gets only
-    /// its share of the time that is left, so that `others` more servers can be asked.
+    /// Connects in the same way as [`Connection::open`], for at most `within`. A server that is
+    /// reached gets only its share of the time that is left, so that `others` more servers can be
+    /// asked.
     pub(super) fn open_within(
         server: &Address,
         settings: &Settings,
@@ -158,13 +159,13 @@ impl Connection {
         Ok(connection)
     }
 
-    /// Claims a key (`l`, `sl`). Blocks until the grant; `None` if the wait ends first.
+    /// Claims a key (`l`, `sl`). Blocks until the grant. Returns `None` if the wait ends first.
     pub fn acquire(&mut self, key: &str, slot: Slot, wait: Wait) -> Result<Option<Grant>, Error> {
         let deadline = wait.deadline(Instant::now(), self.settings.reply_timeout);
         self.acquire_by(key, slot, wait, deadline, |_| ())
     }
 
-    /// Claims as [`Connection::acquire`] does. The reply is due at `deadline`.
+    /// Claims in the same way as [`Connection::acquire`]. The reply must arrive by `deadline`.
     pub(super) fn acquire_by(
         &mut self,
         key: &str,
@@ -190,7 +191,7 @@ impl Connection {
     }
 
     /// Waits (`w`, `sw`) for the grant in the place that [`Connection::enqueue`] took. If the wait
-    /// ends first, gives up the place and returns `None`. The lease starts again with the reply.
+    /// ends first, gives up the place and returns `None`. The reply restarts the lease.
     pub fn wait(&mut self, key: &str, slot: Slot, wait: Wait) -> Result<Option<Grant>, Error> {
         check_key(key)?;
         let request = Request::Wait {
@@ -204,7 +205,7 @@ impl Connection {
     }
 
     /// Releases a slot (`r`, `sr`), even if another connection has the grant. Blocks for at most
-    /// the reply timeout. Of `slot`, only its kind matters: lock or semaphore.
+    /// the reply timeout. `slot` only tells whether the key is a lock or a semaphore.
     ///
     /// # Errors
     ///
@@ -245,9 +246,9 @@ impl Connection {
     }
 
     /// Returns the holders and waiters of a key, or of all keys in use (`stats` with the key line
-    /// `holders`), as JSON: see latch-protocol(7). Blocks as [`Connection::stats`] does; for one
-    /// key, for at most the reply timeout. An older server, or another implementation, may answer
-    /// as to [`Connection::stats`].
+    /// `holders`), as JSON: see latch-protocol(7). Blocks for as long as [`Connection::stats`], or
+    /// for at most the reply timeout if a key is given. An older server, or another implementation,
+    /// may send the reply to [`Connection::stats`] instead.
     ///
     /// # Errors
     ///
@@ -260,7 +261,8 @@ impl Connection {
 
     /// Returns the server's counters since its start and its current figures (`stats` with the key
     /// line `counters`), as JSON: see latch-protocol(7). Blocks for at most the reply timeout. An
-    /// older server, or another implementation, may answer as to [`Connection::stats`].
+    /// older server, or another implementation, may send the reply to [`Connection::stats`]
+    /// instead.
     ///
     /// # Errors
     ///
@@ -370,13 +372,13 @@ impl Connection {
         result
     }
 
-    /// Has the next attempt to connect start with another server of the cluster, if there is one.
+    /// Makes the next attempt to connect start with another server of the cluster, if any.
     pub(super) fn try_another(&self) {
         self.server.try_another_than(&self.reached);
     }
 
     fn send(&mut self, request: &Request<'_>, within: Duration) -> Result<(), Error> {
-        // A refusal of the connection may arrive before the first request, and counts as its reply.
+        // A refusal of the connection can arrive before the first request. It counts as the reply.
         if self.has_answered {
             self.check_unasked()?;
         }
@@ -391,13 +393,13 @@ impl Connection {
         request.write(&mut text);
         match self.open_stream()?.write_within(&text, Some(within)) {
             Err(error) if error.kind() == TimedOut => Err(Error::no_reply(&self.server)),
-            // After other errors, the reply is still read: a server that closed may have said why.
+            // After other errors, still read the reply: the server may have said why it closed.
             _ => Ok(()),
         }
     }
 
     /// Fails if the server has sent something without being asked. A server may send a message
-    /// before it closes the connection; it must not pass for the reply to the next request.
+    /// before it closes the connection; the message must not pass for the next reply.
     fn check_unasked(&mut self) -> Result<(), Error> {
         if self.open_stream()?.is_readable() {
             self.read_within(Duration::ZERO)?;
@@ -412,7 +414,7 @@ impl Connection {
         let mut due = due;
         let longest = self.settings.reply_timeout.saturating_mul(STATS_TIMEOUTS);
         let last_due = Instant::now().checked_add(longest);
-        // The number of bytes that were already searched for a line end: a reply can be long.
+        // The number of bytes already searched for a line end, so that none is searched twice.
         let mut seen = 0;
         loop {
             if let Some(reply) = self.take_reply(seen)? {
@@ -428,7 +430,7 @@ impl Connection {
 
     /// Reads part of a reply that must be complete by `due`.
     fn read_by(&mut self, due: Option<Instant>) -> Result<(), Error> {
-        // Without a deadline, TCP keepalive notices that the server has vanished.
+        // If there is no deadline, TCP keepalive detects a server that has vanished.
         let left = time_left(due).unwrap_or(LONGEST_READ);
         if left.is_zero() {
             return Err(Error::no_reply(&self.server));
@@ -561,8 +563,8 @@ impl Connection {
         }
     }
 
-    /// Whether grants may survive while a server refuses connections: it hands them over when it
-    /// restarts, or another server of the cluster takes over.
+    /// Whether grants can outlive a server that refuses connections: the server hands them over
+    /// when it restarts, or another server of the cluster takes over.
     pub(super) fn may_return(&self) -> bool {
         self.abilities.keeps || self.server.other_count() > 0
     }

@@ -67,8 +67,8 @@ pub(crate) fn settings(options: &Overrides<'_>) -> Result<Settings, Error> {
         ..Settings::default()
     };
     if let Some(file) = &settings.auth_token_file {
-        // Read the file once here, without a deadline: a pipe has the token only once, and may wait
-        // until the user has typed it.
+        // Read the file once here, without a deadline: a pipe delivers the token only once, and the
+        // user may have to type it first.
         let read = secret::read(file);
         settings.auth_token =
             Some(read.map_err(|error| Error::AuthTokenFile(file.clone(), error))?);
@@ -76,7 +76,7 @@ pub(crate) fn settings(options: &Overrides<'_>) -> Result<Settings, Error> {
     Ok(settings)
 }
 
-/// How to speak TLS; `None` if nothing asks for it. A CA file or a server name asks for it, too.
+/// How to speak TLS; `None` if nothing asks for it. A CA file or a server name asks for TLS, too.
 fn tls(options: &Overrides<'_>) -> Result<Option<Tls>, Error> {
     let is_set = |name: &&str| env::var_os(name).is_some_and(|value| !value.is_empty());
     let asking = match (options.tls, options.tls_ca, options.tls_name) {

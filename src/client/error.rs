@@ -58,8 +58,8 @@ pub enum Error {
     /// `error_max_locks`: the maximum number of keys or slots is in use, on the whole server or by
     /// this connection.
     MaxLocks(Asked),
-    /// `error_max_waiters`: the maximum number of claims already wait, for the key or on the whole
-    /// server.
+    /// `error_max_waiters`: the maximum number of claims is already waiting, for the key or on the
+    /// whole server.
     MaxWaiters(Asked),
     /// `error_limit_mismatch`: the key is in use as the other kind (lock or semaphore), or with
     /// another limit.
@@ -80,8 +80,8 @@ pub enum Error {
     /// The server is too old for the request, or is another implementation. A claim that fails with
     /// this error holds no lock.
     Unsupported(Asked),
-    /// The server already keeps as many grants as it may, or keeps none for that long. The lock was
-    /// released.
+    /// The server already keeps its maximum number of grants, or keeps no grant for that long. The
+    /// lock was released.
     NotKept(Asked),
     /// The lock was lost before the guard released it; [`Loss`] says how.
     Lost(Asked, Loss),
@@ -200,7 +200,7 @@ impl Error {
 
     /// Whether the same request may succeed soon, because the server restarts or has not started
     /// yet. Of the refusals, only [`Error::Draining`] is transient. A lack of descriptors or memory
-    /// on this host is not.
+    /// on this host is not transient.
     pub fn is_transient(&self) -> bool {
         match self {
             Error::Unreachable { .. } => !self.is_shortage(),

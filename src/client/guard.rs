@@ -54,8 +54,8 @@ impl fmt::Display for Loss {
     }
 }
 
-/// A held lock or semaphore slot. Dropping the guard releases the lock, and blocks as
-/// [`Guard::release`] does, but ignores errors.
+/// A held lock or semaphore slot. Dropping the guard does the same as [`Guard::release`], but
+/// ignores errors.
 ///
 /// Each guard has a thread, the keeper, which renews the lease and watches the connection. The
 /// keeper renews a lease after half of its length, a short one after a third, and every lease after
@@ -66,9 +66,9 @@ impl fmt::Display for Loss {
 /// When the connection ends, [`Guard::is_held`] returns false, and the keeper tries to reconnect
 /// until the lease could end: at once, then after pauses of 50 milliseconds to a second. Over the
 /// new connection, it adopts the lock with its token, and the lock is held as before. If the server
-/// refuses that, the lock is lost: the server released it when the connection ended, or cannot
-/// adopt locks. The lock is also lost if a single server, whose grants end with it, has refused
-/// connections for two seconds.
+/// refuses the adoption, the lock is lost: the server released it when the connection ended, or
+/// cannot adopt locks. The lock is also lost if the server has refused connections for two seconds,
+/// unless its grants survive a restart or it is in a cluster.
 ///
 /// If a server does not answer a renewal within a second, it may be slow, or its host or the
 /// network may have failed. The keeper then adopts the lock over a second connection, to the same
@@ -155,7 +155,7 @@ impl Shared {
         }
     }
 
-    /// Records how the hold ended, and wakes the guard that waits for that.
+    /// Records how the hold ended, and wakes the guard that waits for this outcome.
     fn end(&self, outcome: Result<(), Error>) {
         self.hold().outcome = Some(outcome);
         self.ended.notify_all();
@@ -168,19 +168,21 @@ impl Shared {
 }
 
 struct Hold {
-    /// Until this moment, the lock is certainly held, as long as there is a connection.
+    /// The lock is certainly held until this moment, unless the connection ends.
     deadline: Moment,
-    /// Whether the connection has ended, and no renewal over another one has been answered yet.
+    /// Whether the connection has ended and the server has not yet answered a renewal over another
+    /// one.
     is_cut: bool,
     loss: Option<Loss>,
     on_lost: Option<Box<dyn FnOnce(Loss) + Send>>,
     on_silence: Option<OnSilence>,
-    /// Called with the outcome of the next renewal. If there are any, that renewal is due at once.
+    /// The callbacks for the outcome of the next renewal. If there are any, the renewal is due at
+    /// once.
     asking: Vec<RenewalCallback>,
-    /// The guard's order to end the hold, once it is given.
+    /// The guard's order to end the hold; `None` until the guard gives it.
     order: Option<Order>,
-    /// The result of that order, or the error of a lost lock. The keeper sets it. After a loss, it
-    /// first closes the connection.
+    /// The result of that order, or the error of a lost lock. After a loss, the keeper closes the
+    /// connection before it sets the error.
     outcome: Option<Result<(), Error>>,
 }
 
@@ -304,8 +306,8 @@ impl Guard {
         match hold.loss {
             None => {
                 let earlier = hold.on_lost.replace(Box::new(callback));
-                // Dropped without the mutex: the destructor of a captured value may call this
-                // guard.
+                // Unlock before dropping the callback: the destructor of a captured value may call
+                // this guard.
                 drop(hold);
                 drop(earlier);
             }
@@ -325,7 +327,7 @@ impl Guard {
     /// callback is called.
     ///
     /// The callback should be short: until it returns, the keeper renews no lease and notices no
-    /// loss. The stack is 128 KiB. If the callback panics, the keeper closes the connection, and
+    /// loss. Its stack is 128 KiB. If the callback panics, the keeper closes the connection, and
     /// the lock is lost.
     pub fn on_silence(&self, lead: Duration, callback: impl FnOnce() + Send + 'static) -> bool {
         let callback = Box::new(callback);
@@ -336,14 +338,15 @@ impl Guard {
         }
         let earlier = mem::replace(&mut self.shared.hold().on_silence, silence);
         self.shared.bell.set();
-        // Dropped without the mutex: the destructor of a captured value may call this guard.
+        // Unlock before dropping the callback: the destructor of a captured value may call this
+        // guard.
         drop(earlier);
         is_fit
     }
 
     /// Renews the lease now, and returns whether the lock is still held. Blocks until the server
-    /// answers, but not beyond the end of the lease. In a callback of this guard, it does not
-    /// block, and the lease is renewed after the callback.
+    /// answers, but not beyond the end of the lease. When a callback of this guard calls it, it
+    /// does not block, and the lease is renewed after the callback.
     pub fn renew(&self) -> bool {
         let (answer, answered) = channel();
         self.renew_and(move |is_held| {
@@ -371,9 +374,9 @@ impl Guard {
 
     /// Releases the lock, and reports whether the server agreed. If no server answers, tries again
     /// for about ten seconds, but not after the end of the lease. If a renewal is under way, first
-    /// waits for its answer, at most until the end of the lease. In a callback of this guard, it
-    /// does not block: the lock is released after the callback, and `Ok` does not mean that the
-    /// server agreed.
+    /// waits for its answer, at most until the end of the lease. When a callback of this guard
+    /// calls it, it does not block: the lock is released after the callback, and `Ok` does not mean
+    /// that the server agreed.
     ///
     /// # Errors
     ///
@@ -401,16 +404,16 @@ impl Guard {
     /// Leaves the lock to the server, which keeps it for `time` from now on, rounded up to whole
     /// seconds. During that time, no other client is granted the lock, although no process holds
     /// it. To release it sooner, pass its [token](Guard::token) to [`Connection::release`]. Blocks
-    /// as [`Guard::release`] does. A `time` of zero releases the lock.
+    /// for as long as [`Guard::release`]. A `time` of zero releases the lock.
     ///
     /// [`Connection::release`]: super::Connection::release
     ///
     /// # Errors
     ///
-    /// [`Error::NotKept`] if the server keeps no more locks, or no lock for so long;
-    /// [`Error::Unsupported`] if the server is too old. In both cases, the lock is released.
-    /// Otherwise, the errors of [`Guard::release`]. In a callback of this guard, the lock is
-    /// released instead of kept.
+    /// [`Error::NotKept`] if the server already keeps its maximum number of locks, or keeps no lock
+    /// for so long; [`Error::Unsupported`] if the server is too old. In both cases, the lock is
+    /// released. The other errors are those of [`Guard::release`]. When a callback of this guard
+    /// calls this method, the lock is released instead of kept.
     ///
     /// ```
     /// use latchd::client::{Address, Client};

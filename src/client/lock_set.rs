@@ -17,16 +17,16 @@ use crate::sys::event::Event;
 ///
 /// # Errors
 ///
-/// The methods fail as those of [`Lock`] do. They also fail with [`Error::InvalidArgument`] if a
-/// key is given twice, and with [`Error::Lost`] if a lock is lost during the wait for another one.
-/// After an error, all locks that were already granted are released.
+/// The methods fail with the errors of [`Lock`]. They also fail with [`Error::InvalidArgument`] if
+/// a key is given twice, and with [`Error::Lost`] if a lock is lost during the wait for another
+/// one. After an error, all locks that were already granted are released.
 #[derive(Clone, Debug)]
 #[must_use = "it connects only when it is asked for guards"]
 pub struct LockSet<'a>(Vec<Lock<'a>>);
 
 impl Client {
-    /// Returns the locks of several keys, to be held together. Does not connect. The keys are
-    /// checked when the locks are asked for.
+    /// Returns the locks of several keys, to be held together. Does not connect. The methods that
+    /// acquire the locks check the keys.
     ///
     /// ```
     /// use latchd::client::{Address, Client};
@@ -70,13 +70,14 @@ impl<'a> LockSet<'a> {
         }
     }
 
-    /// Waits for at most `time` in all, rounded up to whole seconds, and blocks for at most the
-    /// reply timeout more; `None` if one of the locks was not granted in that time.
+    /// Waits for at most `time` for all locks together, rounded up to whole seconds. Blocks for at
+    /// most the reply timeout more. Returns `None` if one of the locks was not granted in that
+    /// time.
     pub fn acquire_within(&self, time: Duration) -> Result<Option<Guards>, Error> {
         self.ask(Wait::UpTo(time))
     }
 
-    /// Does not wait for a grant; `None` if one of the locks is not free.
+    /// Acquires the locks without waiting, or returns `None` if one of them is not free.
     pub fn try_acquire(&self) -> Result<Option<Guards>, Error> {
         self.ask(Wait::No)
     }
@@ -96,8 +97,8 @@ impl<'a> LockSet<'a> {
     }
 }
 
-/// Locks that are held together, in the order of their keys. Dropping them releases them as
-/// [`Guards::release`] does, but ignores errors.
+/// Locks that are held together, in the order of their keys. Dropping them does the same as
+/// [`Guards::release`], but ignores errors.
 ///
 /// `Guards` dereferences to a slice of [`Guard`]s. Each guard is renewed, and can be lost,
 /// independently of the others: [`Guard::on_lost`] reports its loss.
@@ -118,8 +119,8 @@ impl Guards {
     }
 
     /// Acquires one more lock. If it is not granted in time, returns the connection over which the
-    /// server said so. The loss of a lock that is already held ends the wait. Calls `answered` as
-    /// [`Lock::claim`] does.
+    /// server said so. The loss of a lock that is already held ends the wait. Calls `answered` at
+    /// the same point as [`Lock::claim`].
     pub(crate) fn add(
         &mut self,
         lock: Lock<'_>,
@@ -148,11 +149,11 @@ impl Guards {
     }
 
     /// Releases all locks, in reverse order, and reports whether the servers agreed. Blocks for
-    /// each lock as [`Guard::release`] does.
+    /// each lock for as long as [`Guard::release`].
     ///
     /// # Errors
     ///
-    /// The first error of [`Guard::release`]. The other locks are released nevertheless.
+    /// Fails with the first error of [`Guard::release`]. The other locks are released nevertheless.
     pub fn release(self) -> Result<(), Error> {
         let mut outcome = Ok(());
         for guard in self.into_vec().into_iter().rev() {

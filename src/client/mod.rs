@@ -21,15 +21,15 @@
 //! # }
 //! ```
 //!
-//! - [`Client`] has the list of servers, which comes from its caller or [from the
-//!   environment](Client::from_env). It makes [`Lock`]s, for locks and for semaphores alike. A
-//!   [`Lock`] acquires [`Guard`]s.
+//! - [`Client`] has a list of servers, given by the caller or [by the
+//!   environment](Client::from_env). It makes [`Lock`]s, for locks and for semaphores. A [`Lock`]
+//!   acquires [`Guard`]s.
 //! - [`Client::lock_all`] acquires several locks in an order that avoids deadlock.
 //! - [`Guard`] is a held lock. It is renewed in the background and released when dropped. Send its
 //!   fence with each write to the resource that the lock protects: see [`Guard::token`].
 //! - [`CancelHandle`] ends a blocking acquire from another thread.
-//! - [`Connection`] sends single requests of the protocol, for what guards do not cover. Over it,
-//!   an operator can also list the holders of a key, and end the grant of another client.
+//! - [`Connection`] sends single requests of the protocol. For example, an operator can list the
+//!   holders of a key, and end the grant of another client.
 //! - With the feature `statistics`, `Client::queue` and `Connection::queues` return the holders and
 //!   the waiters as typed values.
 //! - With the feature `tls`, the settings of a client can ask for TLS.
@@ -61,14 +61,14 @@
 //!
 //! # Claims that are not granted in time
 //!
-//! In this module, a claim that is not granted in time gives `Ok(None)`. In
-//! [`lockfile`](crate::lockfile), it gives `Err(AlreadyLocked)` or `Err(Timeout)`.
+//! In this module, a claim that is not granted in time returns `Ok(None)`. In
+//! [`lockfile`](crate::lockfile), it returns `Err(AlreadyLocked)` or `Err(Timeout)`.
 //!
 //! # Time
 //!
 //! The protocol counts in whole seconds. The client rounds a `Duration` up before sending it, and a
-//! granted lease is a whole number of seconds. A lease is 1 to 9223372036 seconds long. It is
-//! measured by a clock that keeps running while the host is suspended.
+//! granted lease is a whole number of seconds. A lease is 1 to 9223372036 seconds long. The client
+//! measures it by a clock that keeps running while the host is suspended.
 
 mod address;
 mod cancel;
@@ -210,12 +210,12 @@ impl Client {
         &self.servers[address::shard_of(key, self.servers.len())]
     }
 
-    /// Connects to `server`, which need not be one of [`Client::servers`], with the client's
-    /// settings. Blocks for at most their connect timeout.
+    /// Connects to `server` with the client's settings. The server need not be one of
+    /// [`Client::servers`]. Blocks for at most the connect timeout.
     ///
     /// # Errors
     ///
-    /// Those of [`Connection::open`].
+    /// Fails with the errors of [`Connection::open`].
     pub fn connect(&self, server: &Address) -> Result<Connection, Error> {
         Connection::open(server, &self.settings)
     }
@@ -230,7 +230,8 @@ impl Client {
         self.ask_by(server, None, request)
     }
 
-    /// Asks as [`Client::ask`] does, until `deadline`. Each server gets an equal share of the time.
+    /// Does the same as [`Client::ask`], but stops at `deadline`. Each server gets an equal share
+    /// of the time.
     pub(crate) fn ask_by<T>(
         &self,
         server: &Address,
@@ -256,13 +257,13 @@ impl Client {
     }
 
     /// Returns a lock, which has one holder at a time unless it is [shared](Lock::shared). Does not
-    /// connect. `key` is checked when the lock is asked for.
+    /// connect. The methods that acquire the lock check `key`.
     pub fn lock<'a>(&'a self, key: &'a str) -> Lock<'a> {
         self.slot(key, Slot::LOCK)
     }
 
-    /// Returns a semaphore: up to `limit` holders at a time, 1 to 1048576. All clients must use the
-    /// same limit for a key. Does not connect.
+    /// Returns a semaphore with up to `limit` holders at a time. The limit must be 1 to 1048576,
+    /// and the same in all clients. Does not connect.
     pub fn semaphore<'a>(&'a self, key: &'a str, limit: u32) -> Lock<'a> {
         self.slot(key, Slot::semaphore(limit))
     }
@@ -283,18 +284,19 @@ impl Client {
 /// A lock or a semaphore that a client can acquire. A lock is a semaphore with one slot, so both
 /// are acquired in the same way. Each acquire makes a new connection.
 ///
-/// If a quarter of the lease may be over when the grant arrives, the client renews the lease first.
-/// The call then blocks for up to another reply timeout.
+/// If a quarter of the lease may be over when the grant arrives, the client renews the lease before
+/// it returns the guard. The call then blocks for up to another reply timeout.
 ///
 /// # Errors
 ///
 /// All methods that ask the server fail in the same ways: [`Error::Unreachable`],
 /// [`Error::NoReply`] or [`Error::Closed`] if the server cannot be reached or does not answer;
 /// [`Error::AuthFailed`], [`Error::MaxLocks`], [`Error::MaxWaiters`], [`Error::LimitMismatch`] or
-/// [`Error::Draining`] if it refuses; [`Error::LeaseExpired`] if the lease was over before the
-/// client handled the grant; [`Error::Refused`] if the server cannot issue a fence at the moment;
-/// [`Error::Cancelled`] if [a handle](Lock::cancelled_by) ended the wait; [`Error::InvalidKey`] or
-/// [`Error::InvalidArgument`], before connecting, if a value cannot be sent.
+/// [`Error::Draining`] if the server refuses; [`Error::LeaseExpired`] if the lease was over before
+/// the client handled the grant; [`Error::Refused`] if the server cannot issue a fence at the
+/// moment; [`Error::Cancelled`] if [a handle](Lock::cancelled_by) ended the wait;
+/// [`Error::InvalidKey`] or [`Error::InvalidArgument`] if a value cannot be sent (checked before
+/// connecting).
 #[derive(Clone, Copy, Debug)]
 #[must_use = "it connects only when it is asked for a guard or a place"]
 pub struct Lock<'a> {
@@ -312,7 +314,7 @@ pub struct Lock<'a> {
 
 impl<'a> Lock<'a> {
     /// Asks for a lease of this length, rounded up to whole seconds, instead of the server's
-    /// default. A lease of zero is refused when the lock is asked for.
+    /// default. With a lease of zero, acquiring fails.
     pub fn lease(self, lease: Duration) -> Lock<'a> {
         Lock {
             slot: self.slot.with_lease(lease),
@@ -320,9 +322,9 @@ impl<'a> Lock<'a> {
         }
     }
 
-    /// Asks for a shared lock: other clients may hold the key at the same time if their locks are
-    /// shared, too. Claims are served in order of arrival: an exclusive lock does not wait for
-    /// shared locks that arrive after it. A held lock cannot change between shared and exclusive.
+    /// Asks for a shared lock: other clients can hold the key at the same time if their locks are
+    /// shared, too. Claims are served in order of arrival: an exclusive claim does not wait for
+    /// shared claims that arrive after it. A held lock cannot change between shared and exclusive.
     /// The default lease is 33 seconds. Acquiring fails with [`Error::Unsupported`] if the server
     /// is too old.
     pub fn shared(mut self) -> Lock<'a> {
@@ -330,24 +332,23 @@ impl<'a> Lock<'a> {
         self
     }
 
-    /// Asks for `count` slots of a semaphore at once, in one grant. As for [`Lock::shared`], the
-    /// default lease is 33 seconds, and a server that is too old leads to [`Error::Unsupported`].
+    /// Asks for `count` slots of a semaphore at once, in one grant. The default lease is 33
+    /// seconds. Acquiring fails with [`Error::Unsupported`] if the server is too old.
     pub fn slots(mut self, count: u32) -> Lock<'a> {
         self.slot.slots = Some(count);
         self
     }
 
-    /// Makes the claim fail with [`Error::MaxWaiters`] instead of waiting if `count` claims already
-    /// wait for the key. The default lease, and the error from an old server, are as for
-    /// [`Lock::shared`].
+    /// Makes acquiring fail with [`Error::MaxWaiters`] if `count` claims already wait for the key,
+    /// and with [`Error::Unsupported`] if the server is too old. The default lease is 33 seconds.
     pub fn max_waiters(mut self, count: u32) -> Lock<'a> {
         self.slot.max_waiters = Some(count);
         self
     }
 
     /// Sets a text that the server shows to operators beside the claim and the grant. At most its
-    /// first 128 bytes are sent. A server that does not know tags is asked without one. A text that
-    /// contains a line end is refused when the lock is asked for.
+    /// first 128 bytes are sent. A server that does not know tags ignores the text. If the text
+    /// contains a line end, acquiring fails.
     ///
     /// ```
     /// use latchd::client::{Address, Client};
@@ -368,14 +369,15 @@ impl<'a> Lock<'a> {
         Lock { tag, ..self }
     }
 
-    /// Makes the claim fail with [`Error::Unsupported`] if [`Guard::keep_for`] would.
+    /// Makes acquiring fail with [`Error::Unsupported`] if the server is too old for
+    /// [`Guard::keep_for`].
     pub fn keepable(mut self) -> Lock<'a> {
         self.needs.adopt = true;
         self
     }
 
-    /// Lets another thread end the wait for a grant with `handle`. This includes the wait of a
-    /// [`QueuePlace`]. An attempt to connect is not ended; it has its own timeout.
+    /// Lets another thread end the wait for a grant with `handle`. The handle also ends the wait of
+    /// a [`QueuePlace`]. It does not end an attempt to connect, which has its own timeout.
     pub fn cancelled_by(mut self, handle: &'a CancelHandle) -> Lock<'a> {
         self.cancelled_by[0] = Some(handle.event());
         self
@@ -396,15 +398,15 @@ impl<'a> Lock<'a> {
         }
     }
 
-    /// Waits for at most `time`, rounded up to whole seconds; `None` if no slot was free in that
-    /// time. Including connecting, blocks for at most `time` plus the reply timeout, and longer for
-    /// a [late grant](Lock).
+    /// Waits for at most `time`, rounded up to whole seconds. Returns `None` if no slot was free in
+    /// that time. Blocks for at most `time` plus the reply timeout, which includes connecting, or
+    /// longer for a [late grant](Lock).
     pub fn acquire_within(&self, time: Duration) -> Result<Option<Guard>, Error> {
         self.ask(Wait::UpTo(time))
     }
 
-    /// Does not wait for a grant; `None` if no slot is free. Including connecting, blocks for at
-    /// most the reply timeout, and longer for a [late grant](Lock).
+    /// Acquires the lock without waiting, or returns `None` if no slot is free. Blocks for at most
+    /// the reply timeout, which includes connecting, or longer for a [late grant](Lock).
     pub fn try_acquire(&self) -> Result<Option<Guard>, Error> {
         self.ask(Wait::No)
     }
@@ -449,8 +451,8 @@ impl<'a> Lock<'a> {
 
     /// Connects, introduces the client and makes a claim. If a server closes the connection or does
     /// not reply, tries each other server of the cluster once. An old server may close the
-    /// connection because it does not know introductions, so the claim is sent once more without
-    /// one.
+    /// connection because it does not know introductions, so the claim is sent once more without an
+    /// introduction.
     fn introduced<T>(
         &self,
         deadline: Option<Instant>,
@@ -492,9 +494,9 @@ impl<'a> Lock<'a> {
         }
     }
 
-    /// Claims as [`Lock::ask`] does, but returns the grant without a guard, so nothing renews it.
-    /// The wait counts from `began`. Calls `answered` with the connection once the server has
-    /// answered the introduction.
+    /// Claims in the same way as [`Lock::ask`], but returns the grant without a guard, so nothing
+    /// renews the lease. The wait counts from `began`. Calls `answered` with the connection once
+    /// the server has answered the introduction.
     pub(crate) fn claim(
         &self,
         began: Instant,
@@ -527,8 +529,8 @@ impl<'a> Lock<'a> {
 /// A place in a queue. Dropping it closes its connection without blocking. The server then removes
 /// the place, or releases the lock if it was granted.
 ///
-/// If the lock is granted before [`QueuePlace::wait`] is called, it is held and its lease runs, but
-/// nothing renews it.
+/// If the lock is granted before [`QueuePlace::wait`] is called, its lease runs, but nothing renews
+/// the lease.
 ///
 /// ```
 /// use latchd::client::{Address, Client, Wait};
@@ -565,8 +567,8 @@ impl QueuePlace {
         matches!(self.enqueued, Enqueued::Acquired(_))
     }
 
-    /// Blocks until the lock is granted or the wait is over, plus the time for a reply (longer for
-    /// a [late grant](Lock)). If the wait is over, gives up the place and returns `None`.
+    /// Blocks until the lock is granted or the wait is over. The reply, or a [late grant](Lock),
+    /// takes extra time. If the wait is over, gives up the place and returns `None`.
     ///
     /// # Errors
     ///
@@ -575,7 +577,7 @@ impl QueuePlace {
     /// [was granted](QueuePlace::is_granted) before; the server's refusal; or one of [the errors of
     /// any request](Connection#errors).
     pub fn wait(mut self, mut wait: Wait) -> Result<Option<Guard>, Error> {
-        // The lock is already granted and the reply comes at once: a cancellation must not lose it.
+        // A cancellation must not lose a lock that is already granted. The reply comes at once.
         if self.is_granted() {
             self.connection.cancelled_by.clear();
             wait = Wait::No;

@@ -1,4 +1,4 @@
-//! A period in which a guard has no connection: when to try again, and for how long.
+//! A period in which a guard has no connection. Decides when to try again, and for how long.
 
 use std::io;
 use std::time::Duration;
@@ -15,7 +15,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_ATTEMPT: Duration = Duration::from_secs(1);
 
 /// How long a single server may refuse connections. A server that restarts is back within this
-/// time. A server that does not come back has ended, and its grants with it.
+/// time. The grants of a server that does not come back have ended.
 const REFUSED_FOR: Duration = Duration::from_secs(2);
 
 /// The period from the end of a connection to the renewal over another one.
@@ -38,9 +38,9 @@ impl Outage {
         }
     }
 
-    /// An outage whose first attempt is due at once. If the `last` outage has only just ended, the
-    /// attempt is due after the next pause of that outage: a server may adopt the lock and hang up,
-    /// again and again.
+    /// An outage that begins now. The first attempt is due at once or, if the `last` outage has
+    /// only just ended, after the next pause of that outage: a server could adopt the lock and hang
+    /// up repeatedly.
     pub(super) fn after(last: Option<Outage>, now: Moment) -> Outage {
         let mut outage = Outage::new(now);
         let is_recent = |last: &Outage| now.saturating_since(last.next_attempt) < LONGEST_PAUSE;
@@ -51,7 +51,7 @@ impl Outage {
         outage
     }
 
-    /// How long a connection attempt may take, so that it ends before `until`.
+    /// The maximum time for an attempt to connect that must end before `until`.
     pub(super) fn time_for_attempt(until: Moment) -> Duration {
         until.saturating_since(Moment::now()).min(LONGEST_ATTEMPT)
     }

@@ -23,7 +23,7 @@ pub struct Slot {
     pub limit: Option<u32>,
     /// The length of the lease, rounded up to whole seconds; `None` for the server's default.
     pub lease: Option<Duration>,
-    /// Whether other clients may hold the lock at the same time if theirs are shared, too.
+    /// Whether other clients with shared locks can hold the key at the same time.
     pub is_shared: bool,
     /// How many slots of a semaphore the claim takes at once, 1 to the limit; `None` for one.
     pub slots: Option<u32>,

@@ -45,7 +45,7 @@ pub struct Holder {
     pub fence: u64,
     /// The time left of the lease.
     pub lease_left: Duration,
-    /// The numbers of its slots; empty if the server has given it none.
+    /// The numbers of the holder's slots; empty if the server has not numbered them.
     pub slot_numbers: Vec<u32>,
 }
 
@@ -61,8 +61,8 @@ pub struct Waiter {
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Party {
-    /// The number of its connection. 0 for a grant without a connection: the server keeps the
-    /// grant, or its client has yet to reconnect.
+    /// The number of the client's connection; 0 if the grant has no connection, because the server
+    /// keeps it or the client has yet to reconnect.
     pub connection: u64,
     /// The client's address; `None` if the connection has ended.
     pub peer: Option<String>,
@@ -70,14 +70,14 @@ pub struct Party {
     pub tag: Option<String>,
     /// How long the client has held or waited.
     pub age: Duration,
-    /// How many slots it takes. A lock has 1048576 slots: a shared lock takes one, any other lock
-    /// takes all.
+    /// How many slots the client holds or waits for. A lock has 1048576 slots: a shared lock takes
+    /// one, any other lock takes all.
     pub slots: u64,
 }
 
 impl Connection {
-    /// Returns the holders and waiters of a key, or of all keys in use. Blocks as
-    /// [`Connection::holders`] does. A key that is not in use is not in the list.
+    /// Returns the holders and waiters of a key, or of all keys in use. Blocks for as long as
+    /// [`Connection::holders`]. A key that is not in use is not in the list.
     ///
     /// # Errors
     ///
@@ -94,7 +94,7 @@ impl Connection {
     ///
     /// # Errors
     ///
-    /// Those of [`Connection::queues`].
+    /// Fails with the errors of [`Connection::queues`].
     pub fn holder(&mut self, key: &str, fence: u64) -> Result<Option<Holder>, Error> {
         super::slot::check_key(key)?;
         let answer = self.json(&Request::Holder { key, fence });
@@ -114,7 +114,8 @@ impl Connection {
 }
 
 impl Granted {
-    /// The numbers of the slots, if they were asked for and the server gives valid ones; else none.
+    /// The numbers of the slots; empty if they were not asked for or the server gives no valid
+    /// ones.
     pub(super) fn slot_numbers(&mut self) -> Result<Vec<u32>, Error> {
         let Some(limit) = self.slot.limit.filter(|_| self.is_numbered) else {
             return Ok(Vec::new());
@@ -172,7 +173,7 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// Those of [`Connection::open`] and [`Connection::queues`].
+    /// Fails with the errors of [`Connection::open`] and [`Connection::queues`].
     ///
     /// ```
     /// use latchd::client::{Address, Client};

@@ -103,7 +103,7 @@ impl Connection {
                     self.is_welcome = true;
                 }
                 (Opening::Tag, Reply::Ok) => self.is_welcome = true,
-                // An older server, which does not know the request or lists no abilities.
+                // An older server does not know the request, or lists no abilities.
                 (Opening::Hello, Reply::Ok) | (Opening::Hello | Opening::Tag, Reply::Error) => {}
                 _ => return Err(self.refusal(&reply)),
             }
@@ -114,7 +114,7 @@ impl Connection {
 
     /// The deadline for the replies to the introduction. A working server sends them at once, even
     /// if the claim waits without limit. `due` is the deadline for the reply to the claim. Each
-    /// server that is left to ask gets an equal share of the time until then.
+    /// server that is left to ask gets an equal share of the time until `due`.
     fn opening_due(&self, due: Option<Instant>) -> Option<Instant> {
         let Some(due) = due else {
             return self.reply_due();

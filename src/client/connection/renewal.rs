@@ -59,9 +59,9 @@ impl Connection {
     ///
     /// # Errors
     ///
-    /// [`Error::MaxLocks`] if the server already keeps as many grants as it may; [`Error::Refused`]
-    /// if no holder has this token, the lease is too long, or the server keeps no grants or is too
-    /// old; or [the errors of any request](#errors).
+    /// [`Error::MaxLocks`] if the server already keeps its maximum number of grants;
+    /// [`Error::Refused`] if no holder has this token, the lease is too long, or the server keeps
+    /// no grants or is too old; or [the errors of any request](#errors).
     pub fn keep(&mut self, key: &str, slot: Slot, token: Token) -> Result<Duration, Error> {
         self.keep_within(key, slot, token, self.settings.reply_timeout)
     }

@@ -31,13 +31,13 @@ pub(super) struct Keeper {
     /// Whether each renewal adopts the lock, which may have moved to a connection that was given
     /// up.
     adopts: bool,
-    /// Whether the lock was adopted but has not been renewed since. That renewal is due at once:
-    /// before it, the server would not release the lock when the connection ends.
+    /// Whether the lock was adopted but has not been renewed since. The next renewal is due at
+    /// once: until then, the server would not release the lock when the connection ends.
     is_provisional: bool,
     /// The previous connection, while its server does not answer a renewal and another one is
     /// tried.
     silent: Option<Silent>,
-    /// Called with the outcome of the renewal that was sent.
+    /// The callbacks for the outcome of the renewal that was sent.
     answering: Vec<RenewalCallback>,
     shared: Arc<Shared>,
     alarm: Alarm,

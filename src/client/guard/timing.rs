@@ -14,8 +14,8 @@ const MAX_INTERVAL: Duration = Duration::from_secs(15);
 /// The maximum time by which a client gives up a lease before its end on the server.
 const MAX_MARGIN: Duration = Duration::from_secs(2);
 
-/// The minimum time that a server has to answer before it counts as silent. With a very short
-/// lease, it is less.
+/// The minimum time that a server has to answer before it counts as silent. For a very short lease,
+/// this time is shorter.
 const ANSWER_TIME: Duration = Duration::from_millis(500);
 
 /// The moment until which a lease that was asked for at `sent_at` is certainly held.
@@ -40,8 +40,8 @@ pub(super) fn fits(lead: Duration, lease: Duration) -> bool {
 }
 
 /// The time from one renewal to the next. Jitter from the token keeps many clients that started
-/// together from renewing together. If there is a callback for silence, half of the time until it
-/// is due is left for the answer.
+/// together from renewing together. If there is a callback for silence, half of the time until the
+/// callback is left for the answer.
 pub(super) fn renewal_interval(token: Token, lease: Duration, lead: Duration) -> Duration {
     let mut base = if lease <= SHORT_LEASE {
         lease / 3
@@ -64,7 +64,8 @@ pub(super) fn silent_at(
     lead: Duration,
 ) -> Moment {
     let told_at = deadline_of(asked_at, lease) - lead;
-    // If this process was stopped, that is too early: the server has had no time to answer yet.
+    // If this process was stopped, that moment is too early: the server has had no time to answer
+    // yet.
     told_at.max(began + ANSWER_TIME.min(half_until_silence(lease, lead)))
 }
 

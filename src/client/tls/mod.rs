@@ -59,14 +59,15 @@ fn version_of(file: &Path) -> Option<Version> {
 
 impl Trusted {
     fn read(file: &Path) -> Result<Read, Error> {
-        // Taken before the file is read, so that a change in between is noticed.
+        // Take the version before reading the file, so that a change in between is noticed.
         let version = version_of(file);
         let trusting = trusting(file).map_err(|error| Error::CaFile(file.to_owned(), error))?;
         let trust = trusting.with_no_client_auth().into();
         Ok(Read { trust, version })
     }
 
-    /// The certificates in the file now, or else those from when it was last readable.
+    /// The certificates in the file or, if it cannot be read, those from the previous successful
+    /// read.
     fn trust(&self) -> Trust {
         let mut read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
         if version_of(&self.file) != read.version {
@@ -95,7 +96,8 @@ impl Tls {
     }
 
     /// Trusts the CAs that this host trusts: those in the file that `SSL_CERT_FILE` names or, if it
-    /// is not set, in the file of the distribution. Reads the file as [`Tls::with_ca_file`] does.
+    /// is not set, those in the distribution's file. Reads the file in the same way as
+    /// [`Tls::with_ca_file`].
     ///
     /// # Errors
     ///

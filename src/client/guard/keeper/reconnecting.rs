@@ -85,7 +85,7 @@ impl Keeper {
         self.outage.get_or_insert_with(|| Outage::new(sent_at));
     }
 
-    /// Returns to the connection to the silent server if it answers after all.
+    /// Returns to the connection to the silent server if that server has answered after all.
     pub(super) fn read_late_reply(&mut self) -> Result<(), Loss> {
         let Some(mut silent) = self.silent.take() else {
             return Ok(());
