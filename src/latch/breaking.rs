@@ -83,7 +83,7 @@ struct Breaking<'a> {
     target: &'a Target,
     admin_token: Option<&'a str>,
     began: Instant,
-    /// The maximum time to end all grants: a server can list any number of them.
+    /// The maximum time to end all grants: a server can list any number of grants.
     limit: Duration,
     /// A line about each grant that was ended.
     broken: String,
@@ -107,7 +107,7 @@ impl Breaking<'_> {
     }
 
     /// Ends the chosen grants over the operator socket that belongs to the port of the server;
-    /// `None` if no server behind such a socket has any of them.
+    /// `None` if no server behind such a socket has any of these grants.
     ///
     /// Any user may run a server at the port, so its list of holders is not trusted. The list only
     /// selects among the grants that the server behind the socket reports, with their holders.

@@ -69,7 +69,7 @@ struct Refused<'a> {
     target: &'a Target,
     why: Why,
     asked_at: Instant,
-    /// When the server answered the introduction, if it did.
+    /// When the server answered the introduction; `None` if it did not.
     answered_at: Option<Instant>,
 }
 
@@ -114,15 +114,14 @@ impl Asking {
             // A server that did not answer counts as unavailable, however long its connection
             // lasted.
             let was_silent = matches!(error, Error::NoReply { .. });
-            // A connection that has lasted ends the outage. Before its answer, there may have been
-            // an earlier connection, which an old server closes because it does not know
-            // introductions. If the later one lasted no longer, the server has closed both, and the
-            // outage goes on.
+            // A connection that has lasted ends the outage. An old server closes the first
+            // connection, because it does not know introductions, and the client makes a second
+            // one. If the second one has not lasted longer than the first, the outage goes on.
             let steady = |at: Instant| at.elapsed() >= STEADY + at.duration_since(asked_at);
             if answered_at.is_some_and(steady) && !was_silent {
                 outage = ServerOutage::new();
             }
-            // If a lock was lost during the wait for another one, all are asked for again, too.
+            // Also ask for all locks again if one was lost during the wait for another.
             let may_pass = error.is_transient() || matches!(error, Error::Lost(..));
             let pause = may_pass.then(|| outage.pause(self.retry, ends_at));
             match pause.flatten() {

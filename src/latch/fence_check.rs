@@ -1,4 +1,5 @@
-//! `latch fence-check`: compares the fence of a token with the highest that a resource has seen.
+//! `latch fence-check`: compares the fence of a token with the highest fence that a resource has
+//! seen.
 //!
 //! A file contains the highest fence as 16 hex digits and a line feed. Each caller writes them in
 //! one call at offset 0, so a caller that is killed has written all of them or nothing. A lock on
@@ -35,8 +36,9 @@ pub(super) fn run(options: &options::FenceCheck) -> CommandResult {
 }
 
 /// Returns whether `fence` is at least as high as the highest fence in `file`, and if so, records
-/// it durably. If it is lower, a later holder has had the lock. Blocks for at most five seconds
-/// while other callers have the file locked. After an error, the fence may or may not be recorded.
+/// it durably. If `fence` is lower, a later holder has had the lock. Blocks for at most five
+/// seconds while other callers have the file locked. After an error, the fence may or may not be
+/// recorded.
 fn remember_if_current(file: &Path, fence: u64) -> io::Result<bool> {
     // A device would forget the fence, and a pipe would block, so both are refused.
     let file = &trusted::follow(file)?;

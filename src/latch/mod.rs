@@ -37,10 +37,11 @@ const PROGRAM: &str = "latch";
 /// The variable with the token of the grant under which a command runs.
 const TOKEN_VARIABLE: &str = "LATCH_TOKEN";
 
-/// Stands for the argument `-`, which argh does not accept. No key contains a line feed.
+/// Stands for the argument `-`, which argh does not accept. It cannot be a key, because no key
+/// contains a line feed.
 const STANDARD_INPUT: &str = "\n-";
 
-/// The maximum number of bytes to read for a token: more than a line with a token has.
+/// The maximum number of bytes to read for a token. A line with a token is shorter.
 const MAX_TOKEN_LINE: u64 = 256;
 
 const SELF: Program = Program {
@@ -208,8 +209,8 @@ fn report(failures: Vec<Failure>) -> u8 {
 }
 
 /// Reads the token from the command line, from standard input if the argument is `-`, or from the
-/// environment if there is no argument. The other two ways hide the token from `ps`, which shows
-/// command lines to all users of the host.
+/// environment if there is no argument. Standard input and the environment hide the token from
+/// `ps`, which shows command lines to all users of the host.
 fn token(given: Option<&str>) -> Result<Token, Failure> {
     let text = match given {
         None => env::var(TOKEN_VARIABLE).unwrap_or_default(),

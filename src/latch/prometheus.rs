@@ -28,7 +28,8 @@ fn ask(client: &Client, server: &Address) -> Result<Value, Failure> {
         Err(Error::Refused(_)) => Value::Null,
         Err(error) => return Err(failure(shown(&name), &error)),
     };
-    // A server that does not know the key line `counters` ignores it, and its answer lacks them.
+    // A server that does not know the key line `counters` ignores it, and its answer has no
+    // counters.
     if json.get("counters").is_some_and(Value::is_object) {
         return Ok(json);
     }
@@ -76,7 +77,7 @@ fn number(value: &Value) -> Option<String> {
     value.is_number().then(|| value.to_string())
 }
 
-/// Whether the name has the form of the names that servers use.
+/// Whether the name consists of ASCII letters, digits and underscores.
 fn is_word(name: &str) -> bool {
     let is_part = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
     !name.is_empty() && name.bytes().all(is_part)

@@ -16,7 +16,7 @@ pub(super) fn while_waiting(queue: &Queue, name: Option<&str>) -> String {
         .map(|waiter| waiter.party.peer.as_deref());
     let mut text = match peers.position(|peer| peer.is_some_and(is_ours)) {
         Some(ahead) => format!("{ahead} ahead"),
-        // NAT has changed the address, or the queue is longer than the list in the answer.
+        // This client is not in the list: NAT has changed its address, or the list is cut.
         None => format!("{} waiting", queue.waiter_count),
     };
     if let Some(holders) = holders(queue) {
@@ -57,9 +57,9 @@ fn holders(queue: &Queue) -> Option<String> {
     Some(format!("held by {who} for {held_for}{more}"))
 }
 
-/// Whether `peer` is how the server shows the client called `name`. A server that listens on IPv6
-/// shows an IPv4 address in its IPv6-mapped form. The server shows a client on a Unix socket with
-/// the name of its program at the end.
+/// Whether `peer`, as the server shows it, is the client called `name`. A server that listens on
+/// IPv6 shows an IPv4 address in its IPv6-mapped form. The server shows a client on a Unix socket
+/// with the name of its program at the end.
 fn is_same_client(peer: &str, name: &str) -> bool {
     let canonical = |text: &str| {
         let address: SocketAddr = text.parse().ok()?;

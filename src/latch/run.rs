@@ -36,11 +36,11 @@ pub(super) const VARIABLES: [&str; 6] = [
 /// How long the release may take while there is a connection.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How long the release may take without a connection: a little longer than the guard keeps trying.
+/// How long the release may take without a connection: longer than the guard tries.
 const AWAY_TIMEOUT: Duration = Duration::from_secs(12);
 
-/// Waits for the locks, runs the command while holding them, releases them, and exits as the
-/// command did.
+/// Waits for the locks, runs the command while holding them, releases them, and exits in the same
+/// way as the command.
 pub(super) fn run(options: &options::Run, command: &[OsString]) -> CommandResult {
     if command.is_empty() {
         return Err(usage("missing command to run, after --"));
@@ -62,9 +62,9 @@ pub(super) fn run(options: &options::Run, command: &[OsString]) -> CommandResult
     run_under(guards, options, command, &mut signals)
 }
 
-/// Returns an exit status if this process already runs under one of the locks, so that it would
-/// wait for itself. With `--nested`, this process instead becomes the command under that lock, and
-/// this function does not return.
+/// Returns an exit status if this process already runs under one of the locks, because its claim
+/// would wait for its own lock. With `--nested`, this process instead becomes the command under
+/// that lock, and this function does not return.
 fn already_held(asking: &Asking, options: &options::Run, command: &[OsString]) -> Option<u8> {
     let never_waits = asking.timeout == Some(Duration::ZERO);
     let is_meant = options.nested || (!never_waits && options.limit.unwrap_or(1) == 1);
@@ -168,7 +168,7 @@ fn run_under(
     Ok(finish.follow())
 }
 
-/// The variables of the command. Those about a single lock describe the lock of `key`.
+/// The variables of the command. A variable about a single lock describes the lock of `key`.
 fn environment(guards: &Guards, key: &str) -> [(&'static str, Option<OsString>); 6] {
     let guard = guards.iter().find(|guard| guard.key() == key);
     let guard = guard.expect("its key is one of those that are held");
@@ -203,7 +203,7 @@ fn confirm(guards: &Guards, confirmed: &Event) {
     }
 }
 
-/// Has the guard set `lost` if the server does not answer for too long.
+/// Makes the guard set `lost` if the server does not answer for too long.
 fn set_when_silent(guard: &Guard, options: &options::Run, lost: &Event) {
     let lost = lost.clone();
     // With this lead, a command that ignores SIGTERM is killed before the server can grant the lock
@@ -222,17 +222,17 @@ fn set_when_silent(guard: &Guard, options: &options::Run, lost: &Event) {
 enum Release {
     /// The server has released or kept the lock as asked, or releases it when the connection ends.
     Done,
-    /// No server answered the release. The key is free when the lease ends, after this time.
+    /// No server answered the release. The lease ends after this time, and the key is then free.
     Unheard(Duration),
-    /// The lock is not kept, for this reason.
+    /// The server does not keep the lock, for this reason.
     NotKept(String),
     /// The lock was lost before the release, for this reason.
     Lost(String),
 }
 
-/// Releases the locks in reverse order when their work is done, or has the servers keep them until
-/// `kept_until`. Calls `lost` with the failure of each lock that had been lost before, and returns
-/// the first failure that `lost` returns.
+/// Releases the locks in reverse order, or has the servers keep them until `kept_until`. Calls
+/// `lost` with the failure of each lock that had been lost before, and returns the first failure
+/// that `lost` returns.
 pub(super) fn finish_releases(
     guards: Guards,
     kept_until: Option<Moment>,

@@ -189,7 +189,8 @@ impl Target {
     }
 
     /// The message for a claim that was not granted. It says who holds the key and how many are
-    /// ahead, because its reader may see nothing else. `connection` is that of the claim.
+    /// ahead, because the user may see no other message. `connection` is the connection of the
+    /// claim.
     pub(super) fn busy(&self, mut connection: Connection, wait: Wait) -> String {
         let waited = match wait {
             Wait::UpTo(time) => time,

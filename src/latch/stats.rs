@@ -145,7 +145,7 @@ fn page(answers: Answers<'_>, form: StatsForm, watch: bool) -> (String, Vec<Fail
     (text, failures)
 }
 
-/// The text for a terminal: as many lines as fit, written over the previous ones.
+/// The text for a terminal. It has as many lines as fit, and overwrites the previous text.
 fn screen(answers: Answers<'_>) -> String {
     let (height, width) = match tcgetwinsize(io::stdout()) {
         Ok(size) if size.ws_row > 0 && size.ws_col > 0 => (size.ws_row.into(), size.ws_col.into()),

@@ -42,7 +42,7 @@ fn kind(queue: &Queue) -> &'static str {
     }
 }
 
-/// Lines of `key: value`.
+/// The answer as lines of `key: value`.
 fn lines(key: &str, queue: Option<&Queue>) -> String {
     let shown = |text: &str| Plain(text.as_bytes()).to_string();
     let mut text = format!("key: {}\nheld: {}\n", shown(key), is_held(queue));
@@ -74,7 +74,7 @@ fn lines(key: &str, queue: Option<&Queue>) -> String {
     text
 }
 
-/// The same as one JSON object, in one line.
+/// The answer as one JSON object, in one line.
 fn json(key: &str, queue: Option<&Queue>) -> String {
     let quoted = |text: Option<&str>| without_hidden(&Value::from(text).to_string());
     let key = quoted(Some(key));
@@ -84,7 +84,7 @@ fn json(key: &str, queue: Option<&Queue>) -> String {
     };
     let holders = queue.holders.iter().map(|holder| {
         let party = &holder.party;
-        // A string, because many JSON readers round a number as large as a fence.
+        // The fence is a string, because many JSON readers round a number as large as a fence.
         format!(
             "{{\"peer\":{},\"tag\":{},\"age_s\":{},\"lease_s\":{},\"fence\":\"{}\"}}",
             quoted(party.peer.as_deref()),

@@ -31,7 +31,7 @@ struct KeyRow {
 
 /// What the tables show of a holder or a waiter: the client's address or connection number, its
 /// tag, its age, the time left of its lease, and its fence. A cell is `-` if the server does not
-/// tell.
+/// report it.
 type PlaceRow = [String; 5];
 
 /// A table for the terminal, which can be made to fit a window. Its cells are ASCII.
@@ -51,8 +51,8 @@ const NUMBERS: [&str; 4] = ["AGE", "LEASE LEFT", "WAITERS", "FENCE"];
 const SHORTENED: [&str; 2] = ["KEY", "TAG"];
 const SHORTEST: usize = 8;
 
-/// The columns of addresses. If a table does not fit, they are first cut to this width, that of the
-/// longest IPv4 address with a port.
+/// The columns of addresses. If a table does not fit, they are first cut to this width, the maximum
+/// for an IPv4 address with a port.
 const ADDRESSES: [&str; 2] = ["HOLDER", "CLIENT"];
 const ADDRESS_WIDTH: usize = 21;
 
