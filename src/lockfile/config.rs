@@ -16,8 +16,8 @@ pub struct SemaphoreConfig {
     /// The time between two attempts of a waiting process, which also finds changes that the system
     /// does not report. 100 ms by default.
     pub retry_interval: Duration,
-    /// The maximum time that [`Semaphore::acquire`](super::Semaphore::acquire) waits; `None`, the
-    /// default, means no limit.
+    /// The maximum time that [`Semaphore::acquire`](super::Semaphore::acquire) waits. The default
+    /// is `None`: no limit.
     pub acquire_timeout: Option<Duration>,
 }
 
@@ -58,8 +58,9 @@ pub struct SemaphoreOptions {
 }
 
 impl SemaphoreOptions {
-    /// The defaults: stale by age and liveness, mode 0644, synced, 20 ms to settle after a
-    /// takeover, no heartbeat, no token.
+    /// Returns the defaults: a lock becomes stale by age if its holder is not provably alive, the
+    /// mode is 0644, the record is synced, and a takeover is followed by a pause of 20 ms. There is
+    /// no heartbeat and no token.
     pub fn new() -> SemaphoreOptions {
         SemaphoreOptions::default()
     }

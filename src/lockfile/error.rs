@@ -24,12 +24,12 @@ pub enum SemaphoreError {
     NotLocked,
     /// The lock was not granted in time.
     Timeout,
-    /// The process that was to hold the lock has ended.
+    /// The process on whose behalf the lock was requested has ended.
     HolderEnded(u32),
     /// A text is not a valid record; the string says why.
     ParseError(String),
-    /// The file at this path is neither empty nor a record, nor the beginning of a record. It is
-    /// not touched.
+    /// The file at this path is neither empty nor a record, nor the beginning of a record. The
+    /// library does not touch it.
     NotALockFile(PathBuf),
     /// This process held the lock, but another process has taken it away.
     Lost,

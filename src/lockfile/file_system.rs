@@ -46,7 +46,7 @@ pub(super) struct FileSystem {
 }
 
 impl FileSystem {
-    /// The file system of an open file or directory; `None` if the system does not tell.
+    /// Returns the file system of an open file or directory; `None` if a system call fails.
     pub(super) fn of(file: impl AsFd) -> Option<FileSystem> {
         let of_file = fstatfs(&file).ok()?;
         Some(FileSystem {
@@ -56,13 +56,13 @@ impl FileSystem {
         })
     }
 
-    /// Whether only one kernel can have it mounted, so that all processes that see this type and
-    /// this id see the same locks.
+    /// Whether only one kernel can have this file system mounted. If so, all processes that see the
+    /// same type and id see the same locks.
     pub(super) fn has_single_kernel(self) -> bool {
         self.type_name().is_some()
     }
 
-    /// Whether a reboot leaves its files in place.
+    /// Whether the files survive a reboot.
     pub(super) fn survives_reboot(self) -> bool {
         self.type_name()
             .is_some_and(|name| name != TMPFS && name != RAMFS)

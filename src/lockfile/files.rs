@@ -50,7 +50,7 @@ impl Default for Settle {
     }
 }
 
-/// Features that are treated as missing from the file system. Only tests set them.
+/// Features of the file system that the code treats as missing. Only tests set them.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct MissingFeatures {
     pub(super) unnamed_files: bool,
@@ -250,7 +250,8 @@ impl Files for LockFiles<'_> {
         if found.mode() != mode {
             file.set_permissions(Permissions::from_mode(mode))?;
         }
-        // If this process dies before the truncation, its record is followed by empty lines.
+        // The padding stays if this process dies before the truncation: a reader then finds the
+        // record and empty lines.
         let old_len = usize::try_from(found.len()).unwrap_or(MAX_LEN).min(MAX_LEN);
         let mut padded = record.to_vec();
         padded.resize(record.len().max(old_len), b'\n');
@@ -279,8 +280,8 @@ impl Files for LockFiles<'_> {
 
 impl LockFiles<'_> {
     /// Locks the file for reading by fcntl(2), and then by flock(2). If flock(2) is refused but a
-    /// write lock by fcntl(2) is granted, neither a holder nor a taker has the file locked by
-    /// flock(2).
+    /// write lock by fcntl(2) is granted, the process that has the flock is neither a holder nor a
+    /// taker.
     fn lock_once(&self, file: &File) -> io::Result<Flock> {
         if self.options.missing.locks {
             return Ok(Flock::Unknown);
@@ -318,8 +319,8 @@ fn unless_taken(made: io::Result<File>) -> io::Result<Option<File>> {
     }
 }
 
-/// Reads a lock file, but at most one byte more than the maximum length of a record. A taker may be
-/// overwriting the record, so a file that looks like another program's is read a second time.
+/// Reads a lock file up to one byte beyond the maximum length of a record. If the file looks like
+/// another program's, reads it a second time, because a taker may have been overwriting the record.
 pub(super) fn read(file: &File) -> io::Result<Content> {
     let content = read_once(file)?;
     if content.is_lock_file {
@@ -330,7 +331,7 @@ pub(super) fn read(file: &File) -> io::Result<Content> {
 }
 
 fn read_once(file: &File) -> io::Result<Content> {
-    // Most records fit into this.
+    // Most records fit into this buffer.
     let mut bytes = vec![0; 1024];
     let mut len = 0;
     loop {
@@ -350,7 +351,7 @@ fn read_once(file: &File) -> io::Result<Content> {
     Ok(Content::new(bytes, modified, id, file_system))
 }
 
-/// Makes a temporary file for this process alone; the umask applies to `mode`.
+/// Makes a temporary file that only this process uses. The umask applies to `mode`.
 pub(super) fn new_file(directory: &Directory, mode: u32) -> io::Result<File> {
     StagedFile::make(directory, &STAGED_NAMES, mode, |staged| {
         Ok(staged.into_file())

@@ -25,7 +25,7 @@ use super::takeover;
 use super::watch::{Watch, STACK_LEN};
 use super::Semaphore;
 
-/// Bounds of the time between two heartbeats, which is otherwise a third of the stale timeout.
+/// The time between two heartbeats is a third of the stale timeout, but within these bounds.
 const SHORTEST_BEAT: Duration = Duration::from_secs(1);
 const LONGEST_BEAT: Duration = Duration::from_secs(20 * 60);
 
@@ -40,7 +40,7 @@ const WATCH_DELAY: Duration = Duration::from_millis(50);
 /// The number of digits in a timestamp that a heartbeat can replace.
 const TIMESTAMP_LEN: usize = 10;
 
-/// The callback for a lost lock, called once.
+/// The callback that is called once if the lock is lost.
 #[derive(Clone)]
 pub(super) struct LostCallback(pub(super) Arc<dyn Fn() + Send + Sync>);
 
@@ -58,7 +58,7 @@ impl fmt::Debug for LostCallback {
 pub struct SemaphoreGuard<'a> {
     semaphore: PhantomData<&'a Semaphore>,
     held: Arc<HeldFile>,
-    /// Set to end the thread that watches the lock.
+    /// Setting this event ends the thread that watches the lock.
     watch_stop: Option<Event>,
     is_released: bool,
 }
@@ -111,7 +111,7 @@ impl<'a> SemaphoreGuard<'a> {
         Ok(guard)
     }
 
-    /// Whether this guard still holds the lock. Once false, it stays false.
+    /// Whether this guard still holds the lock. Once the result is false, it stays false.
     pub fn is_held(&self) -> bool {
         !self.held.is_lost.load(Ordering::SeqCst) && self.held.is_still_ours().unwrap_or(false)
     }
@@ -120,8 +120,8 @@ impl<'a> SemaphoreGuard<'a> {
     ///
     /// # Errors
     ///
-    /// [`SemaphoreError::Lost`] if another process has taken the lock away, which then keeps it; or
-    /// a system error.
+    /// [`SemaphoreError::Lost`] if another process has taken the lock away, in which case the
+    /// release changes nothing; or a system error.
     pub fn release(mut self) -> SemaphoreResult<()> {
         self.give_back()
     }
@@ -198,9 +198,9 @@ impl HeldFile {
         Ok(self.is_our_record()? && takeover::is_still_ours(&self.files(), &self.file)?)
     }
 
-    /// Whether the file names no holder other than this guard. A taker on another host can have
-    /// rewritten the file if the file system keeps flock(2) local to each host, or if it has
-    /// dropped our flock after a disconnect.
+    /// Whether the file names no holder other than this guard. A taker on another host may have
+    /// rewritten the file: some file systems keep flock(2) local to each host, and some drop our
+    /// flock after a disconnect.
     fn is_our_record(&self) -> io::Result<bool> {
         let now = *read(&self.file)?.record;
         let grant = |record: &Record| {
@@ -265,7 +265,7 @@ fn watch_over(held: &Weak<HeldFile>, on_lost: Option<LostCallback>, watch: &Watc
         }
         if is_due && held.is_our_record().unwrap_or(false) {
             // If the write fails, for instance on a full disk, the lock only looks older than it
-            // is. The check of the name below decides whether it is lost.
+            // is. The check of the name below decides whether the lock is lost.
             let _ = held.beat();
         }
         // The first check finds a loss between the grant and the start of the watch.

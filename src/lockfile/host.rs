@@ -17,20 +17,20 @@ use crate::sys::process::{self, Process};
 
 const OWN_PID_NAMESPACE: &str = "/proc/self/ns/pid";
 
-/// This host as one operation on a lock sees it, with the lock's directory.
+/// What one operation on a lock knows about this host, and the lock's directory.
 pub(super) struct LocalHost<'a> {
     pub(super) directory: &'a Directory,
     pub(super) id: HostId,
     pub(super) last_seen: &'a LastSeen,
 }
 
-/// The most recent content of a lock whose age the clocks cannot tell, and when this process first
-/// saw that content, as time since boot.
+/// For a lock whose age the clocks cannot tell: its most recent content, and the time since boot at
+/// which this process first saw that content.
 #[derive(Debug, Default)]
 pub(super) struct LastSeen(Mutex<Option<(Content, Duration)>>);
 
 impl LastSeen {
-    /// How long, up to `now`, this process has seen the lock with this content.
+    /// For how long the lock has had this content, as far as this process has seen.
     fn unchanged_for(&self, content: &Content, now: Duration) -> Duration {
         let mut seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         match &*seen {
@@ -96,8 +96,8 @@ pub(super) fn find_host_id() -> io::Result<HostId> {
     let host = name.nodename().to_string_lossy().trim().to_owned();
     let known = |text: &String| !text.is_empty();
     let boot = boot_id()?.clone().filter(known);
-    // Read each time, because a forked child may be in another namespace even if it has the same
-    // process number.
+    // The namespace is read each time, because a forked child may be in another namespace even if
+    // it has the same process number.
     let pid_namespace = if_there(fs::read_link(OWN_PID_NAMESPACE))?;
     Ok(HostId {
         host: Some(host).filter(known),
@@ -127,7 +127,7 @@ fn has_no_pid_namespaces() -> bool {
     is_missing && process::is_proc_ours()
 }
 
-/// Returns `None` if there is no /proc, or if this process may not read it.
+/// Turns the error into `None` if there is no /proc, or if this process may not read it.
 fn if_there<T>(found: io::Result<T>) -> io::Result<Option<T>> {
     use io::ErrorKind::{NotFound, PermissionDenied};
     match found {
@@ -184,8 +184,8 @@ impl Default for LockInfo {
     }
 }
 
-/// The record of a grant, made now, to the process of `info` on `host`, which is this host. If a
-/// guard holds the lock, the record also says which locks the guard keeps on the file.
+/// Returns the record of a grant that is made now to the process in `info`, which is on this host.
+/// If a guard holds the lock, the record also says which locks the guard has on the file.
 pub(super) fn stamped(
     host: HostId,
     info: &LockInfo,

@@ -20,9 +20,9 @@
 //! ```
 //!
 //! If the lock is held, this library returns the error `AlreadyLocked`, which names the holder,
-//! while [`client`](crate::client) returns `Ok(None)`. The difference is there because this library
-//! keeps the types of an older library that programs still use. Use [`Semaphore::acquire_timeout`]
-//! to wait, and [`Slots`] for a lock with several holders.
+//! while [`client`](crate::client) returns `Ok(None)`. They differ because this library keeps the
+//! types of an older library that programs still use. Use [`Semaphore::acquire_timeout`] to wait,
+//! and [`Slots`] for a lock with several holders.
 
 mod config;
 mod error;
@@ -96,9 +96,9 @@ pub enum Attempt<T> {
 /// What keeps a lock held after the grant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum HolderKind {
-    /// A guard, which keeps the file open while it holds the lock.
+    /// A guard keeps the lock held, and the file open.
     Guard,
-    /// Only the file. The lock is held until any process releases it.
+    /// Only the file keeps the lock held, until any process releases the lock.
     Detached,
 }
 
@@ -154,8 +154,8 @@ impl Semaphore {
         self.status().ok()?.details()?.info()
     }
 
-    /// Takes the lock if it is free or stale. Does not wait for the holder. Blocks for the disk
-    /// and, by default, for 20 ms after taking over a stale lock.
+    /// Takes the lock if it is free or stale. Does not wait for the holder. Blocks while the record
+    /// is synced to the disk and, by default, for 20 ms after taking over a stale lock.
     ///
     /// # Errors
     ///
@@ -249,7 +249,7 @@ impl Semaphore {
         }
     }
 
-    /// Whether a process with this number exists. A zombie counts as one.
+    /// Whether a process with this number exists, even as a zombie.
     pub fn is_process_running(pid: u32) -> bool {
         process::exists(pid)
     }
@@ -268,7 +268,8 @@ impl Semaphore {
         })
     }
 
-    /// Tries once to take the lock. If it is granted, returns what `hold` makes of the lock file.
+    /// Tries once to take the lock. If the lock is granted, passes the lock file to `hold` and
+    /// returns its result.
     fn attempt<T>(
         &self,
         info: &LockInfo,
@@ -290,8 +291,8 @@ impl Semaphore {
             Outcome::Done(file) => Ok(Attempt::Granted(hold(directory, file)?)),
             Outcome::Blocked(obstacle, content) => {
                 let is_final = obstacle.hopeless_reason().is_some();
-                // This process could not create a lock file in this directory even if the present
-                // one went away.
+                // If this process may not create a file in this directory, waiting for the lock
+                // cannot help.
                 let obstacle = match is_final || directory.may_change_names() {
                     true => obstacle,
                     false => Obstacle::UnwritableDirectory,
@@ -321,7 +322,7 @@ impl Semaphore {
         }
     }
 
-    /// Whether a file with this content and this flock may be taken over.
+    /// Checks that a file with this content and this flock may be taken over.
     fn may_take(&self, content: &Content, flock: Flock, host: &LocalHost<'_>) -> Verdict {
         if !content.is_lock_file {
             return Err(Obstacle::NotALockFile);

@@ -1,4 +1,4 @@
-//! Which paths a lock file can have, and where they lead (sema-lockfile(5), PATHS).
+//! Checks and resolves the paths of lock files (sema-lockfile(5), PATHS).
 
 use std::ffi::OsString;
 use std::fs;
@@ -39,7 +39,7 @@ pub(super) fn check(path: &Path) -> Result<(), SemaphoreError> {
 }
 
 /// Finds the directory and the name of the lock file for `path`. Fails if the path cannot be that
-/// of a lock file, or if another user could have chosen where it leads.
+/// of a lock file, or if another user could have chosen where the path leads.
 pub(super) fn resolve(path: &Path) -> Result<LockPath, SemaphoreError> {
     check(path)?;
     let parent = parent_of(path);

@@ -8,21 +8,20 @@ use crate::text::digits;
 /// The maximum length of a record in bytes. A longer file is not a lock file.
 pub(super) const MAX_LEN: usize = 64 * 1024;
 
-/// The maximum number of characters that are written of a tag.
+/// The maximum length of a tag in a record, in characters.
 pub(super) const MAX_TAG_LEN: usize = 10_000;
 
-/// The maximum number of characters that are written of any other text. Even if all texts have
-/// their maximum length, a record is shorter than [`MAX_LEN`].
+/// The maximum length of any other text in a record, in characters. Even if all texts have their
+/// maximum length, a record is shorter than [`MAX_LEN`].
 pub(super) const MAX_TEXT_LEN: usize = 1000;
 
 /// The beginning of the line with the timestamp, which follows the line with the pid.
 pub(super) const TIMESTAMP: &str = "timestamp=";
 
-/// The line by which a holder says that it, and no other process, keeps this file locked by
-/// flock(2).
+/// The line with which a holder states that it keeps this file locked by flock(2).
 pub(super) const LIVE_LINE: &str = "x-live=flock\n";
 
-/// The line by which a holder says that it also keeps a read lock by fcntl(2) on this file.
+/// The line with which a holder states that it also keeps this file read-locked by fcntl(2).
 pub(super) const READ_LOCK_LINE: &str = "x-fcntl=read\n";
 
 /// Who holds a lock: the part of a record that all implementations share.
@@ -33,12 +32,13 @@ pub struct LockInfo {
     /// When the holder last confirmed the lock, in seconds since 1970: at the grant, or at the
     /// latest heartbeat.
     pub timestamp: u64,
-    /// What the holder uses the lock for, if the holder says so.
+    /// The purpose of the lock, if the holder gives one.
     pub tag: Option<String>,
 }
 
 impl LockInfo {
-    /// The text for a lock file: `pid=`, `timestamp=` and, if there is a tag, `tag=`.
+    /// Returns the text for a lock file: the lines `pid=`, `timestamp=` and, if there is a tag,
+    /// `tag=`.
     pub fn serialize(&self) -> String {
         let tag = self.tag.as_deref().map(|tag| as_written(tag, MAX_TAG_LEN));
         let tag = tag.map(|tag| format!("tag={tag}\n")).unwrap_or_default();
@@ -92,7 +92,7 @@ pub(crate) struct Record {
 }
 
 impl Record {
-    /// Reads all fields, and leaves out those that are unreadable.
+    /// Parses all fields. An unreadable field becomes `None`.
     pub(crate) fn parse(content: &[u8]) -> Record {
         let mut record = Record::default();
         // NUL bytes at the end come from a power cut, which may have damaged the rest, too.
@@ -161,7 +161,7 @@ impl Record {
         text
     }
 
-    /// The fields that all implementations share; `None` without a pid or a timestamp.
+    /// The fields that all implementations share; `None` if the pid or the timestamp is missing.
     pub(crate) fn info(&self) -> Option<LockInfo> {
         Some(LockInfo {
             pid: self.pid?,
@@ -172,8 +172,8 @@ impl Record {
 }
 
 /// Whether a file with this content is a lock file: empty, a record, or the beginning of a record
-/// that has at least the first key. NUL bytes may follow, as after a power cut. Any other file
-/// belongs to another program and must not be touched.
+/// that has at least the first key. A power cut can leave NUL bytes at the end, which are allowed.
+/// Any other file belongs to another program and must not be touched.
 pub(crate) fn is_of_lock_file(content: &[u8]) -> bool {
     if content.len() > MAX_LEN {
         return false;

@@ -17,7 +17,7 @@ pub struct ReleaseTerms {
     pub pid: Option<u32>,
     /// If set, the lock must have been taken with this token.
     pub token: Option<String>,
-    /// The process that asks for the release. It may release its own lock although it is alive.
+    /// The process that asks for the release. It may release a lock that it holds itself.
     pub asking: u32,
 }
 
@@ -36,7 +36,7 @@ impl Semaphore {
     /// file locked.
     ///
     /// Without [`ReleaseTerms::force`], the lock of a holder that is provably alive is released
-    /// only if that holder asks, or if [`ReleaseTerms::pid`] or [`ReleaseTerms::token`] names it. A
+    /// only if that holder asks, or if [`ReleaseTerms::pid`] or [`ReleaseTerms::token`] matches. A
     /// lock that names no holder is released only if it is stale. A lock of another host or
     /// container is released only if it is stale or has the given token.
     ///
@@ -46,7 +46,7 @@ impl Semaphore {
     /// # let directory = tempfile::tempdir().unwrap();
     /// # let path = directory.path().join("backup.lock");
     /// let semaphore = Semaphore::with_defaults(&path)?;
-    /// // The lock is taken for this process, which need not keep the file open.
+    /// // The lock is taken for this process, but no guard keeps the file open.
     /// let attempt = semaphore.try_acquire_detached(&LockInfo::new())?;
     /// assert!(matches!(attempt, Attempt::Granted(())));
     ///
@@ -108,8 +108,8 @@ impl Semaphore {
         }
         let is_stale = || record.is_live || self.may_take(content, Flock::Acquired, host).is_ok();
         // The process that has the file locked may be a guard, or a taker of a stale lock. In both
-        // cases the release is refused. In any other case, any process that may read the file can
-        // have locked it, which must not prevent the release.
+        // cases the release is refused. Otherwise the process may be any that can read the file,
+        // and must not prevent the release.
         may_pass(flock, flock == Flock::HeldByOther && is_stale())?;
         // A process of another host may have the same number, so the number counts only for a lock
         // of this host.

@@ -1,8 +1,8 @@
 //! Whether a file system treats two names of a file as one file.
 //!
 //! libfuse gives each path an inode of its own, so a lock on a file under a private name does not
-//! hold for processes that open the file under the lock's name. This is tested before the lock's
-//! name is used, because a later test could mistake another process's lock for ours.
+//! hold for processes that open the file under the lock's name. The test runs before the lock's
+//! name is used: a later test could mistake another process's lock for ours.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -17,8 +17,9 @@ use super::takeover::Creation;
 /// The permissions of the test files.
 const MODE: u32 = 0o600;
 
-/// Finds out how to create a lock file in this directory. Each call tests it with private names,
-/// because another file system may have been mounted there, even with the same device number.
+/// Finds out how to create a lock file in this directory. Each call tests the directory with
+/// private names again, because another file system may have been mounted there, even with the same
+/// device number.
 ///
 /// # Errors
 ///
@@ -47,7 +48,7 @@ pub(super) fn creation_in(directory: &Directory) -> io::Result<Creation> {
 }
 
 /// Tries to lock a file. Returns false if the file is locked already, or if the system refuses such
-/// locks. If it refuses them, no process relies on them.
+/// locks. In the second case, no process relies on such locks.
 fn try_lock(file: &File) -> io::Result<bool> {
     match lock_within(file, Duration::ZERO) {
         Err(error) if error.kind() == io::ErrorKind::Unsupported => Ok(false),
@@ -55,7 +56,7 @@ fn try_lock(file: &File) -> io::Result<bool> {
     }
 }
 
-/// Whether the file under this name is `ours`, and whether a lock on `ours` holds for it, too.
+/// Whether the file under this name is `ours`, and whether a lock on `ours` also locks it.
 fn is_same_file(
     directory: &Directory,
     name: &OsStr,

@@ -1,4 +1,4 @@
-//! Several locks under one name. A holder takes any one of them.
+//! A lock with several slots, each of which is a lock file. A holder takes any one of them.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;

@@ -26,8 +26,8 @@ pub enum StaleRule {
     /// The lock is older than the timeout, and its holder is not provably alive.
     #[default]
     AgeAndLiveness,
-    /// The lock is older than the timeout, even if its holder is alive, unless a process has the
-    /// file locked.
+    /// The lock is older than the timeout, and no process has the file locked. The holder may be
+    /// alive.
     Age,
 }
 
@@ -63,8 +63,8 @@ pub(super) trait Host {
     fn booted_at(&self) -> Option<u64>;
     /// Seconds since this kernel was booted.
     fn uptime(&self) -> Option<u64>;
-    /// For how many seconds this process has seen the file with this content. Does not rely on a
-    /// clock that can be set.
+    /// For how many seconds the file has had this content, as far as this process has seen. Does
+    /// not rely on a clock that can be set.
     fn unchanged_for(&self, content: &Content) -> u64;
     /// The process with this number on this host.
     fn process(&self, pid: u32) -> Option<Process>;
@@ -73,8 +73,8 @@ pub(super) trait Host {
 /// Whether another process has a lock file locked by flock(2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Flock {
-    /// No other process has the file locked. If this process has tried to lock it, this process has
-    /// it locked.
+    /// No other process has the file locked. If this process has tried to lock the file, it has
+    /// succeeded.
     Acquired,
     /// Another process has the file locked by flock(2) but not by fcntl(2), so it is neither a
     /// holder nor a taker. If this process has tried to lock the file, this process has it locked
@@ -82,7 +82,7 @@ pub(super) enum Flock {
     HeldByNonParticipant,
     /// Another process, which may be a holder or a taker, has the file locked.
     HeldByOther,
-    /// This process has not tried, or the system refuses such locks.
+    /// This process has not tried to lock the file, or the system refuses such locks.
     Unknown,
 }
 
@@ -104,7 +104,7 @@ impl Flock {
 pub(super) struct Content {
     pub(super) bytes: Vec<u8>,
     pub(super) record: Box<Record>,
-    /// Whether the file is a lock file, and not one of another program.
+    /// Whether the file is a lock file, and not another program's file.
     pub(super) is_lock_file: bool,
     /// Seconds since 1970, by the clock of the file system.
     pub(super) modified: u64,
@@ -113,7 +113,7 @@ pub(super) struct Content {
 }
 
 impl Content {
-    /// The content of a file that was last written at `modified`.
+    /// Makes the content of a file whose modification time is `modified`.
     pub(super) fn new(
         bytes: Vec<u8>,
         modified: u64,
@@ -138,7 +138,8 @@ pub(super) struct Judgement {
     pub(super) alive: Alive,
     /// Whether the lock may be taken over now.
     pub(super) is_stale: bool,
-    /// In how many seconds the lock becomes stale if nothing changes; `None` if never.
+    /// The number of seconds until the lock becomes stale if nothing changes; `None` if it never
+    /// does.
     pub(super) stale_in: Option<u64>,
 }
 
@@ -198,8 +199,8 @@ fn age_by_clocks(content: &Content, host: &impl Host) -> u64 {
     }
 }
 
-/// Whether this host, as far as its name tells, wrote the record before its latest boot, and its
-/// clock cannot show that: the clock is behind the record, or has never been set.
+/// Whether a host with this host's name wrote the record before the latest boot, and the clock
+/// cannot show that: the clock is behind the record, or has never been set.
 fn is_of_a_boot_before_the_clock(content: &Content, host: &impl Host) -> bool {
     let survives = content.file_system.is_some_and(FileSystem::survives_reboot);
     let (record, own) = (&content.record, host.id());
@@ -242,8 +243,7 @@ fn is_death_certain(content: &Content, flock: Flock, host: &impl Host) -> bool {
         && record.pid_namespace == own.pid_namespace;
     match promise(content, own) {
         Promise::Decides if is_unlocked => true,
-        // This process may reach the file in a way that does not show the guard's lock. But the
-        // guard's process is gone, too.
+        // The guard's lock may be invisible to this process, but the guard's process is gone, too.
         Promise::Supports if is_unlocked && is_of_same_namespace => true,
         _ => is_of_an_earlier_boot(record, host),
     }
@@ -263,11 +263,12 @@ fn is_the_one(record: &Record, timestamp: u64, process: &Process) -> bool {
 /// What the lock on a file says about the guard that wrote its record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Promise {
-    /// Nothing: the process that wrote the record made no promise, or runs under another kernel.
+    /// Nothing: the process that wrote the record did not promise to keep the file locked, or runs
+    /// under another kernel.
     None,
-    /// If the file is locked, the guard is alive. If it seems to be unlocked, the guard may still
-    /// be alive: this process may reach the file in another way, which does not show the guard's
-    /// lock.
+    /// If the file is locked, the guard is alive. If the file seems to be unlocked, the guard may
+    /// still be alive: this process may reach the file through another file system, which does not
+    /// show the guard's lock.
     Supports,
     /// The guard is alive for as long as the file is locked, and no longer.
     Decides,
@@ -354,7 +355,7 @@ pub(super) const UNKNOWN_PID_NAMESPACE: &str = "unknown";
 enum Agreement {
     Same,
     Other,
-    /// The record does not have the field. It counts as written on this host.
+    /// The record does not have the field, so it counts as written on this host.
     Unsaid,
     /// This host does not know its own value.
     Unknown,

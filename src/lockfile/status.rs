@@ -29,7 +29,7 @@ const FOREIGN_TEMPORARY_AGE: Duration = Duration::from_secs(60);
 /// The state of a lock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Status {
-    /// Nothing: the lock is free.
+    /// The lock is free: there is no file.
     Free,
     /// The lock is held, but its file names no process and time, or this user may not read it.
     Unreadable(LockDetails),
@@ -43,7 +43,7 @@ impl Status {
         self.details().is_some()
     }
 
-    /// What is known of the lock; `None` if it is free.
+    /// Returns what is known of the lock; `None` if the lock is free.
     pub fn details(&self) -> Option<&LockDetails> {
         match self {
             Status::Free => None,
@@ -52,7 +52,7 @@ impl Status {
     }
 }
 
-/// What a lock file says, and what that means for this process at this time.
+/// What a lock file says, and what this process concludes from it at this time.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LockDetails {
@@ -60,7 +60,7 @@ pub struct LockDetails {
     pub pid: Option<u32>,
     /// When the holder last confirmed the lock, in seconds since 1970.
     pub timestamp: Option<u64>,
-    /// What the holder uses the lock for.
+    /// The purpose of the lock.
     pub tag: Option<String>,
     /// The token that the holder chose.
     pub token: Option<String>,
@@ -81,7 +81,7 @@ impl LockDetails {
         self.pid.is_some() && self.timestamp.is_some()
     }
 
-    /// The fields that all implementations share; `None` without a pid or a timestamp.
+    /// The fields that all implementations share; `None` if the pid or the timestamp is missing.
     pub fn info(&self) -> Option<LockInfo> {
         Some(LockInfo {
             pid: self.pid?,
@@ -94,8 +94,8 @@ impl LockDetails {
     /// of this host.
     pub(super) fn end_of_holder(&self) -> Option<OwnedFd> {
         let pid = self.pid.filter(|_| self.alive == Alive::Yes)?;
-        // Although the process has ended, its lock can count as that of a living holder: a child
-        // may keep the file locked.
+        // A lock can count as that of a living holder although the process has ended: a child may
+        // keep the file locked.
         process::look_up(pid).filter(|process| !process.is_zombie)?;
         process::pidfd(pid).ok()
     }
@@ -105,7 +105,7 @@ impl LockDetails {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Busy {
-    /// What is in the way.
+    /// The reason why the lock was not granted or not released.
     pub obstacle: Obstacle,
     /// What is known of the lock.
     pub details: LockDetails,
@@ -119,7 +119,7 @@ impl Busy {
         }
     }
 
-    /// A lock of which only the obstacle is known.
+    /// Describes a lock of which only the obstacle is known.
     pub(super) fn unknown(obstacle: Obstacle) -> Busy {
         Busy {
             obstacle,
@@ -132,7 +132,7 @@ impl Busy {
         self.obstacle.hopeless_reason().is_some()
     }
 
-    /// The error for a caller that has waited for the lock at `path` in vain.
+    /// Returns the error for a caller that has waited for the lock at `path` in vain.
     pub(super) fn after_wait(&self, path: &Path) -> SemaphoreError {
         match self.obstacle.hopeless_reason() {
             Some(reason) => invalid(reason, path),
@@ -203,8 +203,8 @@ impl Semaphore {
         Some((record.pid?, record))
     }
 
-    /// Describes the lock; `None` if it is free. Whether the lock is stale is in the details, and
-    /// does not affect the obstacle.
+    /// Describes the lock; `None` if the lock is free. The details say whether the lock is stale;
+    /// the obstacle does not depend on it.
     pub(super) fn look(&self) -> SemaphoreResult<Option<Busy>> {
         let directory = self.directory()?;
         let file = match takeover::find(&self.files(&directory))? {
@@ -217,8 +217,8 @@ impl Semaphore {
         if !content.is_lock_file {
             return Err(self.not_a_lock_file());
         }
-        // The file is locked only if the result matters, because this shared lock briefly blocks
-        // takers.
+        // This process tries to lock the file only if the result matters, because its shared lock
+        // briefly blocks takers.
         let flock = match promise(&content, &host.id) {
             Promise::None => Flock::Unknown,
             _ => look_at_flock(&file).of_record(&content.record),
@@ -284,8 +284,8 @@ impl Semaphore {
     /// # Errors
     ///
     /// [`SemaphoreError::NotALockFile`] if the file belongs to another program, or a system error.
-    /// For instance, if the lock names no holder and the file system has no room for a new file,
-    /// the age of the lock cannot be determined.
+    /// A system error also comes if the lock's age cannot be determined: the lock names no holder,
+    /// and the file system has no room for a new file.
     pub fn clean(&self) -> SemaphoreResult<Cleaned> {
         self.clean_with(WithoutFlock::Keep)
             .map(|(cleaned, _)| cleaned)
@@ -333,9 +333,9 @@ impl Semaphore {
                 Outcome::Blocked(Obstacle::NotALockFile, _) => return Err(self.not_a_lock_file()),
                 Outcome::Blocked(why, content) => {
                     let names_no_holder = |content: Content| content.record.info().is_none();
-                    // The age of a lock that names no holder is known only by the clock of the file
-                    // system. If that clock cannot be read, an old lock would seem to be young, so
-                    // fail instead.
+                    // Only the clock of the file system shows the age of a lock that names no
+                    // holder. If that clock cannot be read, an old lock would seem to be young, so
+                    // this fails instead.
                     if why == Obstacle::NotStale && content.is_some_and(names_no_holder) {
                         file_system_now(&directory)?;
                     }
@@ -352,9 +352,9 @@ impl Semaphore {
         Ok((cleaned, obstacle))
     }
 
-    /// Whether this is a temporary file that a crash has left behind: an old one of this library
-    /// that no process has locked, or an old one of another implementation that creates by
-    /// renaming. The latter is named `NAME.PID.16 hex digits.tmp`, and its process is gone.
+    /// Whether this is an old temporary file that a crash has left behind. A file of this library
+    /// must not be locked by any process. A file of another implementation, which creates lock
+    /// files by renaming, is named `NAME.PID.16 hex digits.tmp`, and its process must be gone.
     fn is_orphan(&self, directory: &Directory, name: &OsStr) -> bool {
         let is_ours = STAGED_NAMES.contains(name);
         let is_gone = |pid: &u32| !process::exists(*pid);

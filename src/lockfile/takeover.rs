@@ -56,28 +56,28 @@ pub(super) trait Files {
     type File;
 
     /// How a new file gets the lock's name here. Fails if a lock on a file does not keep other
-    /// processes out here. Not a step: other processes cannot change the result.
+    /// processes out here. This is not a step, because other processes cannot change the result.
     fn creation(&self) -> io::Result<Creation>;
     /// Makes a file that is complete and locked before it gets the lock's name; `None` if the name
     /// is taken. Fails with [`io::ErrorKind::Unsupported`] if the file system has no hard links.
     fn create_linked(&self, record: &RecordFor<'_>) -> io::Result<Option<Self::File>>;
     /// Makes an empty file under the lock's name; `None` if the name is taken.
     fn create_empty(&self) -> io::Result<Option<Self::File>>;
-    /// Locks a new file as a holder does. Waits for [`LOCK_PATIENCE`] at most; `None` if another
-    /// process keeps it locked.
+    /// Locks a new file in the same way as a holder. Waits for [`LOCK_PATIENCE`] at most; `None` if
+    /// another process keeps the file locked.
     fn lock_new(&self, file: &Self::File) -> io::Result<Option<HeldLocks>>;
     /// Writes the record into an empty file. If this fails, the file has lost the lock's name.
     fn write(&self, file: &Self::File, record: &[u8]) -> io::Result<()>;
     /// Opens the file under the lock's name.
     fn open(&self) -> io::Result<Entry<Self::File>>;
     /// Whether the lock's name is a mount point, so that other processes may see another file
-    /// there. Not a step.
+    /// there. This is not a step.
     fn is_mount_point(&self, file: &Self::File) -> bool;
     /// Opens the same file again for writing; `None` if this process may not write it.
     fn open_to_write(&self, file: &Self::File) -> io::Result<Option<Self::File>>;
     /// Whether a file that is open for writing may be rewritten: it is ours, has only one name, and
-    /// was never open to more users than a new file would be. Not a step: other processes cannot
-    /// change the result.
+    /// was never open to more users than a new file would be. This is not a step, because other
+    /// processes cannot change the result.
     fn may_rewrite(&self, file: &Self::File) -> io::Result<bool>;
     /// Locks an open file. Waits for `patience` at most.
     fn lock(&self, file: &Self::File, patience: Duration) -> io::Result<Flock>;
@@ -85,7 +85,7 @@ pub(super) trait Files {
     fn read(&self, file: &Self::File) -> io::Result<Content>;
     /// Waits for longer than a process needs to write a record.
     fn pause(&self);
-    /// The identity of an open file. Not a step, because it never changes.
+    /// The identity of an open file. This is not a step, because the identity never changes.
     fn id(&self, file: &Self::File) -> io::Result<FileId>;
     /// The identity of the file that has the lock's name.
     fn identity(&self) -> io::Result<Option<FileId>>;
@@ -106,13 +106,13 @@ pub(super) trait Files {
 /// How a new file gets the lock's name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Creation {
-    /// By a link to a complete file, or in place if the file system has no hard links.
+    /// The file is completed and then linked, or made in place if there are no hard links.
     ByLink,
-    /// In place, because here a lock on a file does not hold under a second name.
+    /// The file is made in place, because a lock on a file does not hold under a second name here.
     InPlace,
 }
 
-/// The locks that a holder has on its file, as its record names them.
+/// The locks that a holder has on its file, and that its record names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct HeldLocks {
     /// Whether the holder has a lock by flock(2).
@@ -123,23 +123,22 @@ pub(super) struct HeldLocks {
     pub(super) file_system: Option<FileSystem>,
 }
 
-/// Makes the record of a process that has these locks on its file, with the current time.
+/// Makes the record of a process that has these locks on its file. The record has the current time.
 pub(super) type RecordFor<'a> = dyn Fn(HeldLocks) -> Vec<u8> + 'a;
 
 /// What happened to the lock before a grant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum After {
     Nothing,
-    /// It was stale, and this or another process has taken it over or removed it.
+    /// The lock was stale, and this or another process has taken it over or removed its file.
     Takeover,
 }
 
 /// The record that a process that wants the lock would write, and what it may take over.
 pub(super) struct Taker<'a> {
-    /// The record to write. It names the locks if the holder keeps the file open while it holds the
-    /// lock.
+    /// Makes the record to write. The record names the locks if the holder keeps the file open.
     pub(super) record: &'a RecordFor<'a>,
-    /// Whether a file with this content may be taken over if no other process has it locked.
+    /// Checks that a file with this content may be taken over if no other process has it locked.
     pub(super) may_take: &'a dyn Fn(&Content) -> Verdict,
 }
 
@@ -305,14 +304,15 @@ fn take_over<F: Files>(
     let (file, judged) = (locked.file, locked.content);
     let can_rewrite = match locked.flock {
         Flock::Acquired => locked.is_writable && files.may_rewrite(&file)?,
-        // After a rewrite, a guard must have its file locked by flock(2), which was refused.
+        // A rewrite would need flock(2), because a guard keeps its file locked in this way.
         Flock::HeldByNonParticipant => false,
         Flock::HeldByOther => return Ok(Takeover::Blocked(Obstacle::Locked, judged)),
         Flock::Unknown => return Ok(Takeover::Blocked(Obstacle::NoLocks, judged)),
     };
     let verdict = (taker.may_take)(&judged);
-    // The name is checked after the judgement. Before it, a living holder can release its lock
-    // although this process has the file locked. A dead holder cannot.
+    // The name is checked after the judgement. Until then, the lock may turn out not to be stale,
+    // and its holder could release it although this process has the file locked. A stale lock
+    // cannot be released in this way.
     let id = files.id(&file)?;
     if files.identity()? != Some(id) {
         return Ok(Takeover::NameGone);
@@ -390,8 +390,7 @@ fn read_settled<F: Files>(files: &F, file: &F::File, mut content: Content) -> io
     Ok(content)
 }
 
-/// Returns the grant, unless another process, which judged the file earlier, has acted on that
-/// judgement and removed the file.
+/// Returns the grant, unless another process that judged the old file has removed ours.
 fn settled<F: Files>(files: &F, after: After, ours: F::File) -> io::Result<Outcome<F::File>> {
     if files.settle(after) && !is_still_ours(files, &ours)? {
         return Ok(Outcome::Blocked(Obstacle::Contended, None));
@@ -419,9 +418,9 @@ fn remove_name<F: Files>(files: &F) -> io::Result<bool> {
     }
 }
 
-/// Whether a release may go on. Any process that may read the file can have locked it, which must
-/// not prevent the release. But if the lock is stale, the process that has the file locked can be a
-/// taker. `is_stale` is the judgement as if no process had the file locked.
+/// Checks that a release may go on. Any process that may read the file can lock it, and must not
+/// prevent the release. But if the lock is stale, the process that has the file locked may be a
+/// taker. `is_stale` is the judgement for the case that no process has the file locked.
 pub(super) fn may_pass(flock: Flock, is_stale: bool) -> Verdict {
     match flock {
         Flock::HeldByOther if is_stale => Err(Obstacle::Locked),

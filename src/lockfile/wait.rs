@@ -43,7 +43,8 @@ impl<'a> WaitLimit<'a> {
     }
 }
 
-/// The lock that was granted, or one that was not, because the time is up or waiting cannot help.
+/// The lock that was granted; or one of the locks that were not, if the time is up or waiting
+/// cannot help.
 pub(crate) type Waited<'a, T> = (&'a Semaphore, Attempt<T>);
 
 /// Waits for one of several locks in one directory.
@@ -67,8 +68,8 @@ pub(crate) fn acquire_any_detached<'a>(
         slot.try_acquire_detached(info)
     })?;
     match &waited {
-        // The process ended just before the grant, and perhaps the lock was free only because it
-        // ended.
+        // The process ended just before the grant. Perhaps the lock became free only for that
+        // reason.
         (slot, Attempt::Granted(())) if holder.is_over() => {
             slot.give_back(info.pid);
             Err(has_ended())
@@ -153,12 +154,12 @@ pub(super) fn rest(
         .clone()
         .filter_map(LockDetails::end_of_holder)
         .collect();
-    // If the kernel has no such descriptor, the next attempt notices that the process has ended.
+    // Without a pidfd, the next attempt notices that the process has ended.
     let end = holder.and_then(|holder| holder.end.as_ref());
     let ends: Vec<_> = ends.iter().chain(end).map(AsFd::as_fd).collect();
     let retries = slots.iter().map(|slot| slot.config.retry_interval);
-    // For a stale lock `stale_in` is 0, but this one has just been refused: trying again at once
-    // would not help.
+    // A stale lock has a `stale_in` of 0, but has just been refused, so trying again at once would
+    // not help.
     let unstale = held.filter(|lock| !lock.is_stale);
     let pauses = retries.chain(unstale.filter_map(|lock| lock.stale_in));
     let pause = pauses.min().unwrap_or(FOREVER);

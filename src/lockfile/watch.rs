@@ -24,14 +24,14 @@ pub(super) const STACK_LEN: usize = if cfg!(debug_assertions) {
     64 * 1024
 };
 
-/// A process that is to hold a lock, and that may end before the grant.
+/// The process on whose behalf a lock is requested. It may end before the grant.
 #[derive(Debug)]
 pub(super) struct HolderProcess {
     pub(super) pid: u32,
     /// Readable once the process has ended; `None` on a kernel without pidfds.
     pub(super) end: Option<OwnedFd>,
-    /// The start time, if there is no pidfd. It tells the process from a later one with the same
-    /// number.
+    /// The start time, if there is no pidfd. It distinguishes the process from a later one with the
+    /// same number.
     start_ticks: Option<u64>,
 }
 
@@ -138,7 +138,8 @@ impl Watch {
                 }
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => return concerns,
-                // After an error, the caller only looks more often than it needs to.
+                // After an error, the caller may look more often than necessary, which does no
+                // harm.
                 Err(_) => return true,
             }
         }
