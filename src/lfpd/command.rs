@@ -79,8 +79,8 @@ fn lock_target<'a>(device: &'a [u8], pid: &[u8]) -> Option<LockTarget<'a>> {
     is_device.then_some(LockTarget { device, pid })
 }
 
-/// Parses a decimal integer of any length. The outer `None` means that the word is not an integer,
-/// and the inner one that no process can have this number.
+/// Parses a decimal integer of any length. Returns `None` if the word is not an integer, and
+/// `Some(None)` if no process can have this number.
 fn process_id(word: &[u8]) -> Option<Option<u32>> {
     let (is_negative, digits) = match word {
         [b'-', digits @ ..] => (true, digits),

@@ -20,11 +20,11 @@ use crate::sys::process;
 use crate::text::reason;
 
 /// The maximum numbers of watched processes and of watched locks. Any further lock stays when its
-/// holder ends. It is stale then, so that the next process can take it.
+/// holder ends. The lock is then stale, and the next process can take it.
 pub const MAX_HOLDERS: usize = 1024;
 const MAX_LOCKS: usize = 4096;
 
-/// The minimum share of a user.
+/// The minimum value of [`share_of`].
 const MIN_SHARE: usize = 8;
 
 /// The maximum number of connections, processes or locks for one user, if `count` is the maximum
@@ -57,19 +57,19 @@ struct WatchedProcess {
     locks: Vec<DeviceLock>,
 }
 
-/// How to notice the end of a process. It is made before the lock, so that the end is noticed even
-/// if the process ends before it has the lock.
+/// How to notice the end of a process. This value is made before the lock, so that the server
+/// notices the end even if the process ends before it has the lock.
 #[derive(Debug)]
 pub enum ProcessEnd {
     /// Readable once the process has ended.
     Descriptor(OwnedFd),
-    /// The start time of the process. The process has ended if no process has its number, or if one
-    /// with another start time has it.
+    /// The start time of the process. The process has ended if its number is free, or belongs to a
+    /// process with another start time.
     Start(Option<u64>),
 }
 
 impl Holders {
-    /// Watches no process yet, and later at most `max_holders` processes.
+    /// Makes an empty set that can watch up to `max_holders` processes.
     pub fn new(max_holders: usize) -> io::Result<Holders> {
         let own_end = process::pidfd(std::process::id());
         let can_tell = !own_end.is_err_and(|error| error.kind() == io::ErrorKind::Unsupported);
@@ -81,7 +81,7 @@ impl Holders {
         })
     }
 
-    /// How to notice the end of the process `pid`; `None` if it cannot be noticed.
+    /// Returns how to notice the end of the process `pid`; `None` if the end cannot be noticed.
     pub fn end_of(&self, pid: u32) -> Option<ProcessEnd> {
         match self.epoll {
             Some(_) => process::pidfd(pid).ok().map(ProcessEnd::Descriptor),
@@ -91,8 +91,8 @@ impl Holders {
 
     /// Watches `lock` for the end of its holder, the process `pid`. If the end of an earlier
     /// process with the same number has not been noticed yet, returns the locks of that process,
-    /// which the caller must remove. The lock is not watched if that would exceed a maximum, or the
-    /// share of `user`, to whom the process belongs.
+    /// which the caller must remove. Does not watch the lock if that would exceed a maximum, or the
+    /// share of `user`, who owns the process.
     #[must_use]
     pub fn add(
         &self,

@@ -64,7 +64,7 @@ impl Locks {
             return LfpReply::Denied;
         };
         let shown = Escaped(target.device);
-        // This comes first, because the process may end at any time.
+        // Preparing to notice the end comes first, because the process may end at any time.
         let holders = self.holders.as_ref();
         let end = holders.and_then(|holders| holders.end_of(pid));
         let seen_at = SystemTime::now();

@@ -40,7 +40,7 @@ use wire::Wire;
 
 const PROGRAM: &str = "lfpd";
 
-/// How long the commands that have arrived may take when the server stops.
+/// When the server stops, the maximum time for commands that have already arrived.
 const FAREWELL: Duration = Duration::from_secs(4);
 
 /// The mode of the Unix socket. Every user may connect; what a client may lock depends on its user.
@@ -227,8 +227,8 @@ fn serve_all(
             let user = peer.and_then(|peer| peer.0);
             if let Err(cap) = admission.count_for_user(user, max_of_user) {
                 refusals.warn(format_args!("turned-away reason={cap}"));
-                // There is no lingering close here, because the connection would count until its
-                // end.
+                // Do not linger on close here: the connection would count towards the cap until the
+                // close was done.
                 admission.stream.send_once(TURNED_AWAY);
                 return;
             }
@@ -257,8 +257,8 @@ fn serve_all(
 }
 
 /// Raises the descriptor limit as far as the server needs. Returns the number of processes that it
-/// can watch. Each of them takes a descriptor, and at least a quarter of all descriptors is for
-/// them.
+/// can watch. Each of them needs a descriptor. At least a quarter of all descriptors is reserved
+/// for them.
 fn allow_descriptors(max_connections: usize) -> usize {
     let others = RESERVED_DESCRIPTORS.saturating_add(max_connections);
     let wanted = others.saturating_add(MAX_HOLDERS) as u64;

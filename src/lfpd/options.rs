@@ -133,13 +133,13 @@ impl Options {
         }
     }
 
-    /// The directories in which the locks of other programs count.
+    /// The directories in which the server respects the locks of other programs.
     pub(super) fn search_dirs(&self) -> Vec<PathBuf> {
         let dirs = self.search_dirs.split(':').filter(|dir| !dir.is_empty());
         dirs.map(PathBuf::from).collect()
     }
 
-    /// How the log is kept, with RUST_LOG taken into account.
+    /// Returns the rules for the log. They depend on RUST_LOG, too.
     pub(super) fn log(&self, rust_log: Option<OsString>) -> Result<LogRules, String> {
         Ok(LogRules {
             directives: log::directives(self.debug, rust_log)?,

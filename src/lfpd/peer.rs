@@ -26,7 +26,7 @@ pub enum PeerRule {
     Off,
 }
 
-/// The number of the user at the other end; `None` if the kernel no longer knows it.
+/// The number of the user at the other end; `None` if the kernel no longer knows that user.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Peer(pub Option<u32>);
 
@@ -40,10 +40,9 @@ pub struct NamedProcess {
 }
 
 impl Peer {
-    /// Finds out the user at the other end of a connected socket; `None` if the other end is on
-    /// another host, or if the user cannot be found out because no descriptor is left. Call this
-    /// before the peer has a reason to close the connection: after that, the kernel no longer knows
-    /// the user.
+    /// Determines the user at the other end of a connected socket; `None` if the other end is on
+    /// another host, or if no descriptor is left to determine the user. Call this before the peer
+    /// has a reason to close the connection: after that, the kernel no longer knows the user.
     pub fn of(socket: &impl AsFd) -> Option<Peer> {
         match getpeername(socket) {
             Ok(address) => Peer::at(socket, address),
@@ -76,7 +75,8 @@ impl Peer {
         Some(Peer(user.and_then(process::known_user)))
     }
 
-    /// Describes the process `pid` from the view of this peer; `None` if there is no such process.
+    /// Returns the user of the process `pid`, and whether this peer may lock for the process;
+    /// `None` if there is no such process.
     pub fn named_process(self, pid: u32) -> Option<NamedProcess> {
         if !process::is_process(pid) {
             return None;
@@ -88,8 +88,8 @@ impl Peer {
             Some(0) => true,
             Some(peer) => users.is_some_and(|of| peer == of.real || peer == of.effective),
         };
-        // If the process has just ended, its users are unknown, so this checks again that it
-        // exists.
+        // If the process has just ended, its users are unknown. So this checks again that the
+        // process exists.
         (is_peers || process::is_process(pid)).then_some(NamedProcess { user, is_peers })
     }
 }
@@ -109,11 +109,10 @@ fn canonical(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(address.ip().to_canonical(), address.port())
 }
 
-/// Returns the owner of the socket that is at `local` and connected to `remote`. TCP does not tell
-/// the owner, but the kernel's lists of connections do. To produce a list, the kernel walks through
-/// its whole table of connections. That takes about 20 ns for each entry of the table, or 6 ms on a
-/// host with 24 GB of memory. Each connection in the list, even one in TIME_WAIT, takes another 2
-/// us.
+/// Returns the owner of the socket that is at `local` and connected to `remote`, from the kernel's
+/// lists of connections. To produce a list, the kernel walks through its whole table of
+/// connections. That takes about 20 ns for each entry of the table, or 6 ms on a host with 24 GB of
+/// memory. Each connection in the list, even one in TIME_WAIT, takes another 2 us.
 fn owner_of(local: SocketAddr, remote: SocketAddr) -> io::Result<Peer> {
     for _ in 0..MAX_LOOKS {
         if let Some(owner) = look(local, remote)? {

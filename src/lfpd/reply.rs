@@ -11,7 +11,7 @@ pub enum LfpReply<'a> {
     NotImplemented,
     /// 450
     Busy,
-    /// 500, which repeats the line.
+    /// 500, followed by the line that was not understood.
     NotUnderstood(&'a [u8]),
     /// 550
     Denied,

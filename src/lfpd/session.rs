@@ -1,10 +1,10 @@
 //! One connection's conversation: greet, read a command, carry it out, write the reply, in order.
 //!
-//! RXTX, the client that the protocol was made for, takes the first bytes that it reads for the
-//! greeting and the next ones for the reply, whatever they are. So the greeting and each reply are
-//! sent in one write. When RXTX unlocks, it even takes the greeting for the reply. So a command
-//! that has already arrived is carried out before the greeting is sent. Then the lock file is gone
-//! when RXTX reads the greeting.
+//! RXTX, the client that the protocol was made for, takes whatever it reads first for the greeting,
+//! and whatever it reads next for the reply. So the greeting is sent in one write, and each reply
+//! in another. When RXTX unlocks, it even takes the greeting for the reply. So a command that has
+//! already arrived is carried out before the greeting is sent, and the lock file is gone when RXTX
+//! reads the greeting.
 
 use std::io;
 use std::ops::ControlFlow;
@@ -26,8 +26,8 @@ const EARLY_LOOK: Duration = Duration::from_millis(2);
 /// The maximum length of a line in bytes, without its LF.
 const MAX_LINE_LEN: usize = 1023;
 
-/// How long the peer may be silent within its first line. The newest nrjavaserial sends a part of a
-/// line and waits for the reply to it.
+/// How long the peer may be silent within its first line. The newest nrjavaserial sends only a part
+/// of a line and then waits for a reply.
 const FIRST_LINE_SILENCE: Duration = Duration::from_secs(2);
 
 /// The number of invalid commands that ends a conversation.
@@ -48,8 +48,8 @@ pub struct ConversationRules {
 /// Whether the conversation goes on, or why it ends.
 type Flow = ControlFlow<&'static str>;
 
-/// Serves a connection until it ends. The locks that were taken through it stay. Turns the peer
-/// away if it is `None`: then the peer is on another host, or its user cannot be found out.
+/// Serves a connection until it ends. The locks that were taken through it stay. If `peer` is
+/// `None`, the peer is on another host or its user cannot be determined, and it is turned away.
 pub fn serve(wire: &Wire<'_>, peer: Option<Peer>, locks: &Locks, rules: &ConversationRules) {
     let Some(peer) = peer else {
         debug!("turned-away reason=unknown-peer");

@@ -15,7 +15,7 @@ use crate::sys::event::wait_for;
 /// How long a peer may take to read a reply.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long a server that is stopping still reads commands that have arrived.
+/// How long a server that is stopping continues to read commands that have already arrived.
 const LAST_READS: Duration = Duration::from_secs(3);
 
 /// Two descriptors on which every call has a time limit. Unlike the socket of a
@@ -30,8 +30,8 @@ pub struct Wire<'a> {
     stopped_at: Cell<Option<Instant>>,
 }
 
-/// Reads from a wire until a deadline. After it, a read fails like that of a socket with a read
-/// timeout.
+/// Reads from a wire until a deadline. After the deadline, a read fails with the same error as on a
+/// socket with a read timeout.
 #[derive(Debug)]
 pub struct Until<'w, 'a>(pub &'w Wire<'a>, pub Instant);
 

@@ -30,8 +30,8 @@ pub struct Device {
     /// The names of the lock files that we make: without duplicates, and sorted, so that all our
     /// processes use the same order.
     pub written: Vec<OsString>,
-    /// The names in `written` that contain all parts of a path. The first is that of the path that
-    /// was looked up. Other devices may share the rest of `written`.
+    /// The names in `written` that contain all parts of a path. The first is the name for the path
+    /// that was looked up. Other devices may share the other names in `written`.
     pub full: Vec<OsString>,
     /// All names under which a program may have locked the device, including those in `written`.
     pub known: Vec<OsString>,
@@ -86,13 +86,13 @@ impl Device {
 
 struct Destination {
     path: DevicePath,
-    /// What is at the path, opened with O_PATH; `None` if nothing is there.
+    /// The file at the path, opened with O_PATH; `None` if there is none.
     node: Option<(OwnedFd, Stat)>,
 }
 
 /// Follows `path`, with /dev at `root`; `None` if the path leaves /dev at any point. Looks up each
-/// part on its own and does not let the kernel follow links, so that nothing outside of /dev is
-/// looked up. Otherwise the reply would tell whether a file outside of /dev exists.
+/// part on its own and does not let the kernel follow links. Otherwise a link could lead out of
+/// /dev, and the reply would reveal whether a file exists there.
 fn walk(path: &DevicePath, root: &Path) -> Option<Destination> {
     let open_root = || openat(CWD, root, OFlags::DIRECTORY | NAME_ONLY, Mode::empty()).ok();
     let mut folder = open_root()?;
@@ -142,7 +142,7 @@ fn walk(path: &DevicePath, root: &Path) -> Option<Destination> {
                 let parts = parts.filter(|part| !part.is_empty() && *part != b".");
                 ahead.extend(parts.rev().map(<[u8]>::to_vec));
             }
-            // The reply must not tell what is in a folder that the client may not search.
+            // The reply must not reveal what is in a folder that the client may not search.
             FileType::Directory if stat.st_mode & SEARCHABLE_BY_ALL == 0 => return None,
             FileType::Directory => {
                 walked.push(part);

@@ -1,7 +1,7 @@
 //! The lock files of serial devices, in the directories where programs look for them.
 //!
 //! Our own processes take turns by locking the directory itself, which leaves no file behind. Other
-//! programs do not know of this lock, so each step on a lock file is safe even without it.
+//! programs do not use this lock, so each step on a lock file is safe even without it.
 
 use std::ffi::OsString;
 use std::io;
@@ -36,9 +36,9 @@ const DIRECTORY_PATIENCE: Duration = Duration::from_secs(1);
 pub struct SerialLockFiles {
     own: PathBuf,
     others: Vec<PathBuf>,
-    /// Taken before the lock on the directory, so that requests run in the order of their arrival
-    /// and only one of them polls the directory. Contains how long the next request waits for the
-    /// directory, which is zero after a request has waited in vain.
+    /// This mutex is taken before the lock on the directory, so that requests run in the order of
+    /// their arrival and only one of them polls the directory. The value is how long the next
+    /// request waits for the directory. It is zero after a request has waited in vain.
     turn: Mutex<Duration>,
 }
 
@@ -71,8 +71,8 @@ impl SerialLockFiles {
                 }
             }
             for file in stale {
-                // All names of the file are removed. Under a name that remained, the file could
-                // look like a lock of the new holder.
+                // All names of the file are removed. If one remained, the file could look like a
+                // lock of the new holder under that name.
                 for name in names_of(directory, device, file)? {
                     let is_free = take_away(directory, &name, file)?;
                     if !is_free && device.written.contains(&name) {
@@ -91,10 +91,10 @@ impl SerialLockFiles {
     /// holds as well. Returns false if there was no such lock, or if another process holds the
     /// device and `pid` does not.
     ///
-    /// `may_unlock` says whether the caller may speak for the process that has the number at that
-    /// moment. While this call waits for its turn, the number may pass to another process, which
-    /// then counts as another holder. Calls `forget` before the turn ends, because inode numbers
-    /// are reused. Blocks for at most [`PATIENCE`].
+    /// `may_unlock` says whether the caller may unlock for the process that has the number `pid` at
+    /// that moment. While this call waits for its turn, the number may pass to another process,
+    /// which then counts as another holder. Calls `forget` before the turn ends, because inode
+    /// numbers are reused. Blocks for at most [`PATIENCE`].
     pub fn unlock(
         &self,
         device: &Device,
@@ -167,9 +167,9 @@ impl SerialLockFiles {
         }
     }
 
-    /// Runs `steps` while no other thread of this process does. If the directory can be locked, no
-    /// other process of ours does so either. If the turn does not come in time, returns the default
-    /// value, which means that there is no lock.
+    /// Runs `steps` while no other thread of this process runs such steps. If the directory can be
+    /// locked, no other process of ours does either. If the turn does not come in time, returns the
+    /// default value, which means that there is no lock.
     fn in_turn<T: Default>(
         &self,
         steps: impl FnOnce(&Directory) -> io::Result<T>,

@@ -1,5 +1,5 @@
-//! Looking at one serial lock file, making it and removing it. Other programs may make, replace or
-//! remove any of the files at any time, and each operation is safe against that.
+//! Inspects, makes and removes one serial lock file. Other programs may make, replace or remove any
+//! of the files at any time, and each operation is safe against that.
 
 use std::ffi::{OsStr, OsString};
 use std::fmt;
@@ -42,9 +42,9 @@ pub(super) const MODE: u32 = 0o444;
 pub struct NewHolder {
     pub pid: u32,
     pub locked_for: LockedFor,
-    /// When the process was looked at. The lock file gets this time.
+    /// When the process was looked at. This becomes the lock file's modification time.
     pub seen_at: SystemTime,
-    /// Whether the client may speak for the process.
+    /// Whether the process belongs to the client's user, or that user is root.
     pub is_peers: bool,
 }
 
@@ -151,7 +151,8 @@ pub(super) fn modified_at(stat: &Stat) -> Duration {
     Duration::new(seconds, nanoseconds)
 }
 
-/// Returns the files that have one of `names`, each once, with one of its names.
+/// Returns every file that has any of `names`. A file with several of them is returned only once,
+/// under the first.
 pub(super) fn files_in<'a>(
     directory: &Directory,
     names: &'a [OsString],
@@ -167,14 +168,13 @@ pub(super) fn files_in<'a>(
     files
 }
 
-/// Returns all names of a lock file. Some of them may not be names of the device now, because the
-/// device has been unplugged and its links are gone. The names by which [`is_of`] recognises the
-/// lock come last: if the names are removed in this order and the server is killed, the lock can
-/// still be unlocked.
+/// Returns all names of a lock file. Some of them may no longer be names of the device: if it has
+/// been unplugged, its links are gone. The names by which [`is_of`] recognises the lock come last:
+/// if the names are removed in this order and the server is killed, the lock can still be unlocked.
 ///
 /// Every user may fill the directory with files and links. So if a file has more names than a file
-/// of ours can have, only names of the device are returned. In a directory with very many entries,
-/// some names may not be found.
+/// of ours can have, only names of the device are returned. Only [`MAX_LISTED`] entries are
+/// searched, so names in a larger directory can be missed.
 pub(super) fn names_of(
     directory: &Directory,
     device: &Device,
@@ -202,10 +202,10 @@ pub(super) fn names_of(
 }
 
 /// Whether a lock with these `names`, one of which is a name of the device, is a lock on this
-/// device. A lock with several names was made by us, and one of its names has all parts of the
-/// device's path. If none has, the lock is on another device whose path has the same last part. A
-/// file with one name, as other programs make it, cannot be checked like that, and counts as a lock
-/// on this device.
+/// device. A lock with several names is one of ours, and one of those names spells out the full
+/// path of the device it locks. If none spells out this device's path, the lock is on another
+/// device whose path ends in the same part. Other programs make files with one name, which need not
+/// contain the full path. Such a file counts as a lock on this device.
 pub(super) fn is_of(device: &Device, names: &[OsString]) -> bool {
     names.len() == 1 || names.iter().any(|name| device.full.contains(name))
 }
@@ -245,8 +245,7 @@ fn fill(mut file: &File, holder: &NewHolder) -> io::Result<()> {
     file.write_all(content(holder.pid).as_bytes())?;
     where_possible(file.set_modified(holder.seen_at))?;
     holder.locked_for.mark(file, MODE)?;
-    // Otherwise a power cut could leave the name without the content: an empty file, which blocks
-    // the device.
+    // Without this, a power cut could leave an empty file, which blocks the device.
     where_possible(file.sync_data())
 }
 
@@ -264,8 +263,8 @@ fn link(
     })
 }
 
-/// Makes a file for each name of the device, or no file at all, on a file system without hard
-/// links. The files are empty for a moment.
+/// For file systems without hard links: makes a separate file for each name of the device. If any
+/// fails, none is left. The files are empty for a moment.
 fn make_in_place(
     directory: &Directory,
     device: &Device,
@@ -308,8 +307,8 @@ fn name_all(
         match make(name) {
             Ok(id) => lock.names.push((name.clone(), id)),
             Err(error) => {
-                // Another program may already have replaced a file, if the process has ended. Such
-                // a file stays.
+                // If the process has ended, another program may already have replaced one of our
+                // files. The replacement stays.
                 let _ = withdraw(directory, &lock);
                 return Err(error);
             }
@@ -332,9 +331,8 @@ pub(super) fn withdraw(directory: &Directory, lock: &DeviceLock) -> io::Result<b
     Ok(was_there)
 }
 
-/// Removes the lock file `name` if it is still the file that was read as `meant`. Returns whether
-/// it was removed. If another program has replaced the file since then, the new file keeps the
-/// name.
+/// Removes the lock file `name` if it is still the file that `meant` describes. Returns whether it
+/// was removed. If another program has replaced the file since then, the new file keeps the name.
 pub(super) fn take_away(directory: &Directory, name: &OsStr, meant: LockFile) -> io::Result<bool> {
     let is_meant = |aside: &OsStr| inspect(directory, aside) == NameState::File(meant);
     let outcome = directory.remove_if(name, &PRIVATE_NAMES, is_meant)?;

@@ -13,8 +13,8 @@ use rustix::process::geteuid;
 use crate::sys::process;
 use crate::sys::trusted::is_own_or_root;
 
-/// The sticky bit, which has no other effect on a file. It says that not every process with the
-/// number holds the lock.
+/// The sticky bit, which has no other effect on a file. A file with this bit is marked: not every
+/// process with the number in it holds the lock.
 const STICKY: u32 = 0o1000;
 
 /// The group of a file that is marked for no process.
@@ -42,9 +42,9 @@ impl LockedFor {
         }
     }
 
-    /// Marks a new file of ours, whose modification time is when the process was seen. The file
-    /// stays unmarked if it is for a process of another user and this server is not root, or if the
-    /// file system has no such modes.
+    /// Marks a new file of ours. Its modification time is the time at which the process was seen.
+    /// The file stays unmarked if it is for a process of another user and this server is not root,
+    /// or if the file system has no such modes.
     pub(super) fn mark(self, file: &File, mode: u32) -> io::Result<()> {
         match self {
             LockedFor::AnyProcess => return Ok(()),
@@ -108,7 +108,7 @@ pub(super) fn since_epoch(time: SystemTime) -> Duration {
     time.duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 
-/// Ignores the failure of a step that some file systems refuse, and that a lock can do without.
+/// Ignores the error if the file system refuses the step. The lock works without that step.
 pub(super) fn where_possible(result: io::Result<()>) -> io::Result<()> {
     use rustix::io::Errno;
     match result {

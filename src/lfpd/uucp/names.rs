@@ -4,8 +4,8 @@
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 
-/// The maximum number of bytes that are read from a lock file. The number comes first; some
-/// programs add their name.
+/// The maximum number of bytes that are read from a lock file. The process number comes first; some
+/// programs add their name after it.
 pub const MAX_CONTENT_LEN: u64 = 64;
 
 /// The prefixes of the names of lock files. We write the first, and look for all of them.
@@ -41,8 +41,9 @@ impl DevicePath {
         &self.0
     }
 
-    /// The names under which we lock the device. One is made of the last part of the path. A nested
-    /// device has another one, made of all parts. Other programs use one or the other.
+    /// The names under which we lock the device. The first is made from the last part of the path.
+    /// If the path has several parts, a second name is made from all of them. Other programs use
+    /// one or the other.
     pub fn written_names(&self) -> Vec<OsString> {
         let mut names = vec![name(PREFIXES[0], self.base())];
         if self.0.len() > 1 {
@@ -51,7 +52,7 @@ impl DevicePath {
         names
     }
 
-    /// The name that is made of all parts of the path.
+    /// The name that is made from all parts of the path.
     pub fn full_name(&self) -> OsString {
         name(PREFIXES[0], &self.0.join(&b'_'))
     }
@@ -71,8 +72,8 @@ impl DevicePath {
     }
 }
 
-/// The names that are made of the major number of the node's file system and the major and minor
-/// number of the device.
+/// The names that are made from three numbers: the major number of the node's file system, and the
+/// major and minor number of the device.
 pub fn numbered_names(file_system_major: u32, major: u32, minor: u32) -> Vec<OsString> {
     with_prefixes(format!("{file_system_major:03}.{major:03}.{minor:03}").as_bytes())
 }
@@ -88,8 +89,8 @@ pub enum Named {
     Process(u32),
     /// The number 0, as lockfile-create writes it: a lock that no process holds.
     Zero,
-    /// No number that a process can have. A program may be about to write one, or a power cut may
-    /// have removed the content.
+    /// The file has no number that a process can have. A program may be about to write one, or a
+    /// power cut may have removed the content.
     Nothing,
 }
 
@@ -127,9 +128,9 @@ pub fn pid_in(digits: &[u8]) -> Option<u32> {
 /// The number in a file of exactly four bytes, if they are not text.
 fn binary(content: &[u8]) -> Option<u32> {
     let bytes: [u8; 4] = content.try_into().ok()?;
-    // No process number is so high that all four of its bytes are characters, but some of the bytes
-    // may be. If the number 49 were taken for text, it would be `1` followed by NUL bytes, and so
-    // name another process.
+    // No process number is so high that all four of its bytes are characters, but single bytes can
+    // be characters. If the number 49 were taken for text, it would be `1` followed by NUL bytes,
+    // and would name another process.
     let is_text = bytes
         .iter()
         .all(|byte| byte.is_ascii_graphic() || byte.is_ascii_whitespace());

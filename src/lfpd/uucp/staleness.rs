@@ -16,8 +16,7 @@ use super::lock_file::{inspect, modified_at, shown, LockFile, NameState, MODE, P
 use super::mark::{has_begun_after, since_epoch};
 use super::names::Named;
 
-/// The maximum time between the creation of a lock file and its content. After that, no program is
-/// still about to write.
+/// The maximum time between the creation of a lock file and the writing of its content.
 const WRITE_TIME: Duration = Duration::from_secs(5 * 60);
 
 /// The maximum difference between correct clocks. A time that is further in the future is from a
@@ -28,9 +27,10 @@ const CLOCK_TOLERANCE: Duration = Duration::from_secs(60);
 pub(super) struct Judge<'a> {
     /// The directory in which we make lock files, and remove stale ones.
     own: &'a Directory,
-    /// The number of the process for which the client asks, if the client may speak for it.
+    /// The number of the process for which the client asks, if the client may lock for that
+    /// process.
     asker: Option<u32>,
-    /// The attributes of a test file in `own`. They tell the time by the file system's clock, and
+    /// The attributes of a test file in `own`. They show the time by the file system's clock, and
     /// whether our files there belong to our user.
     sample: OnceCell<Option<Stat>>,
 }
@@ -76,9 +76,9 @@ impl<'a> Judge<'a> {
             || (self.asker == Some(pid) && is_older_than(file, pid))
     }
 
-    /// Whether the owner of the file has named another user's process, which would never release
-    /// the lock. Only root can rely on the owners of files, and only on a file system on which
-    /// root's own files belong to root.
+    /// Whether the file names a process that does not belong to the file's owner. Such a process
+    /// would never release the lock. Only root can rely on the owners of files, and only on a file
+    /// system on which root's own files belong to root.
     fn is_planted(&self, file: &LockFile) -> bool {
         let Named::Process(pid) = file.named else {
             return false;
@@ -94,8 +94,9 @@ impl<'a> Judge<'a> {
             && self.sample().is_some_and(|sample| sample.st_uid == 0)
     }
 
-    /// Whether the file names no process because a power cut has emptied it. An old enough file
-    /// counts as emptied, unless a program has it locked and so may be about to write to it.
+    /// Whether the file names no process because a power cut has emptied it. A file counts as
+    /// emptied after [`WRITE_TIME`], unless a program has the file locked and so may be about to
+    /// write to it.
     fn is_abandoned(&self, name: &OsStr, file: &LockFile) -> bool {
         file.named == Named::Nothing
             && self.sample().map(modified_at).is_some_and(|now| {
@@ -126,9 +127,9 @@ impl<'a> Judge<'a> {
     }
 }
 
-/// Whether the process, which asks for itself, began after the file was written. Then the file is
-/// from an earlier process with the same number, as in containers, which use the same numbers after
-/// each start. The process also gets the lock if the file's time shows that a clock is wrong.
+/// Whether the process, which asks for itself, began after the file was written. If so, the file is
+/// from an earlier process with the same number. Containers use the same numbers after each start.
+/// The process also gets the lock if the file's time shows that a clock is wrong.
 fn is_older_than(file: &LockFile, pid: u32) -> bool {
     has_begun_after(pid, file.modified_at)
         || file.modified_at > since_epoch(SystemTime::now()) + CLOCK_TOLERANCE
