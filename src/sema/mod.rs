@@ -34,8 +34,8 @@ use report::{complain, holder_text, print, shown_path, Object};
 
 const PROGRAM: &str = "sema";
 
-// The exit statuses of sema(1). The first four are for the commands that an older program of this
-// name has. The others are for `run` and `hold`, which share them with latch(1).
+// The exit statuses of sema(1). The first four are for the commands that also exist in an older
+// program of this name. The others are for `run` and `hold`; latch(1) has the same ones.
 const DONE: u8 = 0;
 const HELD: u8 = 1;
 const OLDER_USAGE: u8 = 2;
@@ -82,7 +82,7 @@ impl Failure {
     }
 }
 
-/// The beginning of each message of a command. Scripts may read that of the older program.
+/// The beginning of each message of a command. Scripts may rely on the prefix of the older program.
 fn prefix(command: Option<SemaCommand>) -> &'static str {
     match is_like_latch(command) {
         true => "sema: ",
@@ -90,8 +90,8 @@ fn prefix(command: Option<SemaCommand>) -> &'static str {
     }
 }
 
-/// Whether a command has the exit statuses of latch(1). These are hard to confuse with those of the
-/// program that the command runs, unlike the statuses of the older program.
+/// Whether a command has the exit statuses of latch(1). Unlike the statuses of the older program,
+/// they are hard to confuse with those of the program that the command runs.
 fn is_like_latch(command: Option<SemaCommand>) -> bool {
     matches!(command, Some(SemaCommand::Run | SemaCommand::Hold))
 }
@@ -162,7 +162,7 @@ fn waiting_line(request: &SemaRequest) -> Result<WaitingLine, Failure> {
     }))
 }
 
-/// What was acquired, as JSON.
+/// Describes the acquired lock as JSON.
 fn acquired_object(slot: &Semaphore, options: &SemaOptions) -> Object {
     let written = slot.lock_info().unwrap_or_else(|| info(options));
     Object::new()
@@ -178,7 +178,8 @@ fn acquired(slot: &Semaphore, request: &SemaRequest) -> CommandResult {
     let object = acquired_object(slot, options);
     let printed = say(&format!("Lock acquired: {path}"), &object, request);
     if printed.is_err() {
-        // The caller does not know that it holds the lock, and would not release it.
+        // Without the output, the caller does not know that it holds the lock, and would not
+        // release it.
         slot.give_back(info(options).pid);
     } else if !options.quiet && options.pid.or_else(known_caller).is_none() {
         complain(&format!(
@@ -188,8 +189,8 @@ fn acquired(slot: &Semaphore, request: &SemaRequest) -> CommandResult {
     printed
 }
 
-/// Releases the lock. With `--slots`, releases the slot that the caller holds; with `--force` as
-/// well, releases all slots.
+/// Releases the lock. With `--slots`, releases the slot that the caller holds. With `--slots` and
+/// `--force`, releases all slots.
 fn release(request: &SemaRequest) -> CommandResult {
     let options = &request.options;
     let slots = slots(request, &request.options.lock)?;
@@ -242,7 +243,7 @@ fn released(path: &Path, was_there: bool, request: &SemaRequest) -> CommandResul
     say(&format!("Lock released: {path}"), &object, request)
 }
 
-/// Why a lock file cannot be removed, whoever holds the lock.
+/// The reason why a lock file cannot be removed, even if the lock may be released.
 fn impediment(obstacle: Obstacle) -> Option<&'static str> {
     match obstacle {
         Obstacle::NotRemovable => Some("this user may not remove the file"),
@@ -414,9 +415,9 @@ fn slots(request: &SemaRequest, options: &SemaphoreOptions) -> Result<Vec<Semaph
     locks.map_err(|error| Failure::about(path, &error))
 }
 
-/// Returns the failure for one slot whose path cannot be that of a lock. Any user of a shared
-/// directory can make one slot unusable, but the other slots may still be usable. Any other error
-/// is returned as an error.
+/// Returns the failure for one slot whose path cannot be that of a lock; returns any other failure
+/// as an error. Any user of a shared directory can make one slot unusable, but the other slots may
+/// still be usable.
 fn unusable(path: &Path, error: &SemaphoreError) -> Result<Failure, Failure> {
     let failure = Failure::about(path, error);
     match error {

@@ -13,7 +13,7 @@ use crate::cli::values::{choice, mode, number, time};
 use crate::lockfile::{SemaphoreConfig, SemaphoreOptions, Settle, StaleRule};
 use crate::text::{invalid_value, Plain};
 
-/// The version with the name that the older program prints.
+/// The line for `--version`, with the name that the older program prints.
 const VERSION: &str = concat!("file-semaphore ", env!("CARGO_PKG_VERSION"), "\n");
 
 /// The maximum length of a token in bytes.
@@ -69,7 +69,7 @@ const ALL: &[SemaCommand] = &[Try, Acquire, Release, Status, Wait, Clean, Run, H
 const TAKING: &[SemaCommand] = &[Try, Acquire, Run, Hold];
 const WAITING: &[SemaCommand] = &[Acquire, Run, Hold];
 
-/// The error if the words of the command that `run` starts are not after `--`.
+/// The error if there is no `--` before the command that `run` starts.
 const BEFORE_THE_COMMAND: &str = "put -- before the command";
 
 struct OptionRow {
@@ -218,13 +218,13 @@ pub(super) struct SemaOptions {
     pub(super) lock: SemaphoreOptions,
     pub(super) busy_status: Option<u8>,
     pub(super) busy_ok: bool,
-    /// Whether the command of `run` goes on if the lock is lost.
+    /// Whether the command that `run` starts goes on if the lock is lost.
     pub(super) ignores_loss: bool,
     pub(super) kill_after: Option<Duration>,
 }
 
 impl SemaOptions {
-    /// Sets the option with this long name; an error says what value is expected.
+    /// Sets the option with this long name. The error says what value is expected.
     fn set(&mut self, name: &str, value: &str) -> Result<(), String> {
         let lock = self.lock.clone();
         match name {
@@ -283,7 +283,7 @@ pub(super) struct SemaRequest {
     pub(super) command: SemaCommand,
     pub(super) path: PathBuf,
     pub(super) options: SemaOptions,
-    /// The command of `run` and its arguments.
+    /// The command that `run` starts, and its arguments.
     pub(super) words: Vec<OsString>,
 }
 
@@ -298,9 +298,8 @@ pub(super) fn parse(mut arguments: impl Iterator<Item = OsString>) -> Parsed<Sem
         Some(b"version") => return Parsed::Print(VERSION.to_owned()),
         _ => {}
     }
-    // These two options count anywhere, even as the value of another option. But the help for an
-    // unknown command is an error, because a script can ask for it to learn whether the command
-    // exists.
+    // These two options take effect anywhere, even as the value of another option. But the help for
+    // an unknown command is an error, so that a script can learn from it whether a command exists.
     for argument in &ours {
         match argument.as_bytes() {
             b"-h" | b"--help" => {

@@ -51,13 +51,13 @@ impl Object {
         self
     }
 
-    /// JSON on one line, without a line feed at the end.
+    /// Formats the object as JSON on one line, without a line feed at the end.
     pub(super) fn compact(&self) -> String {
         self.json(":", "", "")
     }
 
-    /// JSON with one key per line, indented by two spaces per level, without a line feed at the
-    /// end.
+    /// Formats the object as JSON with one key per line, indented by two spaces per level, without
+    /// a line feed at the end.
     pub(super) fn pretty(&self) -> String {
         self.json(": ", "\n", "  ")
     }
@@ -76,7 +76,7 @@ impl Object {
         format!("{{{inside}{}{line_break}}}", members.join(&separator))
     }
 
-    /// Lines of `key: value` for people. Strings are escaped, and have no quotes.
+    /// Formats the object as lines of `key: value` for people. Strings are escaped, without quotes.
     pub(super) fn lines(&self) -> String {
         let lines = self.0.iter().map(|(key, member)| match member {
             Field::Value(Value::String(text)) => format!("{key}: {}\n", shown(text)),
@@ -87,9 +87,9 @@ impl Object {
     }
 }
 
-/// A held lock as `{"locked":true,"pid":N,"since":T}`. If the file does not name the process and
-/// the time, there is an `error`, and a missing number is 0. If something besides a holder prevents
-/// the grant, there is a `note`.
+/// Describes a held lock as `{"locked":true,"pid":N,"since":T}`. If the file does not name the
+/// process and the time, the object has an `error`, and a missing number is 0. If something besides
+/// a holder prevents the grant, the object has a `note`.
 pub(super) fn held(busy: &Busy) -> Object {
     let details = &busy.details;
     Object::new()
@@ -105,7 +105,7 @@ fn unreadable(details: &LockDetails) -> Option<&'static str> {
     (!details.is_readable()).then_some("contents unreadable")
 }
 
-/// A status as JSON. It contains the path only if the lock has slots.
+/// Describes a status as JSON. `path` is given only if the lock has slots.
 pub(super) fn status_object(path: Option<&Path>, status: &Status) -> Object {
     let object = Object::new()
         .with_any("path", path.map(shown_path))
@@ -124,7 +124,7 @@ pub(super) fn status_object(path: Option<&Path>, status: &Status) -> Object {
         .with("token", details.token.clone())
 }
 
-/// A status as lines of `key: value`. It contains the path only if the lock has slots.
+/// Describes a status as lines of `key: value`. `path` is given only if the lock has slots.
 pub(super) fn status_text(path: Option<&Path>, status: &Status) -> String {
     let object = Object::new()
         .with_any("path", path.map(shown_path))
@@ -143,7 +143,7 @@ pub(super) fn status_text(path: Option<&Path>, status: &Status) -> String {
     object.lines()
 }
 
-/// The holder of a lock, in indented lines.
+/// Describes the holder of a lock in indented lines.
 pub(super) fn holder_text(path: &Path, busy: &Busy) -> String {
     let details = &busy.details;
     let is_unknown = details.alive == Alive::Unknown;
@@ -159,7 +159,7 @@ pub(super) fn holder_text(path: &Path, busy: &Busy) -> String {
         .lines()
 }
 
-/// The holder that the lock's file names, in one line.
+/// Describes in one line the holder that the lock's file names.
 pub(super) fn holder_line((pid, record): &(u32, Record)) -> String {
     let mut text = format!("pid {pid}");
     if let Some(host) = record.host.as_deref() {

@@ -92,8 +92,8 @@ fn run_under(
     Ok(finish.follow())
 }
 
-/// Waits for the lock. The wait ends without the lock at a signal, or when `abandoned` is set,
-/// which means that the standard input has ended.
+/// Waits for the lock. The wait ends without the lock when a signal arrives, or when `abandoned` is
+/// set because the standard input has ended.
 pub(super) fn wait(
     slots: &'static [Semaphore],
     request: &SemaRequest,

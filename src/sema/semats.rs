@@ -221,7 +221,7 @@ fn release(semaphore: &Semaphore, request: &SematsRequest) -> SematsResult {
     };
     let mut released = semaphore.release(&own);
     if matches!(&released, Ok(ReleaseOutcome::Kept(busy)) if !busy.details.is_readable()) {
-        // The file names no holder, so its age decides.
+        // The file names no holder, so the age of the lock decides whether it may be released.
         released = semaphore.release(&ReleaseTerms { pid: None, ..own });
     }
     match released {
@@ -297,7 +297,7 @@ fn io_error(error: SemaphoreError) -> Object {
 }
 
 impl Object {
-    /// Adds a key. If there is no value, JSON leaves the key out, and text shows `undefined`.
+    /// Adds a key. Without a value, the JSON leaves the key out, and the text shows `undefined`.
     fn undefined_or(
         self,
         key: &'static str,
