@@ -25,7 +25,8 @@ pub struct Connections {
 struct OpenStreams {
     last_id: u64,
     streams: HashMap<u64, Arc<Stream>>,
-    /// Connections per source, sorted by source; empty without a cap per source.
+    /// The number of connections from each source, sorted by source; empty without a cap per
+    /// source.
     per_source: Vec<(Source, usize)>,
     /// When the most recent connection closed. Not meaningful while a connection is open.
     empty_since: Instant,
@@ -40,7 +41,7 @@ pub struct Admission {
     /// The connection's number, counted from 1 and never reused.
     pub id: u64,
     pub stream: Arc<Stream>,
-    /// The source that the connection counts against, if there is a cap per source.
+    /// The source that the connection is counted for, if there is a cap per source.
     source: Option<Source>,
 }
 
@@ -53,7 +54,7 @@ pub enum Source {
     User(Option<u32>),
 }
 
-/// The cap that a rejected connection would exceed. Its display form is the one in the log.
+/// The cap that a rejected connection would exceed. The log shows its display form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CapReached {
     Total,
@@ -79,8 +80,8 @@ impl fmt::Display for CapReached {
 
 impl Connections {
     /// Allows at most `max_connections` at a time, and at most `max_per_source` from one address or
-    /// one IPv6 /64 network; Unix sockets do not count against an address. A connection that
-    /// exceeds a cap is sent `farewell` and closed.
+    /// one IPv6 /64 network; connections over Unix sockets are not counted for an address. A
+    /// connection that would exceed a cap is sent `farewell` and closed.
     pub fn new(
         max_connections: usize,
         max_per_source: Option<usize>,
@@ -101,10 +102,10 @@ impl Connections {
         }
     }
 
-    /// Accepts a connection and gives it a number. If the connection exceeds a cap, closes it and
-    /// returns that cap. `accept` must not block: it runs under the mutex, so that no connection
-    /// slips in while [`Connections::close_if_empty`] decides. Blocks forever once
-    /// [`Connections::close_if_empty`] or [`Connections::close`] has stopped accepting.
+    /// Accepts a connection and gives it a number. If the connection would exceed a cap, closes it
+    /// and returns that cap. `accept` must not block: it runs under the mutex, so that
+    /// [`Connections::close_if_empty`] overlooks no connection. Once accepting has stopped, this
+    /// call blocks forever.
     pub fn admit(
         self: &Arc<Self>,
         accept: impl FnOnce() -> io::Result<Stream>,
@@ -157,7 +158,7 @@ impl Connections {
         open.streams.is_empty().then_some(open.empty_since)
     }
 
-    /// The number of bytes that have arrived on connection `id` and have not been read.
+    /// The number of unread bytes that have arrived on connection `id`.
     pub fn unread_len(&self, id: u64) -> u64 {
         let open = self.open.lock();
         let stream = open.streams.get(&id);
@@ -186,8 +187,8 @@ impl Connections {
 }
 
 impl Admission {
-    /// Counts the connection against its user, who may have at most `max` connections. Only for a
-    /// connection that does not count against an address.
+    /// Counts the connection for its user, who may have at most `max` connections. Call this only
+    /// for a connection that is not counted for an address.
     pub fn count_for_user(&mut self, user: Option<u32>, max: usize) -> Result<(), CapReached> {
         debug_assert_eq!(self.source, None);
         let mut open = self.connections.open.lock();

@@ -1,13 +1,12 @@
-//! Watching peers for hang-ups, on one thread for all connections that have ever waited.
+//! Watching peers for hang-ups. One thread watches all connections that have ever waited.
 //!
-//! A session that waits for a lock does not read, so it cannot see the end of the stream, which may
-//! also come after pipelined requests. Its socket is registered once, before the first wait, and
-//! edge-triggered. So the watch costs a connection one system call and delays no reply; it costs
-//! nothing if the connection never waits. The kernel removes a closed socket from the watch.
+//! A session that waits for a lock does not read, so it cannot see the end of the stream. The end
+//! may also come after pipelined requests. The watch registers the session's socket once, before
+//! the first wait, and edge-triggered. So it costs one system call per connection that waits, and
+//! delays no reply. The kernel removes a closed socket from the watch.
 //!
-//! If a peer has filled our receive window, its FIN cannot arrive, because the kernel has no room
-//! for it. So while a wait is long, the watch reports input as well, and the server cuts off a peer
-//! that sends too much during the wait.
+//! If a peer has filled our receive window, the kernel has no room for its FIN. So during a long
+//! wait the watch also reports input, and the server cuts off a peer that sends too much.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -51,8 +50,8 @@ impl HangupWatch {
         })
     }
 
-    /// Watches a socket, whose events are reported with the number `id`. An earlier hang-up is
-    /// reported, too. Logs a failure.
+    /// Watches a socket, and reports its events with the number `id`. Also reports a hang-up that
+    /// came before this call. Logs a failure.
     pub fn watch(&self, stream: &Stream, id: u64) -> io::Result<()> {
         let data = EventData::new_u64(id);
         let watched = epoll::add(&self.epoll, stream, data, events(InputReports::Ignored));
@@ -63,8 +62,8 @@ impl HangupWatch {
         })
     }
 
-    /// Changes whether the watch reports a socket's input. Bytes that arrived earlier are reported,
-    /// too.
+    /// Changes whether the watch reports a socket's input. It also reports bytes that arrived
+    /// before this call.
     pub fn set_input(&self, stream: &Stream, id: u64, input: InputReports) -> io::Result<()> {
         epoll::modify(&self.epoll, stream, EventData::new_u64(id), events(input))?;
         Ok(())

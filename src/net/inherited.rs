@@ -1,5 +1,5 @@
-//! Inherited sockets: inetd and s6 pass one socket as descriptor 0, and systemd passes sockets that
-//! LISTEN_FDS counts.
+//! Inherited sockets. inetd and s6 pass one socket as descriptor 0. systemd passes any number of
+//! sockets, and states that number in LISTEN_FDS.
 
 use std::env;
 use std::io;
@@ -36,7 +36,7 @@ impl Inherited {
     }
 }
 
-/// The socket on descriptor 0, as inetd and s6 pass it: a listening one (inetd `wait`) or a
+/// The socket on descriptor 0, passed by inetd or s6: a listening socket (inetd `wait`) or a
 /// connection (inetd `nowait`).
 pub fn from_stdin() -> io::Result<Inherited> {
     let stdin = io::stdin();
@@ -44,8 +44,8 @@ pub fn from_stdin() -> io::Result<Inherited> {
     classify(stdin.as_fd().try_clone_to_owned()?)
 }
 
-/// The sockets that LISTEN_FDS counts, in order, each converted by `adopt`; empty if LISTEN_FDS is
-/// not set or if it is meant for another process (LISTEN_PID).
+/// Returns the sockets passed by systemd, in order, each converted by `adopt`. Returns none if
+/// LISTEN_FDS is not set, or if LISTEN_PID names another process.
 pub fn from_environment<T>(adopt: impl Fn(Inherited) -> io::Result<T>) -> Result<Vec<T>, String> {
     /// The first descriptor passed by systemd.
     const FIRST_DESCRIPTOR: usize = 3;
@@ -73,7 +73,7 @@ pub fn from_environment<T>(adopt: impl Fn(Inherited) -> io::Result<T>) -> Result
 }
 
 /// Whether `output` is the socket on descriptor 0. If so, a client may read whatever is written to
-/// `output`.
+/// it.
 pub fn is_client_socket(output: impl AsFd) -> bool {
     let (Ok(stdin), Ok(output)) = (fstat(io::stdin()), fstat(output)) else {
         return false;
@@ -82,9 +82,9 @@ pub fn is_client_socket(output: impl AsFd) -> bool {
         && FileId::from(&stdin) == FileId::from(&output)
 }
 
-/// Whether inetd or a similar program started this process, and may restart it at once: descriptor
-/// 0 is a listening socket, or stderr is the socket on descriptor 0. Checking stderr alone is not
-/// enough, because some inetds do not redirect it.
+/// Whether inetd or a similar program started this process, and may restart it at once. The sign is
+/// that descriptor 0 is a listening socket, or that stderr is the socket on descriptor 0. stderr
+/// alone is not enough, because some inetds do not redirect it.
 pub fn started_by_inetd() -> bool {
     is_client_socket(io::stderr()) || matches!(sockopt::socket_acceptconn(io::stdin()), Ok(true))
 }

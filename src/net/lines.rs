@@ -11,13 +11,13 @@ use crate::sys::memory::{self, Purpose};
 use super::stream::Stream;
 use telnet::{Telnet, INTERRUPT};
 
-/// The usual maximum length of the read buffer, in bytes. Further input waits in the kernel.
+/// The usual maximum length of the read buffer, in bytes. Further input stays in the kernel.
 const BUFFER_LEN: usize = 4096;
 
 /// The initial length of the read buffer, in bytes: enough for most peers.
 const SMALL_BUFFER_LEN: usize = 512;
 
-/// How many bytes at the start of an overlong line are kept.
+/// The maximum number of bytes kept of an overlong line.
 const HEAD_LEN: usize = 64;
 
 type LineLimit = Box<dyn Fn(usize, &[u8]) -> usize>;
@@ -25,15 +25,15 @@ type LineLimit = Box<dyn Fn(usize, &[u8]) -> usize>;
 /// Splits a stream into frames of `N` lines each, and removes telnet commands.
 ///
 /// A line ends with LF, and every CR before the LF is stripped. The buffer starts small, and
-/// doubles when the peer fills it. It grows beyond 4096 bytes only for a line with a higher limit,
-/// and shrinks again after that line.
+/// doubles when the peer fills it. It grows beyond 4096 bytes only for a line whose limit is
+/// higher, and shrinks again after that line.
 pub struct LineReader<const N: usize> {
     buffer: Vec<u8>,
     /// The start of the current frame.
     start: usize,
     /// The end of the buffered bytes.
     end: usize,
-    /// How far the buffer has been searched for line ends.
+    /// The index up to which the buffer has been searched for line ends.
     scanned: usize,
     /// The line ends of the current frame.
     ends: [usize; N],
@@ -43,8 +43,7 @@ pub struct LineReader<const N: usize> {
     head: Vec<u8>,
     lines_seen: u32,
     limit: LineLimit,
-    /// The lowest limit of any line. Most lines are shorter than this, so `limit` need not be
-    /// called for them.
+    /// The lowest limit of any line. A line that is shorter than this needs no call of `limit`.
     lowest_limit: usize,
     telnet: Telnet,
     answers: Vec<u8>,
@@ -56,8 +55,8 @@ pub enum Buffered {
     Frame,
     /// The frame is not complete yet. The caller should read more.
     Incomplete,
-    /// A line exceeds its limit, and has been read up to its LF. The lines after it are no longer
-    /// aligned to frames.
+    /// A line exceeds its limit, and has been read up to its LF. The reader no longer knows where
+    /// the next frame begins.
     TooLong,
 }
 
@@ -128,8 +127,8 @@ impl<const N: usize> LineReader<N> {
             self.scanned = at + 1;
             self.lines_seen = self.lines_seen.wrapping_add(1);
             if self.buffer[at] == INTERRUPT {
-                // The frame begins again after the interrupt. `Incomplete` lets the caller look at
-                // its new first line.
+                // The frame begins again after the interrupt. After `Incomplete`, the caller looks
+                // at the new first line.
                 self.next_frame_at(at + 1);
                 return Buffered::Incomplete;
             } else if self.overlong || self.is_overlong(at - line_start) {
@@ -145,10 +144,10 @@ impl<const N: usize> LineReader<N> {
 
     /// The offset from `scanned` of the LF or the interrupt that ends the current line.
     ///
-    /// Within the connection's first line, an interrupt does not count: the beginning of that line
+    /// An interrupt within the connection's first line does not count. The beginning of that line
     /// must not be dropped, because it shows whether the peer speaks another protocol. A third
-    /// party may have chosen what such a peer sends next. For example, a TLS client sends a session
-    /// ID that a server has chosen.
+    /// party may have chosen the bytes that such a peer sends next. For example, a TLS client sends
+    /// a session ID that a server has chosen.
     fn offset_of_end(&self, line_start: usize) -> Option<usize> {
         let unseen = &self.buffer[self.scanned..self.end];
         let offset = memchr2(b'\n', INTERRUPT, unseen)?;
@@ -176,8 +175,7 @@ impl<const N: usize> LineReader<N> {
         &self.head
     }
 
-    /// The bytes of an incomplete frame that have been received; of an overlong line, only its
-    /// first bytes.
+    /// The received bytes of an incomplete frame, or the first bytes of an overlong line.
     pub fn incomplete(&self) -> &[u8] {
         match self.overlong {
             true => &self.head,
@@ -211,7 +209,7 @@ impl<const N: usize> LineReader<N> {
     }
 
     /// Blocks until the peer sends something, or until the socket's read timeout. Returns at once
-    /// if bytes after an interrupt have not been looked at.
+    /// if the buffer has bytes after an interrupt that have not been looked at.
     pub fn read(&mut self, mut stream: impl Read) -> Result<(), ReadEnd> {
         if self.scanned < self.end {
             return Ok(());
@@ -236,8 +234,8 @@ impl<const N: usize> LineReader<N> {
         Ok(())
     }
 
-    /// Without blocking, reads the bytes that have arrived and for which the buffer has room. Does
-    /// not report the end of the stream; the next [`LineReader::read`] does.
+    /// Reads the bytes that have arrived, as far as the buffer has room, without blocking. Does not
+    /// report the end of the stream; the next [`LineReader::read`] does.
     pub fn read_ready(&mut self, stream: &Stream) {
         self.compact();
         let from = self.chunk_start();
@@ -255,7 +253,7 @@ impl<const N: usize> LineReader<N> {
         }
     }
 
-    /// A number for the line being received, which differs from the number of the previous line;
+    /// A number for the line that is being received, different from that of the previous line;
     /// `None` between frames.
     pub fn line_in_progress(&self) -> Option<u32> {
         let between_frames = self.start == self.end && !self.overlong;

@@ -26,23 +26,22 @@ use super::tls::Certificate;
 use super::unix_path::BoundPath;
 use super::workers::Workers;
 
-/// The listen backlog: the maximum number of connections that the kernel has completed but that
-/// have not been accepted.
+/// The listen backlog: the maximum number of complete connections that wait to be accepted.
 pub(super) const BACKLOG: i32 = 4096;
 
-/// The length of the send buffer in bytes. A client that does not read can pin this much kernel
+/// The length of the send buffer in bytes. A client that does not read can tie up this much kernel
 /// memory.
 pub const SEND_BUFFER_LEN: usize = 16 * 1024;
 
-/// The pause after a failed accept: it doubles with each failure, from the first to the longest.
+/// The first and the maximum pause after a failed accept. The pause doubles with each failure.
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
 pub enum Listener {
-    /// A TCP socket; with a certificate if it speaks TLS.
+    /// A TCP socket. It has a certificate if it speaks TLS.
     Tcp(TcpListener, Option<Arc<Certificate>>),
-    /// A Unix socket; with its path if this process bound it.
+    /// A Unix socket. It has a path if this process bound it.
     Unix(UnixListener, Option<BoundPath>),
 }
 
@@ -68,7 +67,7 @@ impl Listener {
     /// Adopts a listening TCP socket and sets its options.
     pub fn adopt_tcp(listener: TcpListener) -> io::Result<Listener> {
         listener.set_nonblocking(true)?;
-        // Accepted sockets inherit all of these options, which saves the system calls to set them.
+        // Accepted sockets inherit all of these options, which saves a system call for each option.
         keep_alive(&listener)?;
         // Urgent bytes stay in the stream, as telnet expects. Otherwise they would be lost, and the
         // kernel would not count the bytes after them as unread.
@@ -85,7 +84,7 @@ impl Listener {
         }
     }
 
-    /// Adopts a listening Unix socket; `made` is its path if this process bound it.
+    /// Adopts a listening Unix socket. If this process bound the socket, `made` is its path.
     pub fn adopt_unix(listener: UnixListener, made: Option<BoundPath>) -> io::Result<Listener> {
         listener.set_nonblocking(true)?;
         Ok(Listener::Unix(listener, made))

@@ -7,8 +7,8 @@ use std::time::Instant;
 use crate::sys::lookups::Lookups;
 use crate::text::in_brackets;
 
-/// Resolves `HOST:PORT`. An IPv6 address must be in brackets and may have a zone, given by number
-/// or by name. Fails with [`io::ErrorKind::TimedOut`] at the deadline.
+/// Resolves `HOST:PORT`. An IPv6 address must be in brackets, and may have a zone (its number or
+/// its name). Fails with [`io::ErrorKind::TimedOut`] at the deadline.
 pub fn look_up(host_and_port: &str, deadline: Instant) -> io::Result<Vec<SocketAddr>> {
     static ALL: Lookups<String, Vec<SocketAddr>> = Lookups::new(|place| resolve(place));
     match host_and_port.parse() {

@@ -29,7 +29,7 @@ pub enum Stream {
 
 impl Stream {
     pub fn set_read_timeout(&self, timeout: Duration) -> io::Result<()> {
-        // A timeout of zero would mean no timeout to the system.
+        // The system takes a timeout of zero for no timeout.
         let timeout = timeout.max(Duration::from_millis(1));
         if let Stream::Tls(stream) = self {
             stream.set_read_timeout(timeout);
@@ -37,7 +37,7 @@ impl Stream {
         Ok(set_socket_timeout(self, Timeout::Recv, Some(timeout))?)
     }
 
-    /// The TCP socket, also of a TLS stream; `None` for a Unix socket.
+    /// The TCP socket, which a TLS stream has, too; `None` for a Unix socket.
     fn tcp(&self) -> Option<&TcpStream> {
         match self {
             Stream::Tcp(stream) => Some(stream),
@@ -46,7 +46,7 @@ impl Stream {
         }
     }
 
-    /// Shuts down one or both directions. It does not matter if the peer is gone.
+    /// Shuts down one or both directions. Ignores the error if the peer is gone.
     pub fn shutdown(&self, how: Shutdown) {
         let _ = match self {
             Stream::Tcp(stream) => stream.shutdown(how),
@@ -67,7 +67,7 @@ impl Stream {
         format!("unix pid {pid} uid {uid}{name}")
     }
 
-    /// Describes this end the way [`Stream::identity`] describes it at the peer, but without the
+    /// Describes this end in the form that the peer's [`Stream::identity`] uses, but without the
     /// program's name; `None` if the socket no longer has a local address.
     pub fn own_identity(&self) -> Option<String> {
         Some(match self.tcp() {
@@ -93,7 +93,7 @@ impl Stream {
         }
     }
 
-    /// The peer's IPv4 address or IPv6 /64 network; `None` for a Unix socket, or if the peer is
+    /// The peer's IPv4 address or IPv6 /64 network; `None` for a Unix socket, or after the peer has
     /// gone.
     pub fn source(&self) -> Option<IpAddr> {
         Some(match self.tcp()?.peer_addr().ok()?.ip().to_canonical() {
@@ -102,7 +102,7 @@ impl Stream {
         })
     }
 
-    /// The number of bytes that have arrived and have not been read; over TLS, of encrypted bytes.
+    /// The number of unread bytes that have arrived. A TLS stream counts encrypted bytes.
     pub fn unread_len(&self) -> u64 {
         ioctl_fionread(self).unwrap_or(0)
     }
@@ -128,7 +128,8 @@ impl Stream {
         matches!(poll(&mut polled, Some(&Timespec::default())), Ok(1..))
     }
 
-    /// Reads bytes that have arrived, without blocking; `None` if there are none, or on an error.
+    /// Reads bytes that have arrived, without blocking; `None` if no bytes have arrived, or on an
+    /// error.
     pub fn read_ready(&self, buffer: &mut [u8]) -> Option<usize> {
         if let Stream::Tls(stream) = self {
             return stream.read_ready(buffer);
@@ -137,11 +138,11 @@ impl Stream {
         Some(len)
     }
 
-    /// Writes all of `bytes` within `timeout` (`None`: no limit), as [`write_within`] does.
+    /// Writes all of `bytes` within `timeout` (`None`: no limit), like [`write_within`].
     ///
-    /// Inlined up to the session's loop, like the read, because a return right after a system call
-    /// is slow. Presumably the processor mispredicts the return, because the kernel has overwritten
-    /// its return stack.
+    /// Inlined into the session's loop, like the read, because a return right after a system call
+    /// is slow. Presumably the processor mispredicts that return, because the kernel has
+    /// overwritten its stack of return addresses.
     #[inline(always)]
     pub fn write_within(&self, bytes: &[u8], timeout: Option<Duration>) -> io::Result<()> {
         if let Stream::Tls(stream) = self {
@@ -150,8 +151,8 @@ impl Stream {
         write_within(self.as_fd(), bytes, timeout, None)
     }
 
-    /// Sends as many of `bytes` as the socket takes without blocking, and returns their number. Any
-    /// thread may call this, because it sends nothing over TLS.
+    /// Sends as many of `bytes` as the socket takes without blocking, and returns their number.
+    /// Sends nothing over TLS, so any thread may call this.
     pub fn send_once(&self, bytes: &[u8]) -> usize {
         if matches!(self, Stream::Tls(_)) {
             return 0;
@@ -172,12 +173,13 @@ impl Stream {
     }
 }
 
-/// The keepalive times. A vanished host is noticed after 30 s of silence: idle + probes x interval.
+/// The keepalive times. Together they end a connection after 30 s of silence: idle + probes x
+/// interval.
 pub(super) const KEEPALIVE_IDLE: Duration = Duration::from_secs(15);
 pub(super) const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
 pub(super) const KEEPALIVE_PROBES: u32 = 3;
-/// How long the peer may leave data unacknowledged, in milliseconds. Meanwhile the kernel sends no
-/// keepalive probes, so they cannot notice a vanished host.
+/// How long the peer may leave data unacknowledged, in milliseconds. Keepalive probes cannot notice
+/// this case, because the kernel sends none while data is unacknowledged.
 pub(super) const USER_TIMEOUT_MS: u32 = 30_000;
 
 /// Makes the kernel end a TCP connection within a minute if the other host has vanished, and send
@@ -199,9 +201,9 @@ pub(super) fn where_known(set: rustix::io::Result<()>) -> io::Result<()> {
     }
 }
 
-/// Writes all of `bytes` to a socket, pipe or terminal within `timeout` (`None`: no limit), in one
-/// system call if the peer keeps up. A peer that reads only a little at a time does not extend the
-/// timeout. Stops waiting once `stop` is readable.
+/// Writes all of `bytes` to a socket, pipe or terminal within `timeout` (`None`: no limit). Needs
+/// one system call if the peer keeps up. A peer that reads only a little at a time does not extend
+/// the timeout. Stops waiting once `stop` is readable.
 ///
 /// Fails with [`io::ErrorKind::TimedOut`] if the peer does not read in time, or `stop` is readable.
 /// Some of the bytes may have been sent.
@@ -225,8 +227,7 @@ pub fn write_within(
             Ok(len) if len == bytes.len() => return Ok(()),
             Ok(len) => bytes = &bytes[len..],
             Err(Errno::INTR | Errno::AGAIN) => {}
-            // This is a pipe or a terminal, to which a write may block unless poll has reported
-            // room.
+            // This is a pipe or a terminal. A write to it may block unless poll has reported room.
             Err(Errno::NOTSOCK) => is_socket = false,
             Err(error) => return Err(error.into()),
         }

@@ -35,13 +35,13 @@ pub struct BoundPath {
 
 /// Listens on `path`; `mode` and `group` say who may connect. Replaces the socket of a dead server.
 /// Fails with [`io::ErrorKind::AddrInUse`] if a living server has the path, or with
-/// [`io::ErrorKind::AlreadyExists`] if the path is any other file. Changes the umask for a moment,
-/// so no other thread may create files at that time.
+/// [`io::ErrorKind::AlreadyExists`] if the path is a file of another kind. Changes the umask for a
+/// moment, during which no other thread may create files.
 pub fn bind(path: &Path, mode: u32, group: Option<u32>) -> io::Result<Listener> {
     // If two servers find the socket of a dead server, neither may remove the other's new socket.
-    // The server that locks the directory looks, removes and listens before the other server looks.
-    // But any user who may read the directory can keep it locked, and must not thereby prevent a
-    // server from starting.
+    // So a server locks the directory before it looks, and unlocks it once it listens. A user who
+    // may read the directory can keep it locked, but must not thereby prevent a server from
+    // starting.
     let directory = Directory::of(path)?;
     match lock_within(&directory, LOCK_PATIENCE) {
         Ok(true) => {}
@@ -69,7 +69,7 @@ pub fn bind(path: &Path, mode: u32, group: Option<u32>) -> io::Result<Listener> 
         identity: FileId::from(&found),
     };
     listen(&socket, BACKLOG).inspect_err(|_| made.remove())?;
-    // The mode differs only if the directory has a default access list.
+    // The mode differs only if the directory has a default ACL.
     if group.is_some() || found.st_mode & 0o777 != mode {
         let by_descriptor = format!("/proc/self/fd/{}", name.as_raw_fd());
         if !is_own_listener(&by_descriptor, &address)? {
@@ -107,7 +107,7 @@ fn give_access(
 }
 
 /// Whether the socket at `path` is one that this process listens on and has bound to `address`. The
-/// kernel tells this only to a client of the socket, so this function connects and hangs up.
+/// kernel says so only to a client of the socket, so this function connects and hangs up.
 fn is_own_listener(path: &str, address: &SocketAddrUnix) -> io::Result<bool> {
     let client = client_socket()?;
     match connect(&client, &SocketAddrUnix::new(path)?) {
@@ -155,7 +155,8 @@ fn remove_dead_socket(path: &Path) -> io::Result<()> {
     }
     match connect(client_socket()?, &SocketAddrUnix::new(path)?) {
         Err(Errno::CONNREFUSED) => fs::remove_file(path),
-        // The server accepts, its backlog is full, or this process may not connect to the socket.
+        // Either the server accepts, or its backlog is full, or this process may not connect to the
+        // socket.
         _ => Err(io::ErrorKind::AddrInUse.into()),
     }
 }

@@ -21,14 +21,14 @@ const TIMING_MARK: u8 = 6;
 /// Replaces an interrupt (IAC IP) in the filtered stream. The filtered stream has no other 0xFF.
 pub(super) const INTERRUPT: u8 = 0xFF;
 
-/// Replaces an escaped 0xFF (IAC IAC), or a 0xFF before a byte that is not a command. This byte is
-/// not valid UTF-8 either.
+/// Replaces an escaped 0xFF (IAC IAC), or a 0xFF before a byte that is not a command. 0xFE never
+/// occurs in UTF-8 either.
 const ESCAPED_FF: u8 = 0xFE;
 
 /// The maximum length of a subnegotiation, in bytes.
 const MAX_SUBNEGOTIATION: usize = 256;
 
-/// The maximum number of requests that are refused. Further requests are ignored.
+/// The maximum number of requests to refuse. Further requests are ignored.
 const MAX_REFUSALS: usize = 64;
 
 /// The telnet state of one connection.
@@ -70,8 +70,8 @@ impl Telnet {
         for at in self.room_len()..chunk.len() {
             let byte = chunk[at];
             if self.state == ParserState::Command && byte < FIRST_COMMAND {
-                // The previous 0xFF does not begin a command. It was dropped, so there is room for
-                // its replacement.
+                // The previous 0xFF does not begin a command. That 0xFF was dropped, so there is
+                // room for its replacement.
                 self.state = ParserState::Data;
                 chunk[kept] = self.data(ESCAPED_FF);
                 kept += 1;
@@ -89,8 +89,7 @@ impl Telnet {
         self.state == ParserState::Endless
     }
 
-    /// Whether the chunk contains no commands, and no NUL that may end a line. This is the usual
-    /// case.
+    /// Whether the chunk has no command and no NUL, which may end a line. This is the usual case.
     fn is_plain(&self, chunk: &[u8]) -> bool {
         self.state == ParserState::Data && memchr2(IAC, 0, chunk).is_none()
     }
@@ -142,7 +141,7 @@ impl Telnet {
         let refusal = match verb {
             DO => WONT,
             WILL => DONT,
-            // With WONT and DONT the peer confirms that an option is off.
+            // The peer confirms with WONT or DONT that an option is off.
             _ => return,
         };
         // Every timing mark must be answered: after Ctrl-C, the telnet client discards everything

@@ -39,7 +39,7 @@ struct Loaded {
 
 impl Certificate {
     /// Reads two PEM files: a certificate chain, and the key of its first certificate. The error
-    /// names the file.
+    /// names the file that cannot be used.
     pub fn read(chain: PathBuf, key: PathBuf) -> Result<Certificate, String> {
         let loaded = Mutex::new(load(&chain, &key)?);
         Ok(Certificate { chain, key, loaded })
@@ -62,7 +62,7 @@ impl Certificate {
         Stream::Tls(TlsStream::server(socket, config))
     }
 
-    /// The earliest expiry of a certificate of the chain, if that is before `time`. Both times are
+    /// The earliest expiry of a certificate of the chain, if it is before `time`. Both are times
     /// since 1970.
     pub fn expiry_before(&self, time: Duration) -> Option<Duration> {
         let expiries = self.faults_at(time).filter_map(|fault| match fault {
@@ -74,14 +74,15 @@ impl Certificate {
         expiries.min()
     }
 
-    /// Whether a certificate of the chain becomes valid only after `time`, which is since 1970.
+    /// Whether a certificate of the chain is not valid yet at `time`, which counts from 1970.
     pub fn begins_after(&self, time: Duration) -> bool {
         use CertificateError::NotValidYetContext;
         self.faults_at(time)
             .any(|fault| matches!(fault, Error::InvalidCertificate(NotValidYetContext { .. })))
     }
 
-    /// The error of each certificate of the chain that a client would not accept at `time`.
+    /// The reason why a client would not accept a certificate at `time`, for each such certificate
+    /// of the chain.
     fn faults_at(&self, time: Duration) -> impl Iterator<Item = Error> {
         let chain = self.loaded().chain.clone();
         let time = UnixTime::since_unix_epoch(time);
@@ -90,8 +91,8 @@ impl Certificate {
     }
 }
 
-/// Verifies a certificate as a client would at `time`. An expired certificate is reported as such
-/// even if its name does not match, because webpki checks the validity first.
+/// Verifies a certificate at `time`, like a client. Reports an expired certificate as expired even
+/// if its name does not match, because webpki checks the validity first.
 fn verify_at(certificate: CertificateDer<'static>, time: UnixTime) -> Result<(), Error> {
     let mut roots = RootCertStore::empty();
     roots.add(certificate.clone())?;
@@ -111,14 +112,14 @@ fn load(chain_file: &Path, key_file: &Path) -> Result<Loaded, String> {
         .with_no_client_auth()
         .with_single_cert(chain.clone(), key)
         .map_err(|error| mismatch(chain_file, key_file, &error))?;
-    // The default is two tickets. Each of them is a message after the handshake.
+    // The default is two tickets, and each ticket is a message after the handshake.
     config.send_tls13_tickets = 1;
     let config = Arc::new(config);
     Ok(Loaded { config, chain })
 }
 
 /// Reads a non-empty certificate chain and the key of its first certificate, both PEM. The error
-/// names the file.
+/// names the file that cannot be used.
 pub fn chain_and_key(
     chain_file: &Path,
     key_file: &Path,
@@ -153,8 +154,8 @@ fn key_in(file: &Path) -> Result<PrivateKeyDer<'static>, String> {
     })
 }
 
-/// The message for a certificate or key that rustls does not accept: says which of the two files is
-/// unusable.
+/// The message for a certificate or key that rustls does not accept. It says which of the two files
+/// is unusable.
 pub fn mismatch(chain_file: &Path, key_file: &Path, error: &Error) -> String {
     // rustls's own message is not used, because it may quote the file.
     match error {

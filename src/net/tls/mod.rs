@@ -43,28 +43,28 @@ pub fn need(_: &str) -> Result<(), String> {
 /// The versions of TLS that both sides speak.
 const VERSIONS: &[&SupportedProtocolVersion] = &[&TLS13, &TLS12];
 
-/// The maximum number of plaintext bytes to encrypt at a time: those of one record.
+/// The maximum number of plaintext bytes to encrypt at a time: the length of one record.
 const PIECE_LEN: usize = 16 * 1024;
 
-/// The capacity of the output buffer that is kept after a write, in bytes.
+/// The capacity of the output buffer between writes, in bytes.
 const KEPT_ROOM: usize = 512;
 
-/// The first byte of a handshake record, and that of an alert record.
+/// The first bytes of a handshake record and of an alert record.
 const HANDSHAKE: u8 = 22;
 const ALERT: u8 = 21;
 
 /// The maximum number of bytes that a client may send without completing a handshake or a record
-/// that has plaintext. A handshake is usually about 2000 bytes long.
+/// with plaintext. A handshake is usually about 2000 bytes long.
 const MAX_PENDING_LEN: usize = 20 * 1024;
 
-/// If a client's pending input is longer than this, in bytes, it is processed for one client at a
-/// time, because a handshake message takes a multiple of its length in memory. Such a message may
-/// also come after the handshake.
+/// The maximum length, in bytes, of pending input that is processed for several clients at once.
+/// Longer input is processed for one client at a time, because a handshake message takes a multiple
+/// of its length in memory. A client can also send such a message after the handshake.
 const USUAL_PENDING_LEN: usize = 4096;
 static LONG_PENDING: Mutex<()> = Mutex::new(());
 
-/// The memory that a handshake takes, in bytes, and how much each byte of its messages adds: rustls
-/// allocates a block for each name in a message, and a name can have only two bytes.
+/// The memory that a handshake takes, in bytes, and the memory that each byte of its messages adds.
+/// rustls allocates a block for each name in a message, and a name can be two bytes long.
 const HANDSHAKE_LEN: usize = 64 * 1024;
 const PER_HANDSHAKE_BYTE: usize = 40;
 
@@ -154,8 +154,8 @@ impl TlsStream {
         self.state().read_timeout = timeout;
     }
 
-    /// Reads plaintext that has arrived, or blocks until there is some. Returns 0 at the end of the
-    /// stream, even without a close_notify: a message that is cut short can be recognised by its
+    /// Reads plaintext that has arrived, or blocks until plaintext arrives. Returns 0 at the end of
+    /// the stream, even without a close_notify: the caller recognizes a truncated message by its
     /// missing line end.
     pub fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {
         let mut state = self.state();
@@ -163,7 +163,8 @@ impl TlsStream {
         state.read(&self.socket, buffer, Blocking::SocketTimeout(deadline))
     }
 
-    /// Reads plaintext that has arrived, without blocking; `None` if there is none, or on an error.
+    /// Reads plaintext that has arrived, without blocking; `None` if none has arrived, or on an
+    /// error.
     pub fn read_ready(&self, buffer: &mut [u8]) -> Option<usize> {
         let read = self.state().read(&self.socket, buffer, Blocking::Never);
         read.ok()
@@ -182,10 +183,10 @@ impl TlsStream {
         Ok(())
     }
 
-    /// Shuts down one or both directions. Before it shuts down the sending direction, sends a
-    /// close_notify if the socket takes that at once.
+    /// Shuts down one or both directions. Before the sending direction, sends a close_notify if the
+    /// socket takes it at once.
     pub fn shutdown(&self, how: Shutdown) -> io::Result<()> {
-        // If another thread is reading or writing, it holds the mutex. That thread will find the
+        // If another thread is reading or writing, that thread holds the mutex, and finds the
         // socket shut down.
         if let (Shutdown::Write | Shutdown::Both, Ok(mut state)) = (how, self.state.try_lock()) {
             state.send_close_notify(&self.socket);
@@ -233,7 +234,7 @@ impl TlsState {
             let Stage::Open(connection) = &mut self.stage else {
                 return Ok(0);
             };
-            // Bytes that are already decrypted are returned first, because the socket may bring no
+            // Bytes that are already decrypted are returned first, because the peer may send no
             // more.
             match connection.reader().read(buffer) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
@@ -249,8 +250,8 @@ impl TlsState {
         }
     }
 
-    /// Receives one piece of the encrypted stream, sends what rustls answers to it, and returns the
-    /// length of the piece; 0 at the end of the stream.
+    /// Receives one piece of the encrypted stream, and sends the output that rustls produces in
+    /// response. Returns the length of the piece; 0 at the end of the stream.
     fn receive(&mut self, socket: &TcpStream, blocking: Blocking) -> io::Result<usize> {
         let Stage::Open(connection) = &mut self.stage else {
             return Ok(0);
@@ -299,7 +300,7 @@ impl TlsState {
             (Ok(_), Blocking::SocketTimeout(deadline) | Blocking::Until(deadline)) => deadline,
             _ => Some(Instant::now()),
         };
-        // If this fails, the next read fails, either here or at the peer.
+        // If this fails, the next read fails, on this side or at the peer.
         let _ = self.flush(socket, deadline);
         processed.map(|_| len).map_err(|error| self.fail(error))
     }
@@ -309,7 +310,7 @@ impl TlsState {
         io::Error::new(io::ErrorKind::InvalidData, why)
     }
 
-    /// Writes the pending output within the time until `deadline`.
+    /// Writes the pending output, which must be done by `deadline`.
     fn flush(&mut self, socket: &TcpStream, deadline: Option<Instant>) -> io::Result<()> {
         let Stage::Open(connection) = &mut self.stage else {
             return Ok(());

@@ -17,10 +17,11 @@ use rustls::{ClientConfig, ConfigBuilder, RootCertStore};
 use super::{TlsStream, VERSIONS};
 use crate::text::in_brackets;
 
-/// The environment variable that names the file with the host's CAs, as for OpenSSL.
+/// The environment variable that names the file with the host's CAs. OpenSSL uses the same
+/// variable.
 const SYSTEM_VARIABLE: &str = "SSL_CERT_FILE";
 
-/// The maximum length of a file in bytes. The file with all CAs of a host is shorter.
+/// The maximum length of a file in bytes. A file with all CAs of a host is shorter.
 const MAX_FILE_LEN: u64 = 4 * 1024 * 1024;
 
 /// The files in which distributions keep the host's CAs.
@@ -32,8 +33,7 @@ const SYSTEM_FILES: [&str; 5] = [
     "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",
 ];
 
-/// The file with the host's CAs: the one that `SSL_CERT_FILE` names, or else that of the
-/// distribution.
+/// The file with the host's CAs: the file that `SSL_CERT_FILE` names, or else the distribution's.
 pub fn system_file() -> PathBuf {
     let named = env::var_os(SYSTEM_VARIABLE).filter(|file| !file.is_empty());
     let mut known = SYSTEM_FILES.iter().map(PathBuf::from);
@@ -84,7 +84,7 @@ pub fn trusting(file: &Path) -> io::Result<ConfigBuilder<ClientConfig, WantsClie
     Ok(builder.with_root_certificates(roots))
 }
 
-/// Reads a file with certificates or a key, unless it is too long.
+/// Reads a file with certificates or a key. Fails if the file is too long.
 pub(super) fn read_all(file: File) -> io::Result<Vec<u8>> {
     let mut content = Vec::new();
     let mut limited = file.take(MAX_FILE_LEN + 1);
