@@ -51,8 +51,8 @@ pub fn wait_until_readable(descriptor: &impl AsFd, deadline: Instant) -> bool {
     .unwrap_or(false)
 }
 
-/// Blocks until a descriptor is ready or `deadline` (`None`: never) has passed. Signals do not end
-/// the wait. Returns whether any descriptor is ready.
+/// Blocks until a descriptor is ready or `deadline` (`None`: no deadline) has passed. Signals do
+/// not end the wait. Returns whether any descriptor is ready.
 pub fn wait_for(polled: &mut [PollFd<'_>], deadline: Option<Instant>) -> io::Result<bool> {
     loop {
         let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 /// callers wait.
 const MAX_LOOKUPS: usize = 16;
 
-/// How long an answer that came after the deadline is kept for the caller's next attempt.
+/// How long an answer that came after the deadline is stored for the caller's next attempt.
 const KEPT_FOR: Duration = Duration::from_secs(10);
 
 /// The stack of a lookup thread, in bytes.
@@ -53,8 +53,8 @@ where
             }
             if let Some((lookup, (_, answer))) = ours.as_ref().and_then(|it| Some((it, it.get()?)))
             {
-                // The next caller starts a new lookup. Callers that wait for this one still have
-                // it.
+                // The next caller starts a new lookup. Callers that already wait for this lookup
+                // can still read its answer.
                 if by_name.get(name).is_some_and(|it| Arc::ptr_eq(it, lookup)) {
                     by_name.remove(name);
                 }
@@ -75,7 +75,8 @@ where
         }
     }
 
-    /// The lookup of `name`, which is started if there is none; `None` if too many are pending.
+    /// Returns the lookup of `name`, and starts it if there is none; `None` if too many are
+    /// pending.
     fn join_or_start(
         &'static self,
         by_name: &mut BTreeMap<Name, Arc<Lookup<Found>>>,
@@ -96,8 +97,8 @@ where
             .stack_size(STACK_LEN)
             .spawn(move || {
                 let found = (self.find)(&wanted);
-                // Locked while the answer is set, so that a caller that has found no answer is
-                // asleep by then, and gets the notification.
+                // The mutex is locked while the answer is set. So a caller that has found no answer
+                // is already asleep, and gets the notification.
                 let _by_name = self.by_name.lock();
                 let _ = answer.set((Instant::now(), found));
                 self.answered.notify_all();

@@ -1,8 +1,9 @@
 //! Memory reservations, which keep clients from exhausting the memory of the process.
 //!
 //! A failed allocation ends the process, and so does a new thread that cannot get a signal stack.
-//! So code that allocates memory for client requests (a thread, a session's buffers, an entry of
-//! the table) first reserves the bytes, and refuses the request while memory is short.
+//! A failed allocation ends the process. So does a new thread that cannot get a signal stack. So
+//! code that allocates memory for a client (a thread, a session's buffers, an entry of the table)
+//! first reserves the bytes, and refuses the request if memory is short.
 
 use std::fs::File;
 use std::hint::black_box;
@@ -14,8 +15,8 @@ use rustix::param::page_size;
 use rustix::process::{getrlimit, Resource};
 
 /// The bytes that new threads and connections must leave free for clients that are already served.
-/// Under a small memory limit this is only `limit / NEWCOMERS_SHARE`, so that a small process can
-/// still serve.
+/// Under a small memory limit, they must leave only `limit / NEWCOMERS_SHARE`, so that a small
+/// process can still serve.
 const LEFT_BY_NEWCOMERS: usize = if cfg!(target_pointer_width = "64") {
     33 * 1024 * 1024
 } else {
@@ -26,7 +27,7 @@ const NEWCOMERS_SHARE: usize = 4;
 /// The bytes that always stay free, for small allocations, which are not reserved.
 const ALWAYS_LEFT: usize = 1024 * 1024;
 
-/// The bytes of all present reservations, which may not have been allocated yet.
+/// The total bytes of all reservations. Some of them may not have been allocated yet.
 static RESERVED: AtomicUsize = AtomicUsize::new(0);
 
 /// Bytes that are set aside for the caller until this is dropped.
@@ -62,7 +63,7 @@ fn has_room_for(len: usize, purpose: Purpose) -> bool {
     let limits = [(Resource::As, 0), (Resource::Data, 5)]
         .map(|(resource, field)| (getrlimit(resource).current, field));
     let is_limited = limits.iter().any(|(limit, _)| limit.is_some());
-    // Without a limit, or without /proc to tell the usage, only an attempt can tell.
+    // If there is no limit, or if /proc does not tell the usage, only an attempt can tell.
     let Some(used) = is_limited.then(used_pages).flatten() else {
         return can_allocate(len.saturating_add(left_within(usize::MAX, purpose)));
     };
@@ -84,8 +85,8 @@ fn left_within(limit: usize, purpose: Purpose) -> usize {
     }
 }
 
-/// The fields of this process's statm file. The file stays open, because there may be no free
-/// descriptor later. If there is none now, the next call tries to open it again.
+/// The fields of this process's statm file. The file stays open, because later there may be no free
+/// descriptor. If opening the file fails, the next call tries again.
 fn used_pages() -> Option<Vec<usize>> {
     static STATM: OnceLock<File> = OnceLock::new();
     let file = match STATM.get() {
@@ -101,9 +102,9 @@ fn used_pages() -> Option<Vec<usize>> {
     Some(text.split_whitespace().flat_map(str::parse).collect())
 }
 
-/// Tries to allocate `len` bytes. Even without resource limits, memory may be bounded by a commit
-/// limit or by 32-bit pointers. The result does not depend on memory that the C library has cached,
-/// because it always maps a block of this size anew.
+/// Tries to allocate `len` bytes. Even without resource limits, a commit limit or 32-bit pointers
+/// may bound the memory. Memory that the C library has cached does not affect the result, because
+/// the library always maps a block of this size anew.
 fn can_allocate(len: usize) -> bool {
     let mut block = Vec::<u8>::new();
     let is_had = block.try_reserve_exact(len).is_ok();

@@ -1,5 +1,5 @@
-//! Instants of a clock that runs on while this process is stopped and while the host is suspended,
-//! because the server's leases run on, too.
+//! Instants of a clock that does not stop while this process is stopped or the host is suspended.
+//! The server's leases do not stop then, either.
 
 use std::io;
 use std::ops::{Add, Sub};
@@ -12,7 +12,7 @@ use rustix::time::{
     TimerfdFlags, TimerfdTimerFlags,
 };
 
-/// The maximum time that a timer is set for, so that no system's clock overflows.
+/// The maximum time to set a timer for. It is short enough that no system's clock overflows.
 const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// A point in time by CLOCK_BOOTTIME.
@@ -57,8 +57,8 @@ impl Sub<Duration> for Moment {
 
 /// A timer whose descriptor can be polled.
 ///
-/// A timeout of poll is not enough, because it does not run while the process is stopped or the
-/// host is suspended.
+/// A timeout of poll would not do, because it stops while the process is stopped or the host is
+/// suspended.
 #[derive(Debug)]
 pub struct Alarm(OwnedFd);
 

@@ -1,4 +1,4 @@
-//! Reports the server's state to systemd, as sd_notify(3) does, but without its library.
+//! Reports the server's state to systemd. This is sd_notify(3) without its library.
 
 use std::env;
 use std::io;

@@ -1,5 +1,5 @@
-//! The path of a server's operator socket, for the server that binds it and for the operator's
-//! program that looks for it.
+//! The path of a server's operator socket. The server binds it, and the operator's program looks
+//! for it.
 
 use std::env;
 use std::fs::{self, Metadata};
@@ -23,7 +23,7 @@ const OF_USERS: &str = "/run/user";
 const OF_UNIT: (&str, u16) = ("/run/latchd.sock", 6388);
 
 /// The path at which a server on `port` binds its operator socket: in $XDG_RUNTIME_DIR if that is
-/// set, or in /run/latchd if that belongs to this user, or else in /run.
+/// set, else in /run/latchd if that belongs to this user, else in /run.
 pub fn path_to_bind(port: u16) -> PathBuf {
     let directory = match of_user() {
         Some(directory) => directory,
@@ -35,9 +35,9 @@ pub fn path_to_bind(port: u16) -> PathBuf {
 
 /// The paths at which the server on `port` of this host may have bound its operator socket.
 ///
-/// Only root, the service's user and this user can create sockets at these paths. The port would
-/// not be as safe: another user may listen on it at another address and pretend to be the server.
-/// The operator would send the secret to that user, and believe that the grant was broken.
+/// Only root, the service's user and this user can create sockets at these paths. Connecting to the
+/// port would be less safe: another user may listen on it at another address and pretend to be the
+/// server. The operator would send the secret to that user, and believe that the grant was broken.
 pub fn paths_to_try(port: u16) -> Vec<PathBuf> {
     let of_login = Path::new(OF_USERS).join(geteuid().as_raw().to_string());
     let of_this_user = of_user().into_iter().chain([of_login]);

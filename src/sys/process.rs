@@ -19,8 +19,8 @@ use rustix::time::{clock_gettime, ClockId};
 pub struct Process {
     /// A zombie whose threads have all exited.
     pub is_zombie: bool,
-    /// When the process started, in clock ticks since boot; `None` if /proc does not show it, or
-    /// shows a different value to some processes.
+    /// When the process started, in clock ticks since boot; `None` if /proc does not tell, or if
+    /// other processes may see a different value.
     pub start_ticks: Option<u64>,
     /// When the process started, in seconds since 1970; `None` if that is not known.
     pub started_at: Option<u64>,
@@ -33,9 +33,8 @@ pub fn exists(pid: u32) -> bool {
     to_pid(pid).is_some_and(|pid| !matches!(test_kill_process(pid), Err(Errno::SRCH)))
 }
 
-/// Whether the number is that of a process; zombies count. The number of a thread other than the
-/// first one of its process does not count, unless neither pidfds nor /proc can tell the
-/// difference.
+/// Whether the number is that of a process, which may be a zombie. `false` for a thread other than
+/// the first of its process, unless neither pidfds nor /proc can tell the difference.
 pub fn is_process(pid: u32) -> bool {
     match pidfd(pid) {
         Ok(_) => true,
@@ -48,8 +47,8 @@ fn is_thread(pid: u32, status: &str) -> bool {
     field(status, "Tgid:").is_some_and(|group| group.parse() != Ok(pid))
 }
 
-/// Looks up a process; `None` if there is no process with this number. Also `None` for the number
-/// of a thread other than the first one of its process.
+/// Looks up a process; `None` if no process has this number. A thread other than the first of its
+/// process is not a process.
 pub fn look_up(pid: u32) -> Option<Process> {
     if !exists(pid) {
         return None;
@@ -59,7 +58,7 @@ pub fn look_up(pid: u32) -> Option<Process> {
     let Some(status) = read(pid, "status") else {
         return Some(Process::default());
     };
-    // The state in the file is that of the first thread. Other threads may still run.
+    // The file shows the state of the first thread. Other threads may still run.
     let has_ended = field(&status, "State:").is_some_and(|state| state.starts_with(['Z', 'X']));
     let has_threads = field(&status, "Threads:").is_some_and(|count| !matches!(count, "0" | "1"));
     let start_ticks = comparable_start(pid);
@@ -101,12 +100,12 @@ fn is_boot_shifted() -> bool {
 }
 
 /// A fact about this process, which is found out only once. A forked process has another process
-/// number, so it finds out again.
+/// number, so it finds out the fact again.
 struct ProcessFact<T>(OnceLock<(u32, T)>);
 
 impl<T: Copy> ProcessFact<T> {
-    /// The fact. Calls `find` if the fact is not known yet. If `find` fails, for example because no
-    /// descriptor is left, the next call tries again.
+    /// Returns the fact. Calls `find` if the fact is not known yet. If `find` fails, for example
+    /// because no descriptor is free, the next call tries again.
     fn get_or(&self, find: impl FnOnce() -> Option<T>) -> Option<T> {
         let own = process::id();
         match self.0.get() {
@@ -232,8 +231,8 @@ pub fn overflow_user() -> u32 {
     number.unwrap_or(65534)
 }
 
-/// The same number if it identifies one user; `None` for the overflow uid, where that stands for
-/// unknown users.
+/// Returns `uid` if it identifies one user; `None` for an overflow uid that stands for all unknown
+/// users.
 pub fn known_user(uid: u32) -> Option<u32> {
     if uid != overflow_user() {
         return Some(uid);
@@ -252,9 +251,9 @@ pub fn ignored_signals() -> u64 {
     mask.unwrap_or(0)
 }
 
-/// The earliest time at which a process can have started, since the epoch, by the system clock as
-/// it is set now. The process may have started one clock tick later (usually 10 ms), because the
-/// kernel rounds down.
+/// The earliest time, since the epoch, at which a process can have started. The system clock's
+/// present setting counts. The process may have started one clock tick later (usually 10 ms),
+/// because the kernel rounds down.
 pub fn earliest_start(pid: u32) -> Option<Duration> {
     let ticks = start_ticks(pid)?;
     let hertz = clock_ticks_per_second().max(1);
@@ -287,7 +286,7 @@ pub fn time_since_boot() -> Option<Duration> {
     Duration::try_from(clock_gettime(ClockId::Boottime)).ok()
 }
 
-/// The boot time since the epoch, by the system clock as it is set now.
+/// The boot time since the epoch, according to the system clock's present setting.
 fn boot() -> Option<Duration> {
     // The system clock is read first, so that a delay between the two readings can only make the
     // boot time too early, never too late.

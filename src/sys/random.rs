@@ -1,16 +1,16 @@
 //! Random numbers from the system.
 //!
 //! The system call is tried before the crate `getrandom`. The crate looks up the C library's
-//! function at run time, which fails in a static program, and would then wait for `/dev/random`. On
-//! a board without a source of entropy that device stays empty, but the system call makes the
-//! kernel gather entropy.
+//! function at run time. In a static program the lookup fails, and the crate would then wait for
+//! `/dev/random`. On a board without a source of entropy, that device stays empty, but the system
+//! call makes the kernel gather entropy.
 
 use std::io;
 
 use rustix::io::Errno;
 use rustix::rand::{getrandom, GetRandomFlags};
 
-/// Whether [`fill`] would return at once. Soon after the boot of a small board, the kernel may not
+/// Whether [`fill`] would return at once. Soon after a small board has booted, the kernel may not
 /// have gathered enough entropy.
 pub fn is_ready() -> bool {
     getrandom(&mut [0u8], GetRandomFlags::NONBLOCK) != Err(Errno::AGAIN)
@@ -22,7 +22,7 @@ pub fn is_ready() -> bool {
 ///
 /// # Errors
 ///
-/// An error of the system, if it has neither the system call nor the device.
+/// Fails with an error of the system if neither the system call nor the device works.
 pub fn fill(bytes: &mut [u8]) -> io::Result<()> {
     let mut filled = 0;
     while filled < bytes.len() {
@@ -36,7 +36,7 @@ pub fn fill(bytes: &mut [u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// A random number, made as [`fill`] does.
+/// Returns a random number. Blocks and fails like [`fill`].
 pub fn number() -> io::Result<u64> {
     let mut bytes = [0; 8];
     fill(&mut bytes)?;

@@ -1,4 +1,4 @@
-//! The secret that client and server share: the token that `auth` presents.
+//! The secret that client and server share. A client presents it with `auth`.
 
 use std::fs::File;
 use std::hint::black_box;
@@ -10,7 +10,7 @@ use rustix::fs::{fcntl_setfl, fstatfs, FsWord, OFlags};
 use super::directory::not_a_file;
 use super::trusted;
 
-/// The type of the file system that anonymous pipes are in.
+/// The magic number of pipefs, the file system of anonymous pipes.
 const PIPEFS_MAGIC: FsWord = 0x5049_5045;
 
 /// The maximum length of a secret in bytes. A longer secret does not fit into a request.
@@ -20,8 +20,7 @@ const MAX_SECRET_LEN: usize = 65_536;
 /// secret.
 const MAX_FILE_LEN: u64 = 128 * 1024;
 
-/// Reads the secret in a file, without surrounding white space. An error, which may be about the
-/// file or about the secret, does not show the secret.
+/// Reads the secret in a file, and trims the white space around it. No error shows the secret.
 pub fn read(path: &Path) -> io::Result<String> {
     let mut content = String::new();
     let mut limited = open(path)?.take(MAX_FILE_LEN + 1);
@@ -31,8 +30,8 @@ pub fn read(path: &Path) -> io::Result<String> {
     check(&content).map(str::to_owned).map_err(io::Error::other)
 }
 
-/// Opens a file with a secret. Accepts the pipe of a shell's `<(command)`, which has a writer.
-/// Refuses a named FIFO, which may never get a writer.
+/// Opens a file with a secret. Accepts the pipe of a shell's `<(command)`, because that pipe has a
+/// writer. Refuses a named FIFO, which may never get a writer.
 fn open(path: &Path) -> io::Result<File> {
     let file = trusted::open(path, OFlags::RDONLY, 0)?;
     if fstatfs(&file)?.f_type == PIPEFS_MAGIC {
@@ -43,8 +42,8 @@ fn open(path: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// Trims white space around a secret and checks the secret: an empty secret would let every client
-/// in, and a secret with a line end could never be presented. The error does not show the secret.
+/// Trims white space around a secret and checks it. An empty secret would let every client in, and
+/// no client could present a secret with a line end. The error does not show the secret.
 pub fn check(secret: &str) -> Result<&str, &'static str> {
     let secret = secret.trim();
     if secret.is_empty() {
@@ -58,8 +57,8 @@ pub fn check(secret: &str) -> Result<&str, &'static str> {
     }
 }
 
-/// Compares two secrets in a time that depends only on their lengths, so that the time does not
-/// tell whether a guess is partly correct.
+/// Compares two secrets. The time depends only on their lengths, so it does not tell whether a
+/// guess is partly correct.
 pub fn is_same(one: &[u8], other: &[u8]) -> bool {
     if one.len() != other.len() {
         return false;

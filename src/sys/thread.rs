@@ -1,4 +1,4 @@
-//! Starting threads, if there is enough memory.
+//! Starting threads if there is enough memory.
 
 use std::io;
 use std::thread;
@@ -17,8 +17,7 @@ pub const STACK_LEN: usize = if cfg!(debug_assertions) {
 const THREAD_EXTRA: usize = 64 * 1024;
 
 /// Starts a detached thread with a stack of [`STACK_LEN`]. Fails if too little memory would be
-/// left, because a thread that cannot get a signal stack ends the process, and so does a failed
-/// allocation.
+/// left, because the process ends if an allocation fails or if a thread cannot get a signal stack.
 pub fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<()> {
     spawn_boxed(name, Box::new(body))
 }

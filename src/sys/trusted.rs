@@ -17,10 +17,10 @@ use rustix::process::geteuid;
 use super::directory::parent_of;
 use super::process;
 
-/// The maximum number of symbolic links to follow, as in the kernel.
+/// The maximum number of symbolic links to follow. The kernel has the same maximum.
 const MAX_LINKS: usize = 40;
 
-/// Mode bits. Read access for a group is not among them, because it is usually intended.
+/// Mode bits. They do not include read access for a group, because it is usually intended.
 const READABLE_BY_OTHERS: u32 = 0o004;
 const WRITABLE_BY_OTHERS: u32 = 0o022;
 #[cfg(feature = "programs")]
@@ -43,15 +43,15 @@ pub fn follow(path: &Path) -> io::Result<PathBuf> {
     Err(io::Error::other("its links lead nowhere"))
 }
 
-/// Whether a user may decide what is at `path`. Root, the user of this process and the owner of the
-/// directory may.
+/// Whether a user may decide which file is at `path`. Root, the user of this process and the owner
+/// of the directory may.
 pub fn may_decide(user: u32, path: &Path) -> bool {
     let is_owner = |directory: Metadata| is_same_user(directory.uid(), user);
     is_own_or_root(user) || fs::metadata(parent_of(path)).is_ok_and(is_owner)
 }
 
-/// Whether both are certainly the same user. Equal numbers are not enough, because a user namespace
-/// shows all unknown users under one number.
+/// Whether two numbers certainly mean the same user. Equal numbers are not enough, because a user
+/// namespace shows all unknown users under one number.
 pub fn is_same_user(one: u32, other: u32) -> bool {
     one == other && process::known_user(one).is_some()
 }
@@ -80,10 +80,10 @@ pub fn open(path: &Path, flags: OFlags, mode: u32) -> io::Result<File> {
     }
 }
 
-/// Whether the open `file` at `path` may have been planted: its directory has the sticky bit, so
-/// all users may create files there, and the file's owner is not root, this user or the owner of
-/// the directory. A shared directory without the sticky bit is not checked, because any user can
-/// replace every file in it anyway.
+/// Whether another user may have planted the open `file` at `path`. This is so if its directory has
+/// the sticky bit, so that all users may create files there, and the file's owner is not root, this
+/// user or the owner of the directory. A shared directory without the sticky bit is not checked,
+/// because any user can replace every file in it anyway.
 #[cfg(feature = "programs")]
 pub fn is_planted(file: &File, path: &Path) -> io::Result<bool> {
     let is_sticky = fs::metadata(parent_of(path))?.mode() & STICKY != 0;
@@ -96,7 +96,7 @@ pub fn exposure(path: &Path, is_secret: bool) -> io::Result<Option<&'static str>
     let path = follow(path)?;
     let directory = fs::metadata(parent_of(&path))?;
     // Only a regular file is checked. A file that does not exist yet will be ours, and the owner
-    // and mode of a device do not tell who controls it.
+    // and mode of a device do not show who controls it.
     let file = fs::metadata(&path).ok().filter(Metadata::is_file);
     let (owner, mode) = file.map_or((0, 0), |file| (file.uid(), file.mode()));
     Ok(if !is_own_or_root(owner) {

@@ -1,6 +1,5 @@
-//! An open directory, and the operations on its names with which lock files are implemented. Every
-//! name is looked up from the descriptor, so no process can replace the directory between two
-//! operations.
+//! An open directory, and operations on its names, which lock files are made with. Every name is
+//! looked up from the descriptor, so no process can replace the directory between two operations.
 
 mod staged;
 
@@ -26,7 +25,7 @@ use rustix::io::{retry_on_intr, Errno};
 
 use crate::text::Escaped;
 
-/// The error for `file`, which names the directory if that is missing.
+/// The error for `file`. If its directory is missing, the error names the directory.
 pub fn naming_directory(file: &Path, error: io::Error) -> io::Error {
     let directory = parent_of(file);
     if error.kind() != io::ErrorKind::NotFound || directory.exists() {
@@ -36,8 +35,8 @@ pub fn naming_directory(file: &Path, error: io::Error) -> io::Error {
     io::Error::new(error.kind(), format!("no such directory: {directory}"))
 }
 
-/// Identifies a file independently of its names, by device and inode. Valid while the file has a
-/// name or is open.
+/// Identifies a file by device and inode, whatever its names. Valid while the file has a name or is
+/// open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FileId(u64, u64);
 
@@ -65,7 +64,7 @@ pub enum Entry<F = File> {
     Nothing,
     /// A regular file, opened for reading.
     File(F),
-    /// A regular file that this process may not read, or cannot read at present.
+    /// A regular file that this process may not read, or that cannot be read at present.
     Unreadable,
     /// A symbolic link, a directory, a device, a pipe or a socket.
     Other,
@@ -102,8 +101,8 @@ impl Directory {
         Ok(self.stat(name.as_ref())?.map(|stat| FileId::from(&stat)))
     }
 
-    /// Whether `file`, which was opened under `name`, is a mount point. `false` if the kernel does
-    /// not tell.
+    /// Whether `file`, which was opened under `name`, is a mount point; `false` if the kernel
+    /// cannot tell.
     pub fn is_mount_point(&self, name: impl AsRef<Path>, file: &File) -> bool {
         let of_name = mount_of(self, name.as_ref(), AtFlags::SYMLINK_NOFOLLOW);
         let of_directory = mount_of(self, Path::new(""), AtFlags::EMPTY_PATH);
@@ -116,8 +115,7 @@ impl Directory {
         }
     }
 
-    /// Whether this process may create and remove names. `true` unless the system says that it may
-    /// not.
+    /// Whether this process may create and remove names; `true` if the system cannot tell.
     pub fn may_change_names(&self) -> bool {
         let access = Access::WRITE_OK | Access::EXEC_OK;
         let asked = accessat(&self.0, ".", access, AtFlags::EACCESS);
@@ -148,7 +146,7 @@ impl Directory {
     }
 
     /// Opens the regular file under `name` for reading and writing; `None` if there is no regular
-    /// file, or if this process may not write to it or cannot write to it at present.
+    /// file, or if this process cannot write to it, for example for lack of permission.
     pub fn open_to_write(&self, name: impl AsRef<Path>) -> io::Result<Option<File>> {
         match self.open_at_once(name.as_ref(), OFlags::RDWR) {
             Ok(file) => Ok(is_file(&fstat(&file)?).then(|| file.into())),
@@ -206,13 +204,13 @@ pub fn parent_of(path: &Path) -> &Path {
     }
 }
 
-/// Opens the regular file at `path` for reading and writing, and locks it until it is closed;
-/// `None` if another process keeps it locked. Creates an empty file if there is none; the umask
-/// applies to `mode`. Refuses a symbolic link. Waits for the lock for at most `patience`.
+/// Opens the regular file at `path` for reading and writing, and locks it until it is closed. Waits
+/// for the lock for at most `patience`; returns `None` if another process still has it. Creates an
+/// empty file if there is none; the umask applies to `mode`. Refuses a symbolic link.
 pub fn open_exclusive(path: &Path, mode: u32, patience: Duration) -> io::Result<Option<File>> {
     let at_once = OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     let flags = OFlags::RDWR | OFlags::CREATE | at_once;
-    // A signal may interrupt the call on a network file system.
+    // On a network file system, a signal may interrupt the call.
     let opened = retry_on_intr(|| openat(CWD, path, flags, Mode::from_raw_mode(mode)));
     let file = File::from(opened.map_err(|error| match error {
         Errno::LOOP => io::Error::other("it is a symbolic link"),
@@ -263,8 +261,7 @@ pub fn lock_within(file: &impl AsFd, patience: Duration) -> io::Result<bool> {
                 return Err(unsupported())
             }
             // On NFS, BADF means that the descriptor is not open for writing, which a lock needs
-            // there. The usual meaning, that the descriptor is not open at all, is impossible with
-            // `AsFd`.
+            // there. It cannot mean that the descriptor is closed, because `AsFd` rules that out.
             Err(Errno::BADF) => return Err(unsupported()),
             Err(Errno::INTR) => {}
             Err(error) => return Err(error.into()),
@@ -272,7 +269,7 @@ pub fn lock_within(file: &impl AsFd, patience: Duration) -> io::Result<bool> {
     }
 }
 
-/// The kind of a lock by fcntl(2) on a whole file.
+/// The kind of an fcntl(2) lock on a whole file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RangeLock {
     Read,
@@ -281,9 +278,9 @@ pub enum RangeLock {
 }
 
 /// Locks an open file with fcntl(2), until its descriptor is closed. Such locks are independent of
-/// those of flock(2). Does not block. Returns whether this descriptor has the lock now. Fails with
-/// [`io::ErrorKind::Unsupported`] if the kernel or the file system has no such locks or the
-/// descriptor does not allow the lock, or with any other error of the system.
+/// flock(2). Does not block. Returns whether this descriptor has the lock now. Fails with
+/// [`io::ErrorKind::Unsupported`] if the kernel or the file system has no such locks, or if the
+/// descriptor does not allow the lock. Passes on any other error of the system.
 pub fn lock_range(file: &File, lock: RangeLock) -> io::Result<bool> {
     use nix::errno::Errno;
     let whole = whole_file(lock).ok_or_else(unsupported)?;
@@ -297,7 +294,7 @@ pub fn lock_range(file: &File, lock: RangeLock) -> io::Result<bool> {
     }
 }
 
-/// Ends the lock that this descriptor has by fcntl(2).
+/// Ends the fcntl(2) lock of this descriptor.
 pub fn unlock_range(file: &File) {
     if let Some(mut whole) = whole_file(RangeLock::Read) {
         whole.l_type = libc::F_UNLCK as libc::c_short;
@@ -306,8 +303,8 @@ pub fn unlock_range(file: &File) {
     }
 }
 
-/// Whether another descriptor has the file locked by fcntl(2), for reading or writing. Also `true`
-/// on an error.
+/// Whether another descriptor has an fcntl(2) lock on the file, for reading or writing; `true` on
+/// an error.
 pub fn has_range_lock(file: &File) -> bool {
     whole_file(RangeLock::Write).is_none_or(|mut found| {
         let asked = fcntl(file, FcntlArg::F_OFD_GETLK(&mut found));

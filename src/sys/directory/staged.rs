@@ -21,8 +21,8 @@ use super::{unsupported, without_links, Directory, FileId};
 /// The maximum number of private names to try.
 const MAX_NAMES_TRIED: usize = 16;
 
-/// Private names, which files have only for a moment: 16 random hex digits between a prefix and a
-/// suffix.
+/// Private names, which files have only for a moment. Each name is a prefix, 16 random hex digits
+/// and a suffix.
 #[derive(Debug)]
 pub struct PrivateNames {
     pub prefix: &'static str,
@@ -39,8 +39,8 @@ impl PrivateNames {
         name.to_str().and_then(number).is_some()
     }
 
-    /// Calls `attempt` with one private name after another while it fails with
-    /// [`io::ErrorKind::AlreadyExists`], at most [`MAX_NAMES_TRIED`] times.
+    /// Calls `attempt` with up to [`MAX_NAMES_TRIED`] private names, until it returns anything but
+    /// [`io::ErrorKind::AlreadyExists`].
     fn try_each<T>(
         &self,
         mut attempt: impl FnMut(&OsStr) -> io::Result<T>,
@@ -83,7 +83,7 @@ impl PrivateName<'_> {
 
 impl<'a> StagedFile<'a> {
     /// Creates a file without a name and calls `complete`, which fills and names it. If the system
-    /// cannot create or cannot name such a file, does the same with a file that has a private name.
+    /// cannot create or name such a file, starts again with a file that has a private name.
     pub fn make<T>(
         directory: &'a Directory,
         names: &PrivateNames,
@@ -107,7 +107,7 @@ impl<'a> StagedFile<'a> {
                 file: file.into(),
                 private_name: None,
             }),
-            // ISDIR comes from a kernel before 3.11, which takes the call for an attempt to write
+            // A kernel before 3.11 returns ISDIR, because it takes the call for an attempt to write
             // to a directory.
             Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL | Errno::NOSYS) => {
                 Err(unsupported())
@@ -136,9 +136,9 @@ impl<'a> StagedFile<'a> {
     }
 
     /// Gives the file a real name, or an additional one. Fails with
-    /// [`io::ErrorKind::AlreadyExists`] if the name is taken, or with
+    /// [`io::ErrorKind::AlreadyExists`] if the name is taken. Fails with
     /// [`io::ErrorKind::Unsupported`] if the file system has no hard links, or if the file has no
-    /// name and cannot get one because /proc is not mounted.
+    /// name yet and /proc, which is then needed, is not mounted.
     pub fn link(&self, name: &OsStr) -> io::Result<()> {
         let linked = match &self.private_name {
             None => {
@@ -159,7 +159,7 @@ impl<'a> StagedFile<'a> {
         linked
     }
 
-    /// Gives the file an additional private name. Fails as [`StagedFile::link`] does.
+    /// Gives the file an additional private name. Has the same errors as [`StagedFile::link`].
     pub fn link_privately(&self, names: &PrivateNames) -> io::Result<PrivateName<'a>> {
         let (name, ()) = names.try_each(|name| self.link(name))?;
         Ok(PrivateName {
@@ -192,17 +192,17 @@ pub enum SetAside {
     Removed,
     /// There was no file under the name.
     Missing,
-    /// The name belonged to another file, which has it back.
+    /// The name belonged to another file, and has been given back to that file.
     PutBack,
     /// The name belonged to another file. That file has lost the name, because a third file has
-    /// taken it in the meantime.
+    /// taken it.
     Displaced,
 }
 
 impl Directory {
     /// Removes `name` if `is_meant` says that its file is the intended one. Another process may
-    /// replace the file at any time, so the file is first moved to a private name, under which
-    /// `is_meant` looks at it.
+    /// replace the file at any time, so this first moves the file to a private name and passes it
+    /// to `is_meant` there.
     pub fn remove_if(
         &self,
         name: &OsStr,
@@ -230,7 +230,7 @@ impl Directory {
     fn put_back(&self, aside: &OsStr, name: &OsStr) -> io::Result<SetAside> {
         let moved = renameat_with(&self.0, aside, &self.0, name, RenameFlags::NOREPLACE);
         let put_back = match moved {
-            // The call is missing before Linux 3.15, and on some file systems in user space.
+            // The call does not exist before Linux 3.15, or on some file systems in user space.
             Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => {
                 self.put_back_in_steps(aside, name)
             }
@@ -253,8 +253,9 @@ impl Directory {
         match self.link(aside, name) {
             Ok(()) => self.remove(aside),
             // A hard link is not possible: the file system has none, this is a directory, or the
-            // file belongs to another user and hard links are protected. If a process takes the
-            // name after this check, the rename takes the name from it.
+            // file belongs to another user and hard links are protected. If another process takes
+            // the name between this check and the rename, the rename takes the name from that
+            // process.
             Err(error) if error.kind() == io::ErrorKind::Unsupported => {
                 if self.identity(name)?.is_some() {
                     return Err(io::ErrorKind::AlreadyExists.into());
