@@ -19,26 +19,26 @@ use super::signals::{ends_by_default, has_job_control, our_group, stop, ENDING};
 use super::terminal::{Foreground, Terminal};
 use super::{has_living, Finish, Job, Killed};
 
-/// How often to check whether the group is empty. Members that are not our children send no
-/// SIGCHLD.
+/// How often to check whether the group is empty. SIGCHLD reports only our own children, and the
+/// group may have other members.
 const GROUP_POLL: Duration = Duration::from_millis(20);
 
-/// How long a resumed command may take to end after a signal was passed on to it. After that, it
-/// gets SIGTERM.
+/// How long a resumed command may take to end after a signal was passed on to it. Then it gets
+/// SIGTERM.
 const PASSED_ON_TIME: Duration = Duration::from_secs(1);
 
 /// What a stopped command waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum StopState {
-    /// Nothing: the command runs.
+    /// The command runs and waits for nothing.
     Over,
-    /// For SIGCONT. This program stops, too.
+    /// It waits for SIGCONT. This program is stopped, too.
     UntilContinued,
-    /// For a check that the lock is still held.
+    /// It waits for a check that the lock is still held.
     UntilConfirmed,
 }
 
-/// How far the group's end has been escalated.
+/// Which signals have asked the group to end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Escalation {
     NotAsked,
@@ -58,7 +58,7 @@ pub(super) struct Group<'a> {
     status: Option<ExitStatus>,
     /// Which group had the terminal when the command ended.
     foreground: Foreground,
-    /// The latest signal that was passed on and that ends a program by default.
+    /// The latest signal that was passed on and whose default action ends a program.
     passed_on: Option<i32>,
     pause: StopState,
     ending: Escalation,
@@ -100,20 +100,20 @@ impl<'a> Group<'a> {
     /// command goes on only if the lock is still held.
     fn follow_stop(&mut self, stopped_by: i32) {
         if self.ending != Escalation::NotAsked {
-            // The command was told to end, which it cannot do while it is stopped.
+            // The command was told to end, and it cannot end while it is stopped.
             self.signal(Signal::CONT);
             return;
         }
         let wants_terminal = [SIGTTIN, SIGTTOU].contains(&stopped_by);
         if wants_terminal && self.terminal.lend_to(self.leader) {
-            // The shell's `fg` has given us the terminal, which no signal reports.
+            // The shell's `fg` has given us the terminal. No signal reports that.
             self.signal(Signal::CONT);
             return;
         }
         if stopped_by != SIGSTOP && !has_job_control() {
             if wants_terminal {
-                // The command can never get the terminal. Without SIGHUP it would stop for it again
-                // and again.
+                // The command can never get the terminal. Without SIGHUP, it would stop again and
+                // again.
                 self.signal(Signal::HUP);
             }
             self.signal(Signal::CONT);
@@ -122,11 +122,11 @@ impl<'a> Group<'a> {
         self.stop_and_look(stopped_by);
     }
 
-    /// Stops this program with the signal. Once this program is continued, which may be much later,
-    /// the lock is checked.
+    /// Stops this program with the signal. The lock is checked once this program is continued,
+    /// which may be much later.
     fn stop_and_look(&mut self, signal: i32) {
         self.pause = StopState::UntilContinued;
-        // This thread may run on for a moment, so only SIGCONT tells that the stop is over.
+        // This thread may run on for a moment, so only SIGCONT shows that the stop is over.
         self.stop_this_program(signal);
         if getpid().is_init() {
             // The kernel does not stop process 1.
@@ -138,7 +138,7 @@ impl<'a> Group<'a> {
     fn go_on(&mut self) {
         if self.pause == StopState::UntilContinued {
             self.pause = StopState::UntilConfirmed;
-            // A check from before the stop says nothing about the time after it.
+            // A check from before the stop does not show that the lock is still held.
             self.job.confirmed.take();
         }
         (self.job.look)();
@@ -149,8 +149,8 @@ impl<'a> Group<'a> {
         let may_go_on = !matches!(self.ending, Escalation::KillAt(_) | Escalation::Killed);
         if self.pause == StopState::UntilConfirmed && may_go_on {
             self.pause = StopState::Over;
-            // If the command has survived the signal that was passed on, it may go on, because the
-            // lock is held.
+            // A command that has survived a signal that was passed on may go on, because the lock
+            // is held.
             self.ending = Escalation::NotAsked;
             self.terminal.return_to(self.leader);
             self.signal(Signal::CONT);
@@ -169,10 +169,10 @@ impl<'a> Group<'a> {
         }
     }
 
-    /// Stops this program with the signal that has stopped the command. If the signal came from the
-    /// terminal, it reached only the command's group. Then the whole job is stopped, including the
-    /// script that runs us or the rest of our pipeline, because shells do not continue a job while
-    /// one of its processes runs.
+    /// Stops this program with the signal that has stopped the command. A signal from the terminal
+    /// reached only the command's group. In that case this stops the whole job, including the
+    /// script that runs us or the rest of our pipeline, because a shell does not continue a job
+    /// while one of its processes runs.
     fn stop_this_program(&self, signal: i32) {
         let foreground = self.terminal.take_back_from(self.leader);
         let is_for_all = match signal {
@@ -183,15 +183,16 @@ impl<'a> Group<'a> {
         stop(signal, our_group().filter(|_| is_for_all));
     }
 
-    /// Takes the terminal back for another member of our process group, such as a pager, which has
-    /// stopped because it needs the terminal. The command gets the terminal again when it needs it.
+    /// Handles the stop of another member of our process group, such as a pager, that needs the
+    /// terminal. Takes the terminal back for that member. The command gets it again when it needs
+    /// it.
     fn follow_need(&mut self) {
         self.terminal.take_back_from(self.leader);
         if let Some(ours) = our_group().filter(|ours| self.terminal.is_of(*ours)) {
             let _ = kill_process_group(ours, Signal::CONT);
         } else if has_job_control() {
-            // The whole job is in the background and must stop. The command stops first, because it
-            // must not run on while nothing renews the lock. This program stops after it.
+            // The whole job is in the background and must stop. The command stops before this
+            // program, because it must not run on while nothing renews the lock.
             match self.pause {
                 StopState::UntilConfirmed => self.stop_and_look(SIGSTOP),
                 StopState::Over | StopState::UntilContinued => self.signal(Signal::STOP),
@@ -207,8 +208,8 @@ impl<'a> Group<'a> {
             self.signal(signal);
         }
         if self.pause == StopState::UntilConfirmed && ENDING.contains(&signal) {
-            // The command must end, and not go on with its work, because the lock may be lost.
-            // SIGTERM comes later, so that the command dies of the signal that was passed on.
+            // The lock may be lost, so the command must end instead of continuing its work. SIGTERM
+            // comes later, so that the command dies of the signal that was passed on.
             self.signal(Signal::CONT);
             if self.ending == Escalation::NotAsked {
                 self.ending = Escalation::TermAt(Moment::now() + PASSED_ON_TIME);
@@ -241,16 +242,15 @@ impl<'a> Group<'a> {
         }
     }
 
-    /// Whether the group still has a process, which may belong to another user. After SIGKILL,
-    /// zombies with other parents do not count, because a parent outside the group may never reap
-    /// them.
+    /// Whether the group still has a process, even one of another user. After SIGKILL, a zombie
+    /// with a parent outside the group does not count, because that parent may never reap it.
     fn is_alive(&self) -> bool {
         test_kill_process_group(self.leader) != Err(Errno::SRCH)
             && (self.ending != Escalation::Killed || has_living(self.leader))
     }
 
-    /// How the command ended, once its whole group has ended. If only the command has ended, tells
-    /// the rest of the group to end.
+    /// Returns how the command ended, once its whole group has ended. If only the command has
+    /// ended, tells the rest of the group to end.
     pub(super) fn end(&mut self) -> Option<Finish> {
         let status = self.status?;
         if self.is_alive() {
@@ -259,8 +259,8 @@ impl<'a> Group<'a> {
         }
         let is_killed = self.is_lost || status.signal().is_some();
         if is_killed && self.foreground == Foreground::Command {
-            // The command may have had no time to restore the modes, and a shell restores them only
-            // after a signal.
+            // The command may not have restored the terminal's modes, and a shell restores them
+            // only after a signal.
             self.terminal.restore_modes();
         }
         let Some(signal) = status.signal() else {
@@ -276,7 +276,7 @@ impl<'a> Group<'a> {
         Some(Finish::Killed(Killed { signal, foreground }))
     }
 
-    /// When to check the group again even without a signal: to kill it, or to notice the end of
+    /// When to check the group again if no signal arrives: to kill it, or to notice the end of
     /// processes that are not our children.
     pub(super) fn next_look(&self) -> Moment {
         let due_at = match self.ending {
@@ -290,15 +290,16 @@ impl<'a> Group<'a> {
     }
 
     fn signal(&self, signal: Signal) {
-        // An error means that the group has ended, or that it belongs to another user and cannot be
-        // sent a signal.
+        // An error means that the group has ended, or that it belongs to another user and this
+        // program may not send it a signal.
         let _ = kill_process_group(self.leader, signal);
         if self.status.is_none() && self.has_left() {
             let _ = kill_process(self.leader, signal);
         }
     }
 
-    /// Whether the command, which has not been reaped, is in another process group.
+    /// Whether the command has moved to another process group. The command must not have been
+    /// reaped.
     fn has_left(&self) -> bool {
         let leader = unistd::Pid::from_raw(self.leader.as_raw_nonzero().get());
         unistd::getpgid(Some(leader)).is_ok_and(|group| group != leader)

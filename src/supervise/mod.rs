@@ -1,11 +1,11 @@
 //! Runs a command under a lock: its process group, the terminal, signals, the exit status, and what
 //! happens when the lock is lost.
 //!
-//! The command runs in a process group of its own. If this program has the terminal, the command's
-//! group gets it: at once, or, in a pipeline, when the command needs it. The command starts as a
-//! second instance of this program, the [`exec_shim`]. Before the shim becomes the command, it does
-//! what a parent cannot do without unsafe code: it asks the kernel for a SIGTERM if the parent is
-//! killed, and gives the terminal to its group.
+//! The command runs in a process group of its own. If this program has the terminal, it gives the
+//! terminal to the command's group: at once or, in a pipeline, when the command needs it. The
+//! command starts as a second instance of this program, the [`exec_shim`]. Before the shim becomes
+//! the command, it does what a parent cannot do without unsafe code: it asks the kernel for a
+//! SIGTERM when the parent ends, and gives the terminal to its group.
 
 mod group;
 mod shim;
@@ -33,15 +33,15 @@ use terminal::Terminal;
 pub struct Job<'a> {
     /// The command and its arguments: at least one word.
     pub command: &'a [OsString],
-    /// Variables to set in the environment of the command, which otherwise has that of this
-    /// program. A variable with `None` is removed.
+    /// Variables to set for the command, in addition to this program's environment. A variable with
+    /// `None` is removed.
     pub environment: &'a [(&'a str, Option<OsString>)],
     /// The signal that the command gets when the lock is lost.
     pub loss_signal: Signal,
     /// How long the command may run after that signal before it is killed.
     pub kill_after: Duration,
-    /// A descriptor that the command inherits and that keeps the lock file locked. With it, the
-    /// command keeps running under the lock if this program is killed. Without it, the lock ends
+    /// A descriptor that the command inherits, and that keeps the lock file locked. If this program
+    /// is killed, the command then runs on under the lock. Without the descriptor, the lock ends
     /// with this program, and the command gets SIGTERM.
     pub inherited: Option<BorrowedFd<'a>>,
     /// Set when the lock is lost.
@@ -72,7 +72,7 @@ impl Finish {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum JobEnd {
-    /// The command finished by itself.
+    /// The command ended without a loss of the lock.
     Finished(Finish),
     /// The lock was lost, so the command was ended or was not started.
     LockLost,
@@ -110,8 +110,8 @@ pub fn run(job: &Job<'_>, signals: &mut SignalWatch) -> io::Result<JobEnd> {
     }
 }
 
-/// Whether the group has a process that runs, or a zombie that is our child. Also true if /proc
-/// shows no process of the group, because /proc may hide the processes of other users.
+/// Whether the group has a process that runs, or a zombie that is our child. Also `true` if /proc
+/// shows no process of the group, because /proc may hide other users' processes.
 fn has_living(group: Pid) -> bool {
     let Some(processes) = process::all() else {
         return true;

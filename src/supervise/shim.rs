@@ -19,14 +19,14 @@ use crate::text::{reason, Plain};
 use super::terminal::Foreground;
 use super::Job;
 
-/// The first argument of an instance that is the [`exec_shim`].
+/// The first argument of the second instance: see [`exec_shim`].
 const EXEC_SHIM: &str = "--exec-shim";
 
-/// The running program. The path is valid even after an upgrade has replaced the file, which can
-/// happen because a wait for a lock can take days.
+/// The running program. The path stays valid if an upgrade replaces the file, which can happen
+/// during a wait of several days.
 const THIS_PROGRAM: &str = "/proc/self/exe";
 
-/// Stands in place of the parent's process number if the command may outlive its parent.
+/// Replaces the parent's process number if the command may outlive its parent.
 const NO_PARENT: &str = "-";
 
 /// The argument that tells the shim to give the terminal to the command.
@@ -39,9 +39,9 @@ const CANNOT_RUN: i32 = 126;
 /// Exit status: the system failed.
 const SYSTEM_ERROR: i32 = 71;
 
-/// Checks that a command can be started. Call this before a wait for a lock. /proc must be mounted,
-/// and this program must not have been started through the dynamic loader: the shim would then be
-/// the loader.
+/// Checks that a command can be started. Call this before a wait for a lock. Fails if /proc is not
+/// mounted, or if this program was started through the dynamic loader, because the shim would then
+/// be the loader.
 pub fn check_proc() -> Result<(), String> {
     let program = fs::read_link(THIS_PROGRAM);
     let program = program.map_err(|error| format!("{THIS_PROGRAM}: {}", reason(&error)))?;
@@ -58,7 +58,7 @@ pub fn check_proc() -> Result<(), String> {
 /// Starts the shim, which becomes the command, in a process group of its own.
 pub(super) fn spawn(job: &Job<'_>, foreground: Foreground) -> io::Result<Pid> {
     let mut shim = Command::new(THIS_PROGRAM);
-    // If the file contains several programs, the name selects the program.
+    // If the file contains several programs, argv[0] selects the program.
     if let Some(name) = env::args_os().next() {
         shim.arg0(name);
     }
@@ -66,8 +66,8 @@ pub(super) fn spawn(job: &Job<'_>, foreground: Foreground) -> io::Result<Pid> {
         Some(_) => NO_PARENT.to_owned(),
         None => getpid().as_raw_nonzero().to_string(),
     };
-    // The duplicate, unlike the original, is not closed on exec. The parent closes its copy when
-    // this function returns.
+    // The original descriptor is closed on exec, but the duplicate is not. The parent closes the
+    // duplicate when this function returns.
     let _inherited = job.inherited.map(rustix::io::dup).transpose()?;
     shim.arg(EXEC_SHIM)
         .arg(parent)
@@ -111,8 +111,8 @@ pub fn exec_shim(program: &str) {
     become_command(program, &command, &arguments)
 }
 
-/// Replaces this process with a command, with all signals unblocked. If that fails, prints the
-/// reason and exits with the status that a shell would use.
+/// Replaces this process with a command, and unblocks all signals. If that fails, prints the reason
+/// and exits with the status that a shell would use.
 pub fn become_command(program: &str, command: &OsStr, arguments: &[OsString]) -> ! {
     let _ = SigSet::empty().thread_set_mask();
     let mut error = Command::new(command).args(arguments).exec();
@@ -132,8 +132,8 @@ pub fn become_command(program: &str, command: &OsStr, arguments: &[OsString]) ->
     });
 }
 
-/// Whether no directory of PATH has the command. The system reports the same error for a directory
-/// of PATH that cannot be searched and for a file that cannot be executed.
+/// Whether no directory of PATH has the command. The system's error does not tell, because it is
+/// the same for a directory of PATH that cannot be searched and for a file that cannot be executed.
 fn is_not_in_path(command: &OsStr) -> bool {
     let Some(path) = env::var_os("PATH").filter(|_| !command.as_bytes().contains(&b'/')) else {
         return false;
@@ -141,7 +141,7 @@ fn is_not_in_path(command: &OsStr) -> bool {
     !env::split_paths(&path).any(|directory| directory.join(command).exists())
 }
 
-/// Asks the kernel for SIGTERM when the parent, the process with this number, ends.
+/// Asks the kernel for SIGTERM when the parent ends. `parent` is the parent's process number.
 fn end_with(parent: Option<&OsStr>) {
     let _ = set_parent_process_death_signal(Some(Signal::TERM));
     // The parent may have ended before the kernel was asked.

@@ -1,4 +1,4 @@
-//! The signals that a supervising program catches, and how it ends by one of them.
+//! The signals that a supervising program catches, and the signal that ends it.
 
 use std::io;
 use std::os::unix::net::UnixStream;
@@ -27,14 +27,14 @@ use crate::sys::process;
 
 use super::terminal::Foreground;
 
-/// The signals that are not passed on to the command: those that no program can catch, those for
-/// job control and child processes, and those that this program causes by a fault or a write.
+/// The signals that are not passed on to the command: signals that no program can catch, signals
+/// for job control and child processes, and signals that a fault or a write of this program causes.
 const KEPT: [i32; 16] = [
     SIGKILL, SIGSTOP, SIGCHLD, SIGCONT, SIGTSTP, SIGTTIN, SIGTTOU, SIGABRT, SIGBUS, SIGFPE, SIGILL,
     SIGSEGV, SIGSYS, SIGTRAP, SIGPIPE, SIGXFSZ,
 ];
 
-/// The signals that are passed on to the command: all others, real-time signals included.
+/// The signals that are passed on to the command: all others, including real-time signals.
 fn passed_on() -> impl Iterator<Item = i32> {
     (1..=Signal::rt_max().as_raw()).filter(|signal| is_passed_on(*signal))
 }
@@ -43,8 +43,8 @@ fn is_passed_on(signal: i32) -> bool {
     Signal::from_raw(signal).is_some() && !KEPT.contains(&signal)
 }
 
-/// Whether a signal is passed on and ends a program that does not catch it. Such a signal also ends
-/// a wait for the lock.
+/// Whether a signal is passed on and its default action ends a program. Such a signal also ends a
+/// wait for the lock.
 pub(super) fn ends_by_default(signal: i32) -> bool {
     is_passed_on(signal) && ![SIGWINCH, SIGURG].contains(&signal)
 }
@@ -53,7 +53,7 @@ pub(super) fn ends_by_default(signal: i32) -> bool {
 pub(super) const ENDING: [i32; 4] = [SIGTERM, SIGINT, SIGHUP, SIGQUIT];
 
 /// The signals that stop the processes of a job. They are blocked rather than caught, so that they
-/// keep their default action and this program can stop by them: see [`stop`].
+/// can still stop this program: see [`stop`].
 const STOPPING: [NixSignal; 3] = [NixSignal::SIGTSTP, NixSignal::SIGTTIN, NixSignal::SIGTTOU];
 
 /// Receives the signals of this process. Make it on the main thread, before any other thread
@@ -68,10 +68,11 @@ pub struct SignalWatch {
 impl SignalWatch {
     pub fn new() -> io::Result<SignalWatch> {
         let ignored = process::ignored_signals();
-        // While SIGTTOU is blocked, it does not stop us when we take the terminal back in the
-        // background. A blocked signal is reported even if it is ignored, so SIGTSTP is not blocked
-        // if it is ignored. All other signals are unblocked, because SIGCHLD reports the end of the
-        // command. Threads that start later inherit the mask, and the exec shim clears it.
+        // SIGTTOU is blocked, so that it does not stop us when we take the terminal back from the
+        // background. An ignored SIGTSTP is not blocked, because a blocked signal would be reported
+        // even though it is ignored. All other signals are unblocked, because SIGCHLD reports the
+        // end of the command. Threads that start later inherit the mask, and the exec shim clears
+        // it.
         let mut blocked = SigSet::from_iter(STOPPING);
         if is_in(ignored, SIGTSTP) {
             blocked.remove(NixSignal::SIGTSTP);
@@ -80,7 +81,7 @@ impl SignalWatch {
         let stops = SignalFd::with_flags(&blocked, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)?;
         let mut caught: Vec<i32> = passed_on().collect();
         // A signal that is ignored at the start (by nohup, or by a shell for a background job)
-        // stays ignored. The command then ignores it, too, because exec resets only caught signals.
+        // stays ignored. The command also ignores it, because exec resets only caught signals.
         caught.retain(|signal| !is_in(ignored, *signal));
         caught.extend([SIGCHLD, SIGCONT]);
         let (read, write) = UnixStream::pair()?;
@@ -114,8 +115,8 @@ impl SignalWatch {
         }
     }
 
-    /// Blocks until an event is set, a signal arrives, or `until` has come. Returns the signals
-    /// that have arrived.
+    /// Blocks until an event is set, a signal arrives, or the moment `until` has come. Returns the
+    /// signals that have arrived.
     pub(super) fn next(&mut self, events: &[&Event], until: Moment) -> Vec<i32> {
         self.alarm.set(until);
         let events = events.iter();
@@ -125,7 +126,8 @@ impl SignalWatch {
         watched.push(PollFd::new(self.delivery.get_read(), PollFlags::IN));
         watched.push(PollFd::new(&self.stops, PollFlags::IN));
         watched.push(PollFd::new(&self.alarm, PollFlags::IN));
-        // A signal interrupts the poll. That is not an error, because the signal is then pending.
+        // If a signal interrupts the poll, that is not an error, because the signal is then
+        // pending.
         let _ = poll(&mut watched, None);
         let mut arrived: Vec<i32> = self.delivery.pending().collect();
         while let Ok(Some(stop)) = self.stops.read_signal() {
@@ -135,9 +137,9 @@ impl SignalWatch {
     }
 }
 
-/// Stops this program, or the process group `group` that it is in, with a signal that has stopped
-/// the command. A program that supervises this one can then see the reason for the stop. Call this
-/// on the main thread, which may run on for a moment afterwards.
+/// Stops this program, or its process group if that is given as `group`, with the signal that has
+/// stopped the command. So a program that supervises this one sees the reason for the stop. Call
+/// this on the main thread, which may run on for a moment afterwards.
 pub(super) fn stop(signal: i32, group: Option<Pid>) {
     // An ignored signal would not stop us, so SIGSTOP replaces it.
     let named =
@@ -148,7 +150,7 @@ pub(super) fn stop(signal: i32, group: Option<Pid>) {
         None => kill_process(getpid(), signal),
     };
     if let Ok(pending) = NixSignal::try_from(signal.as_raw()) {
-        // If the signal is blocked, it takes effect here.
+        // A blocked signal takes effect here.
         let blocked = SigSet::from(pending).thread_swap_mask(SigmaskHow::SIG_UNBLOCK);
         let _ = blocked.and_then(|before| before.thread_set_mask());
     }
@@ -168,19 +170,19 @@ pub struct Killed {
 impl Killed {
     /// Ends this process with the same signal if that signal is one that is passed on. A shell can
     /// tell such an end from an exit, and ends its loop or its script after Ctrl-C. Call this last.
-    /// If it returns, the process must exit with the returned status.
+    /// If this returns, the process must exit with the returned status.
     pub fn follow(self) -> u8 {
         let group = our_group().filter(|_| self.foreground == Foreground::Command);
         let typed = Signal::from_named_raw(self.signal);
         if let (Some(typed @ (Signal::INT | Signal::QUIT)), Some(group)) = (typed, group) {
-            // The terminal sent the signal only to the command's group. This call sends it to ours,
-            // which includes the script that runs us, or the rest of our pipeline.
+            // The terminal sent the signal only to the command's group. Our group, with the script
+            // that runs us or the rest of our pipeline, gets the signal here.
             let _ = kill_process_group(group, typed);
         }
         // Process 1 cannot end itself by a signal.
         if is_passed_on(self.signal) && getpid() != Pid::INIT {
-            // If the command has dumped core, a core dump of this process must not replace that
-            // one.
+            // If the command has dumped core, a core dump of this process must not replace its core
+            // file.
             let _ = set_dumpable_behavior(DumpableBehavior::NotDumpable);
             let _ = emulate_default_handler(self.signal);
         }
@@ -188,9 +190,9 @@ impl Killed {
     }
 }
 
-/// Whether a shell with job control runs this program. Such a shell is an ancestor in our session,
-/// but in another process group. Without one, a stopped program would stay stopped. The kernel
-/// discards SIGTSTP for a process group without such a shell, and so do we.
+/// Whether a shell with job control runs this program: an ancestor in our session, but in another
+/// process group. Only such a shell continues a stopped program. Without one, the kernel discards
+/// SIGTSTP for a process group, and so does this program.
 pub(super) fn has_job_control() -> bool {
     let ours = (unistd::getsid(None), unistd::getpgrp());
     let mut ancestor = getppid();

@@ -1,4 +1,5 @@
-//! The end of standard input, by which a script ends a program that the script has started.
+//! The end of standard input. A script can end a program that it has started by closing the
+//! program's standard input.
 
 use std::io::ErrorKind::{Interrupted, WouldBlock};
 use std::io::{self, Read};
@@ -13,11 +14,11 @@ use rustix::termios::tcgetpgrp;
 
 use crate::sys::event::{wait_for, Event};
 
-/// The minimum time that a wait lasts before closed input ends it. It is long enough for a free
-/// lock to be granted, whichever of the two threads runs first.
+/// How long a wait lasts at least, even if the input is closed. This is long enough for a free lock
+/// to be granted, whichever of the two threads runs first.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// How often to check whether this program is in the foreground while there is input.
+/// While there is input, how often to check whether this program is in the foreground.
 const PAUSE_IN_BACKGROUND: Duration = Duration::from_millis(200);
 
 /// A thread that waits for the end of standard input and discards all input before the end.
@@ -33,7 +34,7 @@ impl StdinWatch {
         let events = (closed.clone(), abandoned.clone());
         let began = Instant::now();
         thread::Builder::new().name("input".into()).spawn(move || {
-            // If SIGTTIN were blocked, a read in the background would fail, which counts as the end
+            // If SIGTTIN were blocked, a read in the background would fail and be taken for the end
             // of input.
             let _ = SigSet::from(Signal::SIGTTIN).thread_unblock();
             // An error also counts as the end of input.
@@ -61,12 +62,12 @@ fn read_to_end(mut input: impl Read + AsFd) -> io::Result<()> {
     }
 }
 
-/// Blocks until there is input, or its end. While this program is in the background, input that is
-/// typed is for another program, and a read would stop this one (SIGTTIN).
+/// Blocks until there is input, or its end. Returns only in the foreground: in the background,
+/// typed input is for another program, and a read would stop this program (SIGTTIN).
 fn wait_for_input(input: &impl AsFd) -> io::Result<()> {
     loop {
         wait_for(&mut [PollFd::new(input, PollFlags::IN)], None)?;
-        // An error means that the input is not a terminal, or is one that has hung up.
+        // An error means that the input is not a terminal, or that the terminal has hung up.
         if tcgetpgrp(input).map_or(true, |foreground| foreground == getpgrp()) {
             return Ok(());
         }
