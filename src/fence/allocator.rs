@@ -1,9 +1,8 @@
-//! Fences that rise across restarts, crashes and clock steps: ranges of fences reserved in a file
-//! before any of them is used.
+//! Fences that rise across restarts, crashes and clock steps. A range of fences is reserved in a
+//! file before any of them is used.
 //!
-//! [`ReservedFences`] never touches the disk: it takes fences from the reserved ranges, and asks
-//! for more when half of a range is left. [`Reserver::run`] writes to the disk, on a thread of its
-//! own.
+//! [`ReservedFences`] never touches the disk. It takes fences from the reserved ranges, and asks
+//! for more when half of a range is left. [`Reserver::run`] writes to the disk, on its own thread.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -37,7 +36,7 @@ const LOCK_PATIENCE: Duration = Duration::from_secs(1);
 
 /// Storage for records: a file, or a simulated disk in tests.
 pub trait Disk: Send {
-    /// Writes `bytes` at `offset`, and returns when they would survive a power cut.
+    /// Writes `bytes` at `offset`. Returns only when they would survive a power cut.
     fn write_durably(&mut self, bytes: &[u8], offset: u64) -> io::Result<()>;
 }
 
@@ -49,8 +48,8 @@ impl Disk for File {
 }
 
 /// Opens the fence file, locks it for the life of the process, and reserves the first range. The
-/// range begins above all fences that may have been used before, and not below `clock`. Blocks for
-/// the disk, and for at most one second while another server has the file.
+/// range begins at `clock` or above, and above all fences that may have been used before. Blocks
+/// for the disk, and for at most one second while another server has the file locked.
 pub fn open(path: &Path, clock: u64, range: u64) -> io::Result<(ReservedFences, Reserver<File>)> {
     let opened = open_exclusive(path, 0o600, LOCK_PATIENCE)?;
     let mut file = opened.ok_or_else(|| io::Error::other("another server is using it"))?;
@@ -62,8 +61,8 @@ pub fn open(path: &Path, clock: u64, range: u64) -> io::Result<(ReservedFences, 
     let reserved = reserve_first(file, recovered, clock, range)?;
     sync_name(path)?;
     if recovered.is_torn {
-        // If a crash has torn the record, its range was never used. If the record was damaged
-        // later, its range may have been used, and only the clock keeps new fences above it.
+        // If a crash has torn the record, no fence of its range was used. If the record was damaged
+        // later, some may have been used, and only the clock keeps new fences above them.
         warn!(
             "fence-file-torn path={} hint=\"relying on the clock for the lost record\"",
             Escaped::path(path)
@@ -95,8 +94,8 @@ fn reserve_first<D: Disk>(
     };
     reserver.reserve()?;
     if recovered.is_legacy {
-        // A second record overwrites the number of the older format, which would look like a torn
-        // record.
+        // The number of the older format would look like a torn record. A second record overwrites
+        // it.
         reserver.reserve()?;
     }
     let end = reserved.lock().end;
@@ -137,7 +136,7 @@ impl FenceSource for ReservedFences {
             reserved.ran_out |= self.next == self.end;
             drop(reserved);
             if self.is_low() {
-                // One request at a time is enough; a second one finds the channel full.
+                // One request at a time is enough. A second request finds the channel full.
                 let _ = self.requests.try_send(());
             }
         }
@@ -170,9 +169,9 @@ pub struct Reserver<D> {
 }
 
 impl<D: Disk> Reserver<D> {
-    /// Reserves a range on each request, and tries again as long as the disk fails. If a request
-    /// for a fence has failed because there was none, calls `grant_owed_slots` once there are
-    /// fences again. Returns when the fences are dropped.
+    /// Reserves a range on each request, and tries again while the disk fails. If fences had run
+    /// out, calls `grant_owed_slots` once there are fences again. Returns when the
+    /// [`ReservedFences`] are dropped.
     pub fn run(mut self, grant_owed_slots: impl Fn()) {
         while self.requests.recv().is_ok() {
             let mut has_failed = false;

@@ -1,9 +1,9 @@
-//! The format of a fence file, and what its content says after a crash. Pure: no I/O. See
+//! The format of a fence file, and how to read its content after a crash. Pure: no I/O. See
 //! latchd(8), FILES.
 //!
-//! The file has two slots of 32 bytes. A record is written to the slot that does not contain the
-//! latest record. So a torn write loses only a range that was never used. The format is that of
-//! dflockd, so that a host can switch from one server to the other and back.
+//! The file has two slots of 32 bytes. Each new record overwrites the older of the two records, so
+//! a torn write loses only a range that was never used. dflockd has the same format, so a host can
+//! switch from one server to the other and back.
 
 const MAGIC: [u8; 8] = *b"dflfnc1\n";
 const SLOT_LEN: usize = 32;
@@ -16,7 +16,7 @@ const FOREIGN: &str = "its content is not that of a fence file";
 const CUT_SHORT: &str = "it is cut short";
 const NO_RECORD: &str = "no record in it is whole";
 
-/// What a fence file says about the fences that may have been used.
+/// What a fence file says about the fences that have been used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Recovered {
     /// The sequence number of the latest record.
@@ -29,8 +29,8 @@ pub struct Recovered {
     pub is_legacy: bool,
 }
 
-/// Reads the content of a fence file. If the file is too long, its first `FILE_LEN + 1` bytes are
-/// enough to tell. The error says why the file cannot be used.
+/// Reads the content of a fence file. For a file that is too long, its first `FILE_LEN + 1` bytes
+/// are enough. The error says why the file cannot be used.
 pub fn recover(content: &[u8]) -> Result<Recovered, &'static str> {
     if content.is_empty() {
         return Ok(Recovered::default());
@@ -39,9 +39,9 @@ pub fn recover(content: &[u8]) -> Result<Recovered, &'static str> {
         return Err(CUT_SHORT);
     }
     if let Ok(legacy) = <[u8; 8]>::try_from(content) {
-        // The older format is a single number, at the place of slot 0. With 1 as its sequence
-        // number, the first record goes to slot 1, so that the number stays in place until that
-        // record is complete.
+        // The older format is a single number, at the place of slot 0. It gets the sequence number
+        // 1, so that the first record goes to slot 1. The old number stays until that record is
+        // complete.
         return Ok(Recovered {
             seq: 1,
             ceiling: Some(u64::from_be_bytes(legacy)),
@@ -58,8 +58,7 @@ pub fn recover(content: &[u8]) -> Result<Recovered, &'static str> {
         .enumerate()
         .map(|(at, slot)| decode(slot, at))
         .collect();
-    // The first record is alone in the file. Any later record is there together with the previous
-    // one.
+    // Only the first record is alone in the file. Any later record has the previous one beside it.
     let is_cut = records.len() == 1 && records[0].is_some_and(|(seq, _)| seq != 1);
     let is_torn = is_cut || records.iter().any(Option::is_none);
     match records.into_iter().flatten().max() {

@@ -1,4 +1,4 @@
-//! Token generation: rising fences, and salts that no client can guess.
+//! Token generation: rising fences, and random salts that no client can guess.
 
 pub mod allocator;
 pub(crate) mod file;

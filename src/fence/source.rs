@@ -14,7 +14,7 @@ use crate::token::{FenceSource, Salt};
 /// The number of random bytes that one system call fetches: enough for 512 claims.
 const SALT_BUFFER_LEN: usize = 4096;
 
-/// Fences that count up from the clock. They are above those of the previous server unless the
+/// Fences that count up from the clock. They are above the previous server's fences unless the
 /// clock was set back.
 pub struct ClockFences(RangeInclusive<u64>);
 
@@ -26,7 +26,7 @@ impl ClockFences {
 }
 
 impl FenceSource for ClockFences {
-    /// `None` once the counter has reached its end.
+    /// Returns the next fence; `None` once the counter has reached its end.
     fn next_fence(&mut self) -> Option<u64> {
         self.0.next()
     }
@@ -38,7 +38,7 @@ pub fn fence_of_clock(clock: SystemTime) -> u64 {
     u64::try_from(since_epoch.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Random salts, fetched in bulk and used once.
+/// Random salts. They are fetched in bulk, and each is used once.
 pub struct Salts {
     buffer: Mutex<SaltBuffer>,
     failures: Throttle,
@@ -54,8 +54,8 @@ impl Salts {
     }
 
     /// Returns the next salt, or `None` if the kernel fails to provide random bytes. One call in
-    /// 512 fetches more, and may block. It does not hold the mutex during that time, so a slow
-    /// kernel delays only this connection.
+    /// 512 fetches more salts, and may block. It does not hold the mutex while it fetches, so a
+    /// slow kernel delays only this connection.
     pub fn next(&self) -> Option<Salt> {
         if let Some(salt) = self.buffer.lock().take() {
             return Some(salt);
@@ -63,8 +63,8 @@ impl Salts {
         match SaltBuffer::fetch() {
             Ok(mut fresh) => {
                 let salt = fresh.take();
-                // Another thread may have fetched a buffer at the same time. One of the buffers is
-                // enough.
+                // Another thread may have fetched a buffer at the same time. Only one buffer is
+                // kept.
                 *self.buffer.lock() = fresh;
                 salt
             }
