@@ -1,13 +1,13 @@
-//! Fuzz targets for the content of files, which another program may have written or a crash may
-//! have damaged.
+//! Fuzz targets for the content of files. Another program may have written a file, or a crash may
+//! have damaged it.
 
 use crate::fence::file::{self, FILE_LEN};
 use crate::latchd::handover::file as handover;
 use crate::lfpd::uucp::names::{self, Named};
 use crate::lockfile::{is_of_lock_file, LockInfo, Record};
 
-/// Any content either yields a ceiling or is refused. A write that is cut short anywhere does not
-/// lose an earlier ceiling.
+/// Any content yields a ceiling or is refused. A write that is cut short anywhere loses no earlier
+/// ceiling.
 pub fn fence_file(input: &[u8]) {
     if let Ok(found) = file::recover(input) {
         assert!(input.is_empty() || found.ceiling.is_some());
@@ -18,7 +18,7 @@ pub fn fence_file(input: &[u8]) {
     for (seq, write) in (1..).zip(input.chunks_exact(3)) {
         let ceiling = last.unwrap_or(0) + u64::from(write[0]);
         let (record, offset) = file::encode(seq, ceiling);
-        // A write may stop anywhere, and then one of its bytes may be wrong.
+        // A write may stop anywhere, and one of the written bytes may be wrong.
         let len = usize::from(write[1]) % (2 * record.len());
         let is_whole = len >= record.len();
         let len = len.min(record.len());
@@ -40,8 +40,8 @@ pub fn fence_file(input: &[u8]) {
     }
 }
 
-/// Any content either is a hand-over or is refused, even if its checksum is right. A hand-over that
-/// is written is read back unchanged.
+/// Any content is a hand-over or is refused, even if its checksum is right. A written hand-over is
+/// read back unchanged.
 pub fn handover_file(input: &[u8]) {
     let _ = handover::decode(input);
     let mut content = format!("latchd-handover 2 {:016x}\n", file::checksum(input)).into_bytes();
@@ -52,8 +52,8 @@ pub fn handover_file(input: &[u8]) {
     }
 }
 
-/// Any content can be read, and a record that is written is read back unchanged. Any beginning of a
-/// written record is accepted as a lock file, unless the cut is within the first key.
+/// Any content can be read, and a written record is read back unchanged. Any beginning of a written
+/// record is accepted as a lock file, unless it ends within the first key.
 pub fn lock_file_record(input: &[u8]) {
     let record = Record::parse(input);
     let printed = record.print();
@@ -84,8 +84,8 @@ pub fn uucp_record(input: &[u8]) {
     assert!((1..=i32::MAX.unsigned_abs()).contains(&pid));
     let content = names::content(pid);
     assert_eq!(names::named_in(content.as_bytes()), Named::Process(pid));
-    // A program may still have to write the rest of the number. A part of a number must not be
-    // taken for another process.
+    // A program may not have written the rest of the number yet. The first digits must not be taken
+    // for the number of another process.
     let text = input.trim_ascii();
     if text.len() > 4 && text.iter().all(u8::is_ascii_digit) {
         assert_eq!(

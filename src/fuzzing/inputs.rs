@@ -1,4 +1,4 @@
-//! Random inputs with structure: words of a target's language, and changes of earlier inputs.
+//! Random inputs with structure: words of a target's language, and modified earlier inputs.
 
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
@@ -7,11 +7,11 @@ use std::panic::{catch_unwind, RefUnwindSafe};
 /// The maximum number of pieces in a new input.
 const MAX_PIECES: usize = 24;
 
-/// The number of earlier inputs that are kept in order to change them.
+/// The number of earlier inputs that are stored and can be modified.
 const KEPT: usize = 64;
 
-/// Calls `target` with `count` random inputs, or with as many as LATCHD_TEST_INPUTS says. Prints
-/// the seed; with LATCHD_TEST_SEED, the inputs of that seed are used again.
+/// Calls `target` with `count` random inputs, or with the number in LATCHD_TEST_INPUTS. Prints the
+/// seed. If LATCHD_TEST_SEED is set, generates the inputs from that seed.
 pub fn call(target: impl Fn(&[u8]) + RefUnwindSafe, words: &[&[u8]], count: u64) {
     let number = |name: &str| Some(std::env::var(name).ok()?.parse().expect("a number"));
     let seed = number("LATCHD_TEST_SEED").unwrap_or_else(|| RandomState::new().hash_one(0));

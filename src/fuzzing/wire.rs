@@ -8,10 +8,10 @@ use crate::protocol::abilities::Abilities;
 use crate::protocol::reply::{self, Reply};
 use crate::protocol::request::{self, FirstWord, Frame};
 
-/// Any three lines are a request or an error. A request that is written is read back unchanged.
+/// Any three lines are a request or an error. A written request is read back unchanged.
 pub fn request(input: &[u8]) {
-    // A secret or a tag that ends in CR is not read back unchanged, because the CR belongs to the
-    // end of the line.
+    // If a secret or a tag ends in CR, it is not read back unchanged: the CR is taken for a part of
+    // the line end.
     let mut lines = input.split(|byte| *byte == b'\n').map(without_crs);
     let frame: Frame<'_> = std::array::from_fn(|_| lines.next().unwrap_or_default());
     FirstWord::parse(frame[0]);
@@ -32,12 +32,12 @@ fn without_crs(line: &[u8]) -> &[u8] {
     &line[..end.map_or(0, |last| last + 1)]
 }
 
-/// A reply that is written is read back unchanged.
+/// A written reply is read back unchanged.
 pub fn reply(input: &[u8]) {
     let Ok(line) = std::str::from_utf8(input) else {
         return;
     };
-    // Unknown ability words are accepted when read, but they are not written.
+    // The reader accepts unknown ability words, but the writer does not write them.
     let is_lossy = |read: &Reply| *read == Reply::Hello(Abilities::default());
     if let Some(read) = reply::parse(line).filter(|read| !is_lossy(read)) {
         let mut written = Vec::new();
@@ -48,7 +48,8 @@ pub fn reply(input: &[u8]) {
     }
 }
 
-/// Lines with telnet commands among them mean the same, whatever the pieces in which they arrive.
+/// The size of the pieces in which a stream arrives does not change the lines or the telnet
+/// answers.
 pub fn lines(input: &[u8]) {
     let Some((size, stream)) = input.split_first() else {
         return;
@@ -88,7 +89,8 @@ impl Heard {
                 },
             }
         };
-        // Unless the stream is read to its end, the number of answers depends on the pieces.
+        // If the stream is not read to its end, the number of answers depends on the size of the
+        // pieces.
         if found.end == "end of file" {
             reader.take_answers(&mut found.answers);
         }
@@ -96,7 +98,7 @@ impl Heard {
     }
 }
 
-/// A line is a command or not, and only its words decide that, not the spaces between them.
+/// Whether a line is a command depends only on its words, not on the spaces between them.
 pub fn lfp_command(input: &[u8]) {
     let line = input.split(|byte| *byte == b'\n').next();
     let line = line.unwrap_or_default();
