@@ -1,6 +1,5 @@
-//! The four programs in one file. The name under which the file is called, or its first argument,
+//! The four programs in one file. The name under which the file is run, or else its first argument,
 //! selects the program.
-#![forbid(unsafe_code)]
 
 use std::env;
 use std::ffi::OsStr;
