@@ -1,5 +1,5 @@
-//! The stand-in for `mod.rs` in a build without the feature `cluster`. Its types have no values, so
-//! their methods are never called.
+//! Replaces `mod.rs` in a build without the feature `cluster`. Its types have no values, so their
+//! methods are never called.
 
 use std::io;
 use std::path::PathBuf;

@@ -20,17 +20,17 @@ pub(super) struct Candidate {
     node: Arc<ClusterNode>,
     gateway: Gateway,
     leader: Vec<u8>,
-    /// True until this server has first seen a leader, or has run for leader itself. If that first
-    /// leader has this server's own address, it may be this server before a restart.
+    /// True until this server has seen a leader or has run for leader. If the first leader that it
+    /// sees has its own address, that leader may be this server before a restart.
     is_first_look: bool,
-    /// When this server last stepped down.
+    /// When this server most recently stepped down.
     unfit_since: Option<Moment>,
     trouble: Trouble,
 }
 
 /// Whether a leader with this server's own address, found at the first look, is this server before
-/// its restart. A server that has started over knows which lease it had, and compares it. Otherwise
-/// two servers with the same address would depose each other over and over.
+/// its restart. A server that has started over knows the lease that it had, and compares that
+/// lease. Otherwise two servers with the same address would depose each other again and again.
 fn is_former_self(leader: &KeyValue) -> bool {
     lease_before().is_none_or(|lease| lease == leader.lease)
 }
@@ -66,7 +66,8 @@ impl Candidate {
     /// leader, runs for leader. `None` means that the caller should look again.
     fn run_once(&mut self) -> Result<Option<Term>, EtcdFailure> {
         let kept = Moment::now();
-        // A separate read, because a full etcd refuses any transaction that might write.
+        // The leader is read in its own request, because a full etcd refuses any transaction that
+        // might write.
         let look_up = etcd::look_up(&self.leader);
         let answer = self.gateway.txn("", &look_up, "")?;
         let Some(leader) = answer.found.first() else {
@@ -76,7 +77,7 @@ impl Candidate {
             return self.run_for_leader(kept);
         };
         let own_lease = self.node.state.lock().lease;
-        // An earlier attempt was successful, but its answer was lost.
+        // An earlier attempt was successful, but etcd's answer was lost.
         if own_lease == Some(leader.lease) {
             return Ok(Some(self.term(
                 leader.create_revision,
@@ -94,8 +95,8 @@ impl Candidate {
             return Ok(None);
         }
         self.note(leader);
-        // The lease is kept ready for the next election. A full etcd grants no lease; that is only
-        // logged, because the active server goes on.
+        // The lease is kept ready for the next election. A full etcd grants no lease. That is only
+        // logged, because the active server can continue.
         if let Err(failure) = self.keep_lease() {
             self.trouble.report(&failure, 0);
         }
@@ -132,8 +133,8 @@ impl Candidate {
         Ok(None)
     }
 
-    /// Whether this server has stepped down recently. It then leaves the election to other servers,
-    /// because one of them may be able to take over.
+    /// Whether this server has stepped down recently. It then leaves the election to the other
+    /// servers, one of which may be able to take over.
     fn is_unfit(&self) -> bool {
         let time = self.node.settings.ttl * PATIENCE;
         self.unfit_since.is_some_and(|since| since.elapsed() < time)
@@ -180,8 +181,7 @@ impl Candidate {
         }
     }
 
-    /// Renews the leader key until this server steps down, the process ends, or the server starts
-    /// over.
+    /// Renews the leader key until this server steps down or starts over, or the process ends.
     pub(super) fn stay_elected(&mut self, term: &Term) {
         let ttl = self.node.settings.ttl;
         let (mut kept, mut pause) = (term.kept, ttl / 5);

@@ -1,4 +1,4 @@
-//! A client of etcd's JSON gateway, over a kept-alive HTTP/1.1 connection. It sends one request at
+//! A client of etcd's JSON gateway, over a persistent HTTP/1.1 connection. It sends one request at
 //! a time, to one member at a time.
 //!
 //! In the gateway's JSON, keys and values are in base64, 64-bit numbers are strings, and fields
@@ -18,12 +18,12 @@ use crate::net::stream::Stream;
 use crate::text::reason;
 use http::EtcdConnection;
 
-/// A password check may take this many times as long as another request. etcd checks passwords
+/// A password check may take this many times the timeout of another request. etcd checks passwords
 /// slowly on purpose, and a check that times out starts from the beginning at the next attempt.
 const PASSWORD_TIME: u32 = 3;
 
-/// The codes of refusals after which the next member is asked: cancelled, unknown, deadline
-/// exceeded, unavailable. The request may have been carried out nevertheless.
+/// The codes of refusals after which the gateway asks the next member: cancelled, unknown, deadline
+/// exceeded, unavailable. The refused request may still have been carried out.
 const NO_ANSWER_CODES: [u64; 4] = [1, 2, 4, 14];
 
 /// Refusal: the request is invalid, or its token is older than the latest change of users.
@@ -75,14 +75,14 @@ pub struct TxnAnswer {
 #[derive(Debug, PartialEq, Eq)]
 enum Credential {
     Unknown,
-    /// The member asks for none, because its authentication is off.
+    /// The member asks for no credential, because its authentication is off.
     NotWanted,
     Token(String),
 }
 
 /// A connection to one member of etcd. If that member fails, the next request goes to the next
 /// member. The password is read again whenever etcd asks for it, and the certificates after each
-/// failure, so that these files can be replaced without a restart.
+/// failure, so these files can be replaced without a restart.
 pub struct Gateway {
     settings: ClusterSettings,
     at: usize,
@@ -92,7 +92,7 @@ pub struct Gateway {
 }
 
 impl Gateway {
-    /// Makes a gateway that connects at its first request. Each request may take `timeout`.
+    /// Makes a gateway that connects at its first request. `timeout` limits each request.
     pub fn new(settings: &ClusterSettings, timeout: Duration) -> Gateway {
         Gateway {
             settings: settings.clone(),
@@ -103,7 +103,7 @@ impl Gateway {
         }
     }
 
-    /// Carries out a transaction. Each part is the content of a JSON list, without its brackets.
+    /// Carries out a transaction. Each part is the inside of a JSON list, without the brackets.
     pub fn txn(
         &mut self,
         compare: &str,
@@ -135,11 +135,11 @@ impl Gateway {
         Ok(key_values(&self.call_for_keys("/v3/kv/range", &body)?))
     }
 
-    /// Requests a lease of this many seconds, and returns its number.
+    /// Requests a lease of `seconds`, and returns the lease's number.
     pub fn grant_lease(&mut self, seconds: u64) -> Result<u64, EtcdFailure> {
         let answer = self.call("/v3/lease/grant", &format!(r#"{{"TTL":"{seconds}"}}"#))?;
         match number(&answer["ID"]) {
-            // A key with lease 0 has no lease and would never expire.
+            // A key with lease 0 would never expire, because 0 means no lease.
             0 => Err(self.pass_over("a lease without a number".to_owned())),
             lease => Ok(lease),
         }
@@ -158,7 +158,8 @@ impl Gateway {
     }
 
     /// Blocks until a key may have changed in `revision` or later, or until `at_most` has passed.
-    /// The caller must read the key to know. A watch that ends too early is a failure.
+    /// Only reading the key then tells whether it has changed. A watch that ends too early is a
+    /// failure.
     pub fn watch(
         &mut self,
         key: &[u8],
@@ -207,8 +208,8 @@ impl Gateway {
     }
 
     /// Like [`Gateway::call`], but for requests about keys. Refuses an answer without a revision,
-    /// such as the `{}` of a proxy: it is not from etcd, and it would look as if there were no
-    /// keys.
+    /// such as the `{}` of a proxy. Such an answer is not from etcd, and would look as if there
+    /// were no keys.
     fn call_for_keys(&mut self, path: &str, body: &str) -> Result<Value, EtcdFailure> {
         let answer = self.call(path, body)?;
         match number(&answer["header"]["revision"]) {
@@ -282,7 +283,7 @@ impl Gateway {
         Ok((connection, token))
     }
 
-    /// Performs the TLS handshake, which must end by `deadline`, if the member speaks TLS.
+    /// If the member speaks TLS, performs the handshake, which must end by `deadline`.
     fn secure(&self, socket: TcpStream, deadline: Instant) -> io::Result<Stream> {
         let member = self.member();
         match &self.settings.tls {
@@ -296,8 +297,8 @@ impl Gateway {
         EtcdFailure::NoAnswer { member, reason }
     }
 
-    /// Switches to the next member, and returns the failure for `reason`. If the next member does
-    /// not know the token, [`Gateway::call`] requests another one.
+    /// Switches to the next member, and returns the failure for `reason`. If that member does not
+    /// know the token, [`Gateway::call`] requests another token.
     fn pass_over(&mut self, reason: String) -> EtcdFailure {
         let failure = self.no_answer(reason);
         self.connection = None;
@@ -309,7 +310,8 @@ impl Gateway {
     }
 }
 
-/// A comparison: the key was created in this revision. With 0, the key does not exist.
+/// A comparison: the key was created in this revision. Revision 0 means that the key does not
+/// exist.
 pub fn is_created(key: &[u8], revision: u64) -> String {
     let key = base64::encode(key);
     format!(

@@ -1,4 +1,4 @@
-//! TLS with etcd: which CAs this server trusts, and which certificate it shows.
+//! TLS with etcd: the CAs that this server trusts, and the certificate that it shows.
 //!
 //! A build without TLS uses `etcd_tls/absent.rs` in place of this module.
 
@@ -13,10 +13,10 @@ use crate::net::tls::certificate::{chain_and_key, mismatch};
 use crate::net::tls::{server_of, system_file, trusting, Trust};
 use crate::text::{reason, Escaped};
 
-/// The PEM files for TLS with etcd, and what was read from them.
+/// The PEM files for TLS with etcd, and the settings read from them.
 #[derive(Clone, Debug)]
 pub(super) struct EtcdTls {
-    /// The file with the trusted CAs; `None` means those of the system.
+    /// The file with the trusted CAs. With `None`, the system's CAs are trusted.
     ca: Option<PathBuf>,
     /// The files with this server's certificate chain and its key.
     own: Option<(PathBuf, PathBuf)>,
@@ -47,7 +47,7 @@ impl EtcdTls {
         })
     }
 
-    /// Forgets what was read, so that the next handshake reads the files again.
+    /// Discards the settings, so that the next handshake reads the files again.
     pub(super) fn forget(&mut self) {
         self.content.take();
     }

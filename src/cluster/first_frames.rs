@@ -3,11 +3,11 @@
 use crate::protocol::abilities::Abilities;
 use crate::protocol::request::{parse, Request};
 
-/// The maximum number of bytes kept of a line. No `hello` has a longer line.
+/// The maximum number of bytes of a line that are stored. Every `hello` line is shorter.
 const MAX_LINE_LEN: usize = 1024;
 
-/// Looks at the first frames to find out whether the client can adopt its grants: a `hello` says
-/// so, and only an `auth` may precede it. Nothing is found in an encrypted connection.
+/// Looks at the first frames to find out whether the client can adopt its grants. A `hello` says
+/// so, and only an `auth` may precede it. An encrypted connection shows no `hello`.
 #[derive(Default)]
 pub(super) struct FirstFrames {
     /// The current line, without its LF.
@@ -21,7 +21,7 @@ pub(super) struct FirstFrames {
 }
 
 impl FirstFrames {
-    /// The maximum number of lines that are looked at: two frames.
+    /// The maximum number of lines to look at: two frames.
     const LINES: usize = 6;
 
     /// Looks at more bytes. Returns whether they complete the `hello` of a client that can adopt
@@ -32,7 +32,7 @@ impl FirstFrames {
                 _ if self.is_known => return false,
                 b'\n' if self.end_line() => return true,
                 b'\n' => {}
-                // An `auth` may have a longer line, but its rest is not needed.
+                // A line of an `auth` may be longer, but its rest is not needed.
                 _ if self.line.len() < MAX_LINE_LEN => self.line.push(*byte),
                 _ => {}
             }

@@ -1,15 +1,15 @@
 //! The journal: every change of holders, in the order in which the table made it. The changes are
-//! written to etcd in batches, and sessions wait until their changes are certain.
+//! written to etcd in batches, and each session waits until its changes are certain.
 //!
 //! A change is certain when etcd has confirmed its batch. One thread writes one batch at a time;
 //! the changes that arrive during a write form the next batch. If there is nothing to write, but a
-//! session must know whether this server is still active, the thread asks a question: a transaction
-//! that makes the same comparisons and changes nothing. It asks questions even while etcd refuses
-//! to write.
+//! session must know whether this server is still active, the thread sends a question: a
+//! transaction that makes the same comparisons and changes nothing. It sends questions even while
+//! etcd refuses to write.
 //!
 //! A server that hands over closes its journal. Changes that were recorded before the close are
-//! still written. But no session is told of a change that was not certain at the close, because the
-//! next server may not know about it.
+//! still written. But no session relies on a change that was not certain then, because the next
+//! server may not know of it.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -25,7 +25,7 @@ use crate::token::{Fence, FenceSource};
 /// The maximum number of holders in a batch. etcd accepts 128 operations in a transaction.
 pub const MAX_HOLDERS: usize = 120;
 
-/// How many fences are reserved at a time.
+/// The number of fences that are reserved at a time.
 pub const FENCE_RANGE: u64 = 1 << 20;
 
 /// The journal, which the writing thread, the arbiter and the sessions share.
@@ -40,8 +40,8 @@ pub struct Journal {
 struct JournalState {
     /// The changes that are not in a round yet, with their numbers.
     pending: VecDeque<(u64, Change)>,
-    /// When the first pending change was recorded, or a moment later. It may be earlier if the
-    /// previous round left changes behind. Meaningless if no change is pending.
+    /// When the first pending change was recorded, or slightly later. It may have been recorded
+    /// earlier if the previous round left changes behind. Meaningless if no change is pending.
     pending_since: Option<Instant>,
     /// The number of the latest recorded change. Changes are numbered from 1.
     recorded: u64,
@@ -49,22 +49,22 @@ struct JournalState {
     certain: u64,
     /// The number of each holder's latest change, if that change is not certain.
     last_changes: BTreeMap<Fence, u64>,
-    /// Before the round in progress, no holder in etcd had a fence above this.
+    /// No holder that was in etcd before the round in progress had a fence above this one.
     highest_written: u64,
-    /// Set when etcd has refused a batch: no other batch may begin before this instant.
+    /// Set when etcd has refused a batch. No other batch may begin before this instant.
     retry_at: Option<Instant>,
     /// The number of the latest round that has begun.
     begun: u64,
     /// The number of the latest round that has succeeded.
     succeeded: u64,
-    /// Another round must begin, even if there is nothing to write.
+    /// A session needs another round, even if there is nothing to write.
     is_asked: bool,
     /// The fences from `next_fence` up to but not including `fence_end` may be used.
     next_fence: u64,
     fence_end: u64,
     wants_fences: bool,
     ran_out_of_fences: bool,
-    /// Dropped when etcd has accepted a batch. That closes the channel.
+    /// Dropped when etcd has accepted a batch. The drop closes the channel.
     probe: Option<Sender<()>>,
     waiting: Vec<Waiting>,
     closed: Option<Closed>,
@@ -86,7 +86,7 @@ struct Closed {
 struct Waiting {
     /// The number of a change that must be certain.
     change: u64,
-    /// The number of a round. This round or a later one must have succeeded.
+    /// The number of a round. That round or a later one must have succeeded.
     round: u64,
     wake: Arc<Condvar>,
 }
@@ -112,7 +112,7 @@ impl Round {
 }
 
 impl Journal {
-    /// Blocks until there is something to write or to ask.
+    /// Blocks until there is a batch to write or a question to send.
     pub fn next_round(&self) -> Round {
         let mut state = self.state.lock();
         loop {
@@ -136,7 +136,7 @@ impl Journal {
     }
 
     /// Records that a round has succeeded, and wakes the sessions that waited for it. Returns
-    /// `true` if there are fences again after the journal had run out of them.
+    /// `true` if the journal had run out of fences and has fences again.
     pub fn finish(&self, round: &Round) -> bool {
         let took = round.began.elapsed();
         let mut state = self.state.lock();
@@ -158,9 +158,9 @@ impl Journal {
         has_fences
     }
 
-    /// Puts back the changes of a round that etcd has definitely refused. They begin the next
-    /// batch, after `pause`. A question is asked at once, because the refusal does not say whether
-    /// this server is still active.
+    /// Puts back the changes of a round that etcd has definitely refused. The next batch begins
+    /// with them, after `pause`. A question is sent at once, because the refusal does not say
+    /// whether this server is still active.
     pub fn take_back(&self, round: Round, pause: Duration) {
         let mut state = self.state.lock();
         state.wants_fences |= round.reserve.is_some();
@@ -173,8 +173,7 @@ impl Journal {
         state.is_asked = true;
     }
 
-    /// Begins a question while the answer to a batch is missing. Returns the number of the
-    /// question.
+    /// Begins a question about a batch whose answer is missing. Returns the number of the question.
     pub fn begin_question(&self) -> u64 {
         let mut state = self.state.lock();
         state.is_asked = false;
@@ -231,8 +230,8 @@ impl Journal {
         self.state.lock().round_time
     }
 
-    /// The number of a holder's latest change, or 0 if all changes of that holder are certain.
-    /// Without a holder, the number of the latest change of any holder.
+    /// The number of a holder's latest change, or 0 if all changes of that holder are certain. If
+    /// `holder` is `None`, the number of the latest change of any holder.
     pub fn change_of(&self, holder: Option<Fence>) -> u64 {
         let state = self.state.lock();
         match holder {
@@ -241,9 +240,9 @@ impl Journal {
         }
     }
 
-    /// Blocks until this change and all earlier ones are certain. With `JournaledByActive`, also
+    /// Blocks until this change and all earlier changes are certain. With `JournaledByActive`, also
     /// blocks until etcd has confirmed that this server was active after the call. If the journal
-    /// is closed before that, the call blocks until the process ends.
+    /// is closed first, blocks until the process ends.
     pub fn wait_for(&self, change: u64, certainty: Certainty) {
         if certainty == Certainty::None || super::is_planted("reply-before-journal") {
             return;
@@ -267,8 +266,8 @@ impl Journal {
 }
 
 impl JournalState {
-    /// Numbers the changes, and makes them pending. In a closed journal, changes are only numbered:
-    /// they are neither written nor ever certain.
+    /// Numbers the changes, and makes them pending. After the close, only numbers them: they are
+    /// never written and never certain.
     fn add(&mut self, changes: impl Iterator<Item = Change>) {
         if self.pending.is_empty() {
             self.pending_since = Some(Instant::now());
@@ -282,7 +281,7 @@ impl JournalState {
         }
     }
 
-    /// Makes the next round. If nothing may be written, the round is a question.
+    /// Makes the next round. Without `may_write`, the round is a question.
     fn begin_round(&mut self, may_write: bool) -> Round {
         let mut changes: Vec<(u64, Change)> = Vec::new();
         let (mut last_change, mut reserve) = (0, None);
@@ -348,8 +347,8 @@ impl JournalState {
         });
     }
 
-    /// Blocks while `is_uncertain` returns true, but no longer than `at_most`. Is woken when
-    /// `change` is certain and `round` has succeeded.
+    /// Blocks while `is_uncertain` returns true, but no longer than `at_most`. The thread is woken
+    /// when `change` is certain and `round` has succeeded.
     fn wait_while(
         state: &mut MutexGuard<'_, JournalState>,
         mut is_uncertain: impl FnMut(&mut JournalState) -> bool,
@@ -387,8 +386,8 @@ impl Recorder for Arc<Journal> {
         if state.closed.is_some() {
             return;
         }
-        // No client knows of these grants or ever will. At the next server they would block their
-        // keys for nothing.
+        // No client knows of these grants or ever will. At the next server they would only block
+        // their keys.
         let uncertain = state.last_changes.keys();
         let uncertain = uncertain.filter(|fence| fence.0 > state.highest_written);
         let written = untold
@@ -408,8 +407,8 @@ impl Recorder for Arc<Journal> {
 }
 
 impl FenceSource for Arc<Journal> {
-    /// A fence that is reserved in etcd. `None` if none is left: then nothing is granted, and more
-    /// fences are requested.
+    /// A fence that is reserved in etcd. `None` if no fence is left: then nothing is granted, and
+    /// more fences are requested.
     fn next_fence(&mut self) -> Option<u64> {
         let mut state = self.state.lock();
         let left = state.fence_end - state.next_fence;

@@ -4,7 +4,7 @@
 //!
 //! **Invariant:** nothing is certain until etcd has confirmed it. Every write and every question to
 //! etcd checks the epoch and the batch number. So a server that has been replaced without noticing
-//! cannot change anything, and confirms nothing to a client.
+//! can change nothing, and confirms nothing to a client.
 //!
 //! A build without the feature uses `absent.rs` in place of this module.
 
@@ -51,15 +51,15 @@ use writer::{JournalWriter, UnreadableRecord};
 /// The maximum timeout of a request to etcd.
 const MAX_REQUEST_TIME: Duration = Duration::from_secs(1);
 
-/// How long a server that steps down waits until its last changes are written. In this time, the
-/// members of etcd can elect a new leader among themselves.
+/// How long a server that steps down waits until its last changes are written. This time is enough
+/// for the members of etcd to elect a new leader among themselves.
 const LAST_CHANGES: Duration = Duration::from_secs(3);
 
-/// How long a server that revokes its lease may go on to ask further members of etcd.
+/// How long a server that revokes its lease may ask further members of etcd.
 const LAST_REQUESTS: Duration = Duration::from_secs(2);
 
-/// The number of TTLs for which a client waits for an active server, and for which a server that
-/// has stepped down stays out of the election.
+/// A client waits this number of TTLs for an active server. A server that has stepped down stays
+/// out of the election for the same time.
 const PATIENCE: u32 = 3;
 
 /// The environment variable that tells a server that it has started over. The value is the number
@@ -71,28 +71,28 @@ const STARTED_OVER: &str = "LATCHD_STARTED_OVER";
 struct Member {
     /// `HOST:PORT`.
     address: String,
-    /// The address in the option began with `https://`.
+    /// Whether the address in the option began with `https://`.
     speaks_tls: bool,
 }
 
 #[derive(Clone, Debug, Default)]
 pub struct ClusterSettings {
     members: Vec<Member>,
-    /// Where the other servers reach this one: `HOST:PORT`.
+    /// The address (`HOST:PORT`) at which the other servers reach this one.
     advertise: String,
     /// The prefix of the keys in etcd. Servers with the same prefix are one service.
     prefix: String,
     /// How long the active server may be silent before another one takes over.
     ttl: Duration,
-    /// The user name for etcd and the file with the password, if etcd asks for them.
+    /// The user name for etcd and the file with the password, if etcd asks for a user.
     user: Option<(String, PathBuf)>,
     /// The TLS settings for members that speak TLS.
     tls: Option<EtcdTls>,
 }
 
 impl ClusterSettings {
-    /// Returns empty settings, to be filled in. In a build without the feature, this function
-    /// refuses the option that asks for a cluster.
+    /// Returns empty settings, for the caller to fill in. In a build without the feature, this
+    /// function refuses the option that asks for a cluster.
     pub fn wanted_by(_: &str) -> Result<ClusterSettings, String> {
         Ok(ClusterSettings::default())
     }
@@ -123,8 +123,8 @@ impl ClusterSettings {
         self.tls = EtcdTls::new(ca, own);
     }
 
-    /// Returns the settings if their files can be used. The files are read again when they are
-    /// needed. The error names the unusable file.
+    /// Returns the settings if their files can be used. Otherwise the error names the unusable
+    /// file. The files are read again when they are needed.
     pub fn checked(self) -> Result<ClusterSettings, String> {
         if let Some((_, file)) = &self.user {
             read_password(file)?;
@@ -140,7 +140,7 @@ fn read_password(file: &Path) -> Result<String, String> {
     secret::read(file).map_err(|error| unusable_file("etcd password", file, reason(&error)))
 }
 
-/// Who is active, as far as this server knows.
+/// Which server is active, as far as this server knows.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Role {
     /// `None` if no server is known to be active.
@@ -151,7 +151,8 @@ struct Role {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Active {
-    /// The number of a term of an active server. Epochs rise.
+    /// The number of a term of an active server. Each term has a higher epoch than the previous
+    /// one.
     epoch: u64,
     /// Where to reach the active server, as `HOST:PORT`; `None` if the value of the leader key does
     /// not have this form.
@@ -164,9 +165,9 @@ pub struct ClusterNode {
     journal: Arc<Journal>,
     state: Mutex<RoleState>,
     changed: Condvar,
-    /// The server is about to stop, and does not run for leader any more. This flag is not part of
-    /// `state`, because a thread that starts over keeps that mutex locked, and a signal must still
-    /// be able to set the flag.
+    /// The server is about to stop, and no longer runs for leader. This flag is not part of
+    /// `state`: a signal must be able to set it even while a thread that starts over has that mutex
+    /// locked.
     is_leaving: AtomicBool,
     log: Log,
     relays: Relays,
@@ -179,9 +180,9 @@ struct RoleState {
     is_elected: bool,
     /// This server is stepping down, and the process will end.
     is_resigning: bool,
-    /// This server's lease in etcd. The leader key has this lease if this server is elected.
+    /// This server's lease in etcd. If this server is elected, the leader key has this lease.
     lease: Option<u64>,
-    /// When this server last saw that another one was the leader.
+    /// When this server most recently saw that another one was the leader.
     active_seen: Option<Moment>,
 }
 
@@ -189,11 +190,11 @@ struct RoleState {
 #[derive(Clone, Copy, Debug)]
 struct Term {
     epoch: u64,
-    /// The version of the leader key that the next batch expects. Each batch raises the version by
-    /// one.
+    /// The version that the leader key must have for the next batch. Each batch raises the version
+    /// by one.
     version: u64,
     lease: u64,
-    /// When the latest request was sent that kept the lease alive.
+    /// When this server sent the latest request that kept the lease alive.
     kept: Moment,
 }
 
@@ -216,8 +217,8 @@ impl ClusterNode {
         Box::new(Arc::clone(&self.journal))
     }
 
-    /// The number of a holder's latest change, or 0 if all changes of that holder are certain.
-    /// Without a holder, the number of the latest change of any holder.
+    /// The number of a holder's latest change, or 0 if all changes of that holder are certain. If
+    /// `holder` is `None`, the number of the latest change of any holder.
     pub fn change_of(&self, holder: Option<Fence>) -> u64 {
         self.journal.change_of(holder)
     }
@@ -258,7 +259,7 @@ impl ClusterNode {
         })
     }
 
-    /// Whether this process replaces an earlier one of the same server that has started over.
+    /// Whether this process is a server that has started over, and replaces an earlier process.
     pub fn has_started_over(&self) -> bool {
         lease_before().is_some()
     }
@@ -272,8 +273,8 @@ impl ClusterNode {
     }
 
     /// Whether a client can reach an active server through this one. Another server counts only if
-    /// it was seen as the leader within the TTL. If etcd is out of reach for longer, that server
-    /// may have been replaced.
+    /// it was seen as the leader within the TTL. If etcd has been out of reach for longer, that
+    /// server may have been replaced.
     #[cfg_attr(not(feature = "http"), allow(dead_code))]
     pub fn has_active_server(&self) -> bool {
         let state = self.state.lock();
@@ -290,8 +291,8 @@ impl ClusterNode {
         state.role.clone()
     }
 
-    /// Blocks while this server takes over, but no longer than three times the TTL. Returns whether
-    /// this server is active afterwards. If it has not been elected, returns at once.
+    /// Blocks while this server takes over, but no longer than three times the TTL. Returns at once
+    /// if this server has not been elected. Returns whether this server is active.
     fn wait_until_active(&self) -> bool {
         let mut state = self.state.lock();
         let takes_over = |state: &mut RoleState| state.is_elected && !state.role.is_own;
@@ -300,8 +301,7 @@ impl ClusterNode {
         state.role.is_own
     }
 
-    /// Keeps this server from running for leader any more. Call this when the server is told to
-    /// stop.
+    /// Stops this server from running for leader. Call this when the server is told to stop.
     pub fn leave(&self) {
         self.is_leaving.store(true, Ordering::SeqCst);
     }
@@ -323,8 +323,8 @@ impl ClusterNode {
             self.journal.wait_until_written(LAST_CHANGES);
         }
         let mut state = self.state.lock();
-        // The lease stays in the state: if another thread resigns, too, it must also wait for the
-        // end of the lease before the process may end.
+        // The lease stays in the state. If another thread also resigns, it must wait for the end of
+        // the lease, too, before the process may end.
         let Some(lease) = state.lease else {
             return;
         };
@@ -360,7 +360,7 @@ impl ClusterNode {
     }
 
     /// Revokes the lease of the leader key. If a member does not answer, asks the next one, until
-    /// each has been asked once or the time is up.
+    /// each member has been asked once or the time is up.
     fn revoke(&self, lease: u64) -> Result<(), EtcdFailure> {
         let (mut gateway, began) = (self.gateway(), Moment::now());
         let mut left = self.settings.members.len();
@@ -377,9 +377,9 @@ impl ClusterNode {
         }
     }
 
-    /// Becomes the active server. If the server has been told to stop, it steps down instead, and
-    /// this function never returns: the server accepts no more clients, but would stay active until
-    /// its present clients are gone.
+    /// Becomes the active server. If the server has been told to stop, steps down instead and never
+    /// returns, because it accepts no more clients, and must not stay active until its present
+    /// clients are gone.
     fn become_active(&self, epoch: u64) {
         let mut state = self.state.lock();
         if !self.is_leaving() {
@@ -397,7 +397,7 @@ impl ClusterNode {
         self.wait_while_leaving();
     }
 
-    /// Returns at once, unless the server is about to stop. In that case it never returns.
+    /// Returns at once, unless the server is about to stop: then it never returns.
     fn wait_while_leaving(&self) {
         let mut state = self.state.lock();
         self.changed.wait_while(&mut state, |_| self.is_leaving());
@@ -412,7 +412,7 @@ impl ClusterNode {
     /// depend on this, because etcd refuses every write of a deposed server.
     fn start_over(&self, reason: &str) -> ! {
         let mut state = self.state.lock();
-        // If another thread resigns, this one waits here for the end of the process.
+        // If another thread resigns, this thread waits here until the process ends.
         self.changed
             .wait_while(&mut state, |state| state.is_resigning);
         if !state.role.is_own && state.role.active.is_some() {
@@ -424,23 +424,23 @@ impl ClusterNode {
         if !self.is_leaving() {
             exec_again(state.lease.unwrap_or(0));
         }
-        // The mutex stays locked to the end, so that no other thread starts over.
+        // The mutex stays locked until the exit, so that no other thread starts over.
         process::exit(1)
     }
 }
 
-/// The lease that this server had before it started over, or 0 if it had none. `None` if it has not
-/// started over.
+/// The lease that this server had before it started over, or 0 if it had no lease. `None` if the
+/// server has not started over.
 fn lease_before() -> Option<u64> {
     let lease = env::var(STARTED_OVER).ok()?;
     Some(lease.parse().unwrap_or(0))
 }
 
-/// Replaces the process with a new one of the same program, and tells it the lease. Returns only if
-/// that fails.
+/// Replaces the process with a new process of the same program, and passes the lease to it. Returns
+/// only if that fails.
 fn exec_again(lease: u64) {
     let lease = lease.to_string();
-    // The first path fails if an upgrade has replaced the program's file.
+    // The first path is wrong if an upgrade has replaced the program's file.
     let programs = [env::current_exe().ok(), Some("/proc/self/exe".into())];
     for program in programs.into_iter().flatten() {
         let Err(error) = exec(&program, env::args_os(), &[(STARTED_OVER, &lease)]);
@@ -465,8 +465,8 @@ fn first_of<T>(
     Err(last)
 }
 
-/// Whether a test has planted this fault, to check that the tests find it. Always false in a
-/// release build.
+/// Whether a test has planted this fault, to check that the other tests find it. Always `false` in
+/// a release build.
 fn is_planted(fault: &str) -> bool {
     cfg!(debug_assertions) && env::var_os("LATCHD_PLANTED_FAULT").is_some_and(|name| name == fault)
 }

@@ -7,7 +7,8 @@ use crate::table::{HolderRecord, Key, Kind, Limit, Weight};
 use crate::text::{digits, hex};
 use crate::token::{Fence, Salt, Token};
 
-/// The maximum lease, in seconds. Its nanoseconds fit into 64 bits, as in the wire protocol.
+/// The maximum lease, in seconds. The wire protocol has the same maximum: its nanoseconds fit into
+/// 64 bits.
 const MAX_SECONDS: u64 = i64::MAX as u64 / 1_000_000_000;
 
 /// The first word of a record that is written in named fields.
@@ -31,13 +32,13 @@ impl Names {
         format!("{}/h/{:016x}", self.0, fence.0).into_bytes()
     }
 
-    /// The range of the holders' keys: the first possible key, and the first key after the range.
+    /// The range of the holders' keys: the first possible key, and the first key beyond the range.
     pub fn holders(&self) -> (Vec<u8>, Vec<u8>) {
         let name = |last| format!("{}/h{last}", self.0).into_bytes();
         (name('/'), name('0'))
     }
 
-    /// The fence in the name of a holder's key; `None` if the key is not a holder's.
+    /// The fence in the name of a holder's key; `None` if this is not the key of a holder.
     pub fn fence_in(&self, name: &[u8]) -> Option<Fence> {
         let (first, _) = self.holders();
         let digits = std::str::from_utf8(name.strip_prefix(&first[..])?).ok()?;
@@ -125,8 +126,8 @@ fn lease(seconds: &str) -> Option<Duration> {
     Some(Duration::from_secs(seconds))
 }
 
-/// The value of a holder's key. An older server that does not know a field cannot read the record,
-/// and steps down. So a holder is written in the older form if that form can express it.
+/// The value of a holder's key. An older server cannot read a record with a field that it does not
+/// know, and steps down. So a holder is written in the older form if that form can express it.
 pub fn encode(record: &HolderRecord) -> String {
     let kind = match record.kind {
         Kind::Lock => 'l',

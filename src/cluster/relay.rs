@@ -4,9 +4,8 @@
 //! A client that knows all servers could connect to the active one itself. But many clients have
 //! only one address, mostly that of the server on their own host. Such a client may be unable to
 //! resolve or reach the addresses by which the servers reach each other. A client with TLS expects
-//! the name of this server, and a client on a Unix socket cannot reach another host. Some of these
-//! clients can adopt their grants over a new connection, and a standby that stops must recognize
-//! them.
+//! the name of this server, and a client on a Unix socket cannot reach another host. Some clients
+//! can adopt their grants over a new connection; a standby that stops must recognize these clients.
 
 use std::collections::HashMap;
 use std::io;
@@ -38,12 +37,12 @@ const MAX_FRAME_LEN: usize = 1024;
 
 /// The pause before the next attempt to reach the active server.
 const PAUSE: Duration = Duration::from_millis(100);
-/// The first pause before another look at an incomplete line. Also the pause of a relay that has
-/// woken but could move nothing.
+/// The first pause before another look at an incomplete line. A relay also pauses for this long if
+/// it has woken but could move nothing.
 const SHORT_PAUSE: Duration = Duration::from_millis(10);
 
 /// The maximum pause before another look at an incomplete line. While no server is active, a
-/// standby checks this often whether the client is still there.
+/// standby checks at this interval whether the client is still there.
 const LONG_PAUSE: Duration = Duration::from_secs(1);
 
 /// The maximum time for resolving the active server's address, and for one attempt to connect.
@@ -53,7 +52,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 /// server has closed the connection.
 const CLOSING_TIME: Duration = Duration::from_secs(5);
 
-/// The maximum number of bytes that are read from one end before the other end has accepted them.
+/// The maximum number of bytes to read from one end before the other end has accepted them.
 const BUFFER_LEN: usize = 8 * 1024;
 
 /// The error for a connection that this server does not serve.
@@ -64,15 +63,15 @@ struct Relay {
     epoch: u64,
     client: Arc<Stream>,
     server: Arc<TcpStream>,
-    /// The client can adopt its grants over another connection.
+    /// Whether the client can adopt its grants over another connection.
     can_adopt: AtomicBool,
-    /// This server is stopping, so both ends must be reset.
+    /// Set when this server stops. Both ends must be reset.
     is_cut: AtomicBool,
 }
 
 impl Relay {
-    /// Tells the relaying thread to reset both ends. That thread then does not pass on the end of
-    /// the stream, which the active server would take for the client's own.
+    /// Tells the relaying thread to reset both ends. Otherwise that thread would pass on the end of
+    /// the stream, and the active server would think that the client had closed the connection.
     fn cut(&self) {
         self.is_cut.store(true, Ordering::SeqCst);
         self.end(Shutdown::Read);
@@ -92,7 +91,7 @@ pub(super) struct Relays {
     throttle: Throttle,
 }
 
-/// What the first bytes of a connection tell.
+/// What the first bytes of a connection mean.
 #[derive(Debug, PartialEq, Eq)]
 enum FirstBytes {
     /// Another server passes on a client, because it takes this server for the active one.
@@ -118,8 +117,8 @@ impl ClusterNode {
         }
     }
 
-    /// Cuts the connections to servers that are no longer active. If no active server is known,
-    /// cuts none, because the previous one may still be active.
+    /// Cuts the connections to servers that are no longer active. Cuts nothing while no active
+    /// server is known, because the previous one may still be active.
     fn cut_old(&self) {
         let open = self.relays.open.lock();
         let Some(active) = self.role().active else {
@@ -145,10 +144,10 @@ impl ClusterNode {
         self.relays.open.lock().values().for_each(|it| it.cut());
     }
 
-    /// Receives a connection. A standby relays the connection until it ends; if the client asks
-    /// only for the role, the standby answers. `Ok` means that this server must serve the
-    /// connection itself. Fails with [`io::ErrorKind::TimedOut`] if the client sends nothing in
-    /// time, and with another error once the connection is over.
+    /// Receives a connection. A standby relays the connection until it ends, or only answers a
+    /// request for the role. `Ok` means that this server must serve the connection itself. Fails
+    /// with [`io::ErrorKind::TimedOut`] if the client sends nothing in time, and with another error
+    /// once the connection is over.
     ///
     /// Blocks for at most `read_timeout` until the client's first bytes arrive, then for at most
     /// three times the TTL until there is an active server, and then as long as the connection
@@ -169,7 +168,7 @@ impl ClusterNode {
                 Some(FirstBytes::Other) => break,
                 Some(FirstBytes::Cluster) if self.tell_role(client, deadline).is_some() => {}
                 // Other standbys learn of a new term before this server has restored the holders,
-                // so wait for that.
+                // so this one waits for the holders.
                 Some(FirstBytes::Relay) if self.wait_until_active() => {}
                 Some(FirstBytes::Relay) => {
                     debug!("turned-away peer={client} reason=relay-to-standby");
@@ -184,8 +183,8 @@ impl ClusterNode {
     }
 
     /// Prepares a connection that this server serves itself. If clients must speak TLS, a standby
-    /// first sends a frame in clear text that names the epoch it knows. This removes that frame,
-    /// and refuses the connection if it names another epoch.
+    /// first sends a frame in clear text with the epoch that it knows. Removes that frame, and
+    /// refuses the connection if the frame has another epoch.
     fn take_in(&self, client: &Stream, deadline: Instant) -> io::Result<()> {
         if !speaks_tls(client) {
             return Ok(());
@@ -207,8 +206,7 @@ impl ClusterNode {
         }
     }
 
-    /// Answers a request for the role; `None` if the request does not arrive in full or the client
-    /// is gone.
+    /// Answers a request for the role; `None` if the request is incomplete or the client is gone.
     fn tell_role(&self, client: &Stream, deadline: Instant) -> Option<()> {
         take_frame(client, deadline)?;
         let answer = format!("{}\n", self.role_line());
@@ -225,7 +223,7 @@ impl ClusterNode {
                 return Ok(());
             }
             let left = deadline.saturating_duration_since(Instant::now());
-            // A client that has left must not occupy its connection until the deadline.
+            // A client that has left must not use up a connection until the deadline.
             if left.is_zero() || is_waiting && client.has_hung_up() {
                 return Err(OVER.into());
             }
@@ -289,8 +287,7 @@ impl ClusterNode {
                 let _ = sockopt::set_socket_linger(end, Some(Duration::ZERO));
             };
             reset(client.as_fd());
-            // A reset tells the active server that the client will come back over another
-            // connection.
+            // A reset tells the active server that the client will come back over a new connection.
             if relay.is_cut.load(Ordering::SeqCst) {
                 reset(server.as_fd());
             } else {
@@ -343,8 +340,8 @@ fn status(role: &Role) -> String {
     }
 }
 
-/// Peeks at what arrives until `judge` recognizes it; `None` at the deadline. At the end of the
-/// stream, `judge` gets an empty slice.
+/// Peeks at the incoming bytes until `judge` recognizes them; `None` at the deadline. At the end of
+/// the stream, `judge` gets an empty slice.
 fn look<T>(
     client: &Stream,
     buffer: &mut [u8],
@@ -398,8 +395,8 @@ fn first_bytes(bytes: &[u8]) -> Option<FirstBytes> {
     })
 }
 
-/// Reads the three clear-text lines of a frame, and no byte after them; `None` if they do not
-/// arrive.
+/// Reads the three clear-text lines of a frame, and no byte after them; `None` if the frame does
+/// not arrive.
 fn take_frame(client: &Stream, deadline: Instant) -> Option<Vec<u8>> {
     let mut frame = vec![0; MAX_FRAME_LEN];
     let end = look(client, &mut frame, deadline, |bytes| {
@@ -420,19 +417,19 @@ fn speaks_tls(client: &Stream) -> bool {
     !matches!(client, Stream::Tcp(_) | Stream::Unix(_))
 }
 
-/// Connects to the active server, and sends the frame that announces a relayed client and names the
+/// Connects to the active server, and sends a frame that announces a relayed client and has the
 /// epoch.
 fn introduce(epoch: u64, address: &str) -> io::Result<TcpStream> {
     let connect = |addr: &SocketAddr| TcpStream::connect_timeout(addr, CONNECT_TIMEOUT);
     let server = first_of(address, Instant::now() + CONNECT_TIMEOUT, connect)?;
-    // If the servers cannot reach each other but still reach etcd, no new epoch cuts the
-    // connection: only the kernel's keep-alive detects that.
+    // If the servers can reach etcd but not each other, there is no new epoch to cut the
+    // connection. Then only the kernel's keep-alive notices.
     keep_alive(&server)?;
     // With the default size, the kernel would buffer megabytes that a client sends during a long
     // wait.
     sockopt::set_socket_send_buffer_size(&server, SEND_BUFFER_LEN)?;
     let greeting = format!("relay\n{epoch}\n_\n");
-    // This cannot block: the socket's buffer is empty, and larger than the frame.
+    // This cannot block, because the socket's buffer is empty and larger than the frame.
     send(&server, greeting.as_bytes(), SendFlags::NOSIGNAL)?;
     Ok(server)
 }
@@ -441,7 +438,8 @@ fn introduce(epoch: u64, address: &str) -> io::Result<TcpStream> {
 struct Direction<'a> {
     from: BorrowedFd<'a>,
     to: BorrowedFd<'a>,
-    /// Set when this server cuts the connection. The end of the stream is then not the peer's own.
+    /// Set when this server cuts the connection. The end of the stream then does not come from the
+    /// peer.
     is_cut: &'a AtomicBool,
     /// The bytes that have been read but not sent.
     unsent: Vec<u8>,
@@ -452,9 +450,9 @@ struct Direction<'a> {
 }
 
 impl Direction<'_> {
-    /// Moves as much as it can without blocking, but at most one buffer, and passes on the end of
-    /// the stream. Returns whether anything has moved. `of_from` and `of_to` are the poll events of
-    /// the two ends; `look_at` is called with the bytes that were read.
+    /// Moves at most one buffer of bytes without blocking, and passes on the end of the stream.
+    /// Returns whether anything has moved. `of_from` and `of_to` are the poll events of the two
+    /// ends. Calls `look_at` with the bytes that were read.
     fn advance(
         &mut self,
         of_from: PollFlags,
@@ -463,7 +461,7 @@ impl Direction<'_> {
     ) -> io::Result<bool> {
         let len = self.unsent.len();
         // The kernel may have a little room long before it reports the socket as writable. If bytes
-        // were sent into that room, it would look as if the client had read something.
+        // were sent into that room, the client would seem to have read something.
         if !of_to.difference(PollFlags::IN).is_empty() {
             self.send()?;
         }
@@ -479,7 +477,7 @@ impl Direction<'_> {
             }
             Ok((0, _)) => {
                 self.is_over = true;
-                // This fails if the other end has gone. The events of the other end will show that.
+                // This fails if the other end has gone, and then the events of that end show it.
                 let _ = shutdown(self.to, rustix::net::Shutdown::Write);
             }
             Ok((len, _)) => {
@@ -509,15 +507,14 @@ impl Direction<'_> {
     }
 }
 
-/// Relays bytes and the end of the stream in both directions, until both have ended. After the
-/// server has ended its direction, the client has [`CLOSING_TIME`] to end the other; then this
-/// returns anyway.
+/// Relays bytes and the end of the stream in both directions, until both have ended. Returns
+/// earlier if the client has not ended its direction within [`CLOSING_TIME`] after the server's.
 ///
 /// Fails with [`io::ErrorKind::TimedOut`] if the client does not read within `write_timeout`
-/// (`None`: no limit). The active server cuts its own clients in the same way. Here that would have
-/// no effect, because the end of the server's direction is seen only after the client has read.
-/// Fails with another error when `is_cut` is set and the ends are shut down. Calls `note_adopting`
-/// if the client says that it can adopt its grants.
+/// (`None`: no limit). The active server cannot cut such a client, because the end of the server's
+/// direction is seen here only after the client has read. Fails with another error when `is_cut` is
+/// set and the ends are shut down. Calls `note_adopting` if the client says that it can adopt its
+/// grants.
 fn pump(
     client: BorrowedFd<'_>,
     server: BorrowedFd<'_>,
@@ -560,7 +557,7 @@ fn pump(
             };
         }
         if moved == [false; 2] {
-            // `poll` returns at once after a hang-up, even if nothing can be done about it yet.
+            // After a hang-up, `poll` returns at once even if there is nothing to do yet.
             thread::sleep(SHORT_PAUSE);
         }
         let mut polled = [

@@ -12,11 +12,11 @@ use crate::text::Escaped;
 /// The minimum time between two reports.
 const INTERVAL: Duration = Duration::from_secs(10);
 
-/// Keeps lasting trouble with etcd from flooding the log.
+/// Keeps repeated failures of etcd from flooding the log.
 #[derive(Default)]
 pub(super) struct Trouble {
     reported: Option<Instant>,
-    /// A refusal was reported, and etcd has accepted no batch since.
+    /// A refusal was reported, and etcd has accepted no batch after it.
     is_refused: bool,
 }
 

@@ -1,4 +1,4 @@
-//! The thread that writes the journal: it takes over from the previous active server, and then
+//! The thread that writes the journal. It takes over from the previous active server, and then
 //! writes one batch after the other.
 
 use std::iter;
@@ -20,14 +20,14 @@ use crate::table::{Change, HolderRecord};
 use crate::text::Escaped;
 use crate::token::Fence;
 
-/// Most clients count their lease from the reply. If the journal takes longer than this, the reply
-/// to a grant is late, and the lease starts again.
+/// If the journal takes longer than this, the reply to a grant is late, and the lease starts again,
+/// because most clients count their lease from the reply.
 const LATE: Duration = Duration::from_millis(100);
 
-/// The maximum number of holders that are read in one request.
+/// The maximum number of holders to read in one request.
 const PAGE_LEN: usize = 1000;
-/// Divides the number of holders per request after a failure, because the answer may have been too
-/// long, or may have taken too long.
+/// After a failure, the number of holders per request is divided by this, because the answer may
+/// have been too long or too slow.
 const PAGE_DIVISOR: usize = 4;
 
 /// The error for a holder's record that this server cannot read.
@@ -46,8 +46,8 @@ pub(super) struct JournalWriter {
     gateway: Gateway,
     names: Names,
     term: Term,
-    /// When the first failed request since the latest success was sent; `None` if the latest
-    /// request was successful.
+    /// When this server sent the first request that has failed since the latest success; `None` if
+    /// the latest request was successful.
     failing_since: Option<Moment>,
     trouble: Trouble,
 }
@@ -73,7 +73,7 @@ impl JournalWriter {
         }
     }
 
-    /// Writes batches until the process ends. Call [`JournalWriter::take_over`] before.
+    /// Writes batches until the process ends. Call [`JournalWriter::take_over`] first.
     pub(super) fn run(mut self) -> ! {
         let journal = Arc::clone(&self.node.journal);
         loop {
@@ -93,7 +93,7 @@ impl JournalWriter {
         }
     }
 
-    /// Reads what the previous active server has left behind, and starts the leases of the holders
+    /// Reads the holders that the previous active server has left behind, and starts their leases
     /// again. Fails if this server cannot read a holder, because it would then grant that holder's
     /// lock a second time.
     pub(super) fn take_over(&mut self) -> Result<(), UnreadableRecord> {
@@ -134,7 +134,7 @@ impl JournalWriter {
         Ok(())
     }
 
-    /// Reads the holders from etcd, in fence order. No other server can write holders any more.
+    /// Reads the holders from etcd, in fence order. By now, no other server can write holders.
     fn read_holders(&mut self) -> Result<Vec<HolderRecord>, UnreadableRecord> {
         let (mut next, end) = self.names.holders();
         let (mut records, mut page_len) = (Vec::new(), PAGE_LEN);
@@ -147,7 +147,7 @@ impl JournalWriter {
                 page
             });
             for found in &page {
-                // The key may belong to another service, whose prefix begins with ours.
+                // The key may belong to another service whose prefix begins with ours.
                 let Some(fence) = self.names.fence_in(&found.key) else {
                     continue;
                 };
@@ -165,8 +165,8 @@ impl JournalWriter {
                 Some(last) if page.len() == page_len => {
                     next = last.key.clone();
                     next.push(0);
-                    // The holders that made the answer too long may have been read, and a slow etcd
-                    // may have recovered.
+                    // The holders that made the answer too long may have been read by now, or a
+                    // slow etcd may have recovered.
                     page_len = (page_len * 2).min(PAGE_LEN);
                 }
                 _ => return Ok(records),
@@ -202,9 +202,9 @@ impl JournalWriter {
         answered
     }
 
-    /// Writes a batch, or asks a question if there is nothing to write. Returns when the batch is
-    /// certain, or when etcd has definitely refused it. If this server has been deposed, it starts
-    /// over.
+    /// Writes a batch, or sends a question if there is nothing to write. Returns when the batch is
+    /// certain, or when etcd has definitely refused it. Starts over if this server has been
+    /// deposed.
     fn commit<'a>(
         &mut self,
         changes: impl Iterator<Item = &'a Change> + Clone,
@@ -242,9 +242,10 @@ impl JournalWriter {
         BatchResult::Certain
     }
 
-    /// Asks a question about a batch whose answer is lost: whether this server is still active,
-    /// which its waiting sessions must know, and whether the batch was carried out. The transaction
-    /// does not compare the batch number, because the batch may still be carried out at any moment.
+    /// Sends a question about a batch whose answer is lost. The question tells the waiting sessions
+    /// whether this server is still active, and tells this thread whether the batch was carried
+    /// out. It does not compare the batch number, because the batch may still be carried out at any
+    /// moment.
     fn is_carried_out(&mut self) -> bool {
         let number = self.node.journal.begin_question();
         let leader = self.names.leader();
@@ -262,7 +263,7 @@ impl JournalWriter {
     }
 
     /// The three parts of the transaction: the comparisons, the operations if they hold, and the
-    /// operations otherwise.
+    /// operations if they do not.
     fn parts<'a>(
         &self,
         changes: impl Iterator<Item = &'a Change>,
@@ -284,7 +285,7 @@ impl JournalWriter {
             then.push(etcd::put(&self.names.fence(), ceiling.as_bytes(), 0));
         }
         // Without an operation, a member would answer a question from its own state, which may be
-        // old.
+        // outdated.
         let look_up = match is_planted("question-without-range") {
             true => String::new(),
             false => etcd::look_up(&leader),
@@ -340,8 +341,9 @@ impl JournalWriter {
         self.node.start_over("another has written under this epoch")
     }
 
-    /// Logs a failure. `since` is when the first of the current failures was sent. Starts over if
-    /// the lease of the leader key is gone, or if `since` is longer ago than the TTL.
+    /// Logs a failure. `since` is when the first of the consecutive failed requests was sent.
+    /// Starts over if the lease of the leader key is gone, or if more than the TTL has passed since
+    /// then.
     fn judge(&mut self, failure: &EtcdFailure, since: Moment) {
         let waiting = self.node.journal.waiting_sessions();
         self.trouble.report(failure, waiting);

@@ -7,13 +7,13 @@ use std::time::{Duration, Instant};
 use crate::cluster::first_of;
 use crate::net::stream::{is_timeout, Stream};
 
-/// The maximum length of a line in a head, before a chunk or in the trailers, in bytes.
+/// The maximum length in bytes of a line in a head, before a chunk or in the trailers.
 const MAX_LINE_LEN: u64 = 8 * 1024;
 
-/// The maximum length of an answer, in bytes. This is six times the length of a page of holders of
-/// maximum size. A decoded answer takes about twelve times this memory.
+/// The maximum length of an answer, in bytes. It is six times the length of a page of maximum-size
+/// holders. A decoded answer takes about twelve times this memory.
 const MAX_ANSWER_LEN: usize = 4 * 1024 * 1024;
-/// The maximum number of lines in a head, and in the trailers.
+/// The maximum number of lines in a head or in the trailers.
 const MAX_LINES: usize = 100;
 
 /// A connection to a member of etcd. It must not be used again after an error.
@@ -41,7 +41,7 @@ impl EtcdConnection {
         })
     }
 
-    /// Sends a request and reads the answer: its status and its body.
+    /// Sends a request and reads the answer. Returns its status and its body.
     pub(super) fn ask(
         &mut self,
         path: &str,
@@ -106,7 +106,7 @@ impl EtcdConnection {
     }
 }
 
-/// The time left until the deadline; an error if the deadline has passed.
+/// The time left until the deadline. Fails if the deadline has passed.
 fn left(deadline: Instant) -> io::Result<Duration> {
     let left = deadline.saturating_duration_since(Instant::now());
     match left.is_zero() {

@@ -1,4 +1,4 @@
-//! The stand-in for `etcd_tls.rs` in a build without TLS, whose options refuse TLS with etcd.
+//! Replaces `etcd_tls.rs` in a build without TLS. The options of such a build refuse TLS with etcd.
 
 use std::io;
 use std::net::TcpStream;
