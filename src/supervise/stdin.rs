@@ -1,5 +1,4 @@
-//! The end of standard input. A script can end a program that it has started by closing the
-//! program's standard input.
+//! The end of standard input. A script can close this program's input to end the program.
 
 use std::io::ErrorKind::{Interrupted, WouldBlock};
 use std::io::{self, Read};

@@ -1,4 +1,4 @@
-//! The controlling terminal, and when the command gets it.
+//! The controlling terminal, which this program lends to the command.
 
 use std::cell::OnceCell;
 use std::fs::File;
@@ -13,8 +13,8 @@ use rustix::termios::{tcgetattr, tcgetpgrp, tcsetattr, tcsetpgrp, OptionalAction
 
 use super::signals::our_group;
 
-/// The controlling terminal, if there is one. The shell can give it to our process group at any
-/// time (`fg`), and take it away.
+/// The controlling terminal, if there is one. The shell can give it to our process group (`fg`) or
+/// take it away at any time.
 pub(super) struct Terminal {
     file: Option<File>,
     /// If set, the command gets the terminal only after SIGTTIN or SIGTTOU.
@@ -41,7 +41,7 @@ impl Terminal {
         }
     }
 
-    /// Which group is to have the terminal when the command starts.
+    /// Which group gets the terminal when the command starts.
     pub(super) fn at_start(&self) -> Foreground {
         match !self.is_in_a_pipeline && self.can_be_lent() {
             true => Foreground::Command,
@@ -70,8 +70,7 @@ impl Terminal {
     /// Restores the modes that the terminal had before the command first had it.
     pub(super) fn restore_modes(&self) {
         if let (true, Some(file), Some(modes)) = (self.is_ours(), &self.file, self.modes.get()) {
-            // The call must not wait for the output: a terminal that Ctrl-S has stopped would block
-            // it.
+            // This must not wait for the output, because Ctrl-S may have stopped the terminal.
             let _ = tcsetattr(file, OptionalActions::Now, modes);
         }
     }
@@ -86,7 +85,8 @@ impl Terminal {
         self.can_be_lent() && self.give_to(group)
     }
 
-    /// Gives the terminal to the command's group after a stop, as at the start.
+    /// Gives the terminal to the command's group again after a stop, by the same rule as at the
+    /// start.
     pub(super) fn return_to(&self, group: Pid) {
         if self.at_start() == Foreground::Command {
             self.give_to(group);
@@ -103,8 +103,8 @@ impl Terminal {
     }
 
     /// Takes the terminal back from the command's group, or from a group that has ended. Returns
-    /// which group had it. The terminal is not taken from any other group: in the background it is
-    /// the shell's, and a shell that loses its terminal ends.
+    /// which group had it. Does not take the terminal from any other group: in the background the
+    /// shell has it, and a shell that loses its terminal ends.
     pub(super) fn take_back_from(&self, group: Pid) -> Foreground {
         let Some(foreground) = self.foreground() else {
             return Foreground::Ours;
@@ -120,8 +120,8 @@ impl Terminal {
     }
 }
 
-/// Whether a standard stream leads to another program. That program, such as a pager, may read the
-/// terminal. If the command had the terminal, that program would stop, and the whole job with it.
+/// Whether a standard stream leads to another program, such as a pager, that may read the terminal.
+/// If the command had the terminal, that program would stop, and the whole job would stop with it.
 fn is_in_a_pipeline() -> bool {
     let (stdin, stdout, stderr) = (io::stdin(), io::stdout(), io::stderr());
     let mut kinds = [stdin.as_fd(), stdout.as_fd(), stderr.as_fd()]
