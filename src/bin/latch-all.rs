@@ -1,5 +1,6 @@
 //! The four programs in one file. The name under which the file is run, or else its first argument,
 //! selects the program.
+#![forbid(unsafe_code)]
 
 use std::env;
 use std::ffi::OsStr;
