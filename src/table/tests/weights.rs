@@ -1,7 +1,6 @@
 //! Claims of several slots, shared locks and the numbers of slots, on a virtual clock.
 
 use super::*;
-use crate::table::numbers::MAX_NUMBERS;
 
 fn shared(key: &str) -> Ask<'_> {
     Ask {
@@ -262,6 +261,7 @@ fn only_the_holder_of_a_semaphore_gets_numbers() {
 
 #[test]
 fn the_numbers_of_heavy_grants_are_bounded() {
+    use crate::table::numbers::MAX_NUMBERS;
     let mut world = World::with_caps(Caps {
         max_slots: 200,
         ..NO_CAPS
