@@ -252,8 +252,8 @@ fn start_watch(held: &Arc<HeldFile>, on_lost: Option<LostCallback>) -> io::Resul
 }
 
 /// Watches the lock until it is lost or released. Holds a strong reference to the file only during
-/// a check. A child that is forked during a check inherits the reference but not this thread, so
-/// the child's guard could not close the file.
+/// a check, because a child that is forked while it is held inherits the reference but not this
+/// thread: dropping the child's guard would not close the file.
 fn watch_over(held: &Weak<HeldFile>, on_lost: Option<LostCallback>, watch: &Watch, stop: &Event) {
     let after = |beat| Instant::now() + beat;
     let heartbeat = held.upgrade().and_then(|held| held.heartbeat);

@@ -16,8 +16,8 @@ use crate::token::Fence;
 /// that takes such an entry may never arrive.
 pub(super) const MAX_ENDED: usize = 16;
 
-/// Everything that belongs to one connection. The time that a disconnect takes depends only on the
-/// size of this entry.
+/// Everything that belongs to one connection. The time to clean up after a disconnect depends only
+/// on the number of places that are listed here.
 pub(super) struct ConnectionEntry {
     /// The grants whose tokens the client knows.
     pub(super) held: ConnPlaces,
@@ -108,9 +108,9 @@ impl LockTable {
     /// Begins to remove a closed connection, whose client has this `tag`. Its places in queues are
     /// removed first. Then its grants end or become orphans, depending on `holdings`. A grant that
     /// was not collected ends in any case, because the client does not know its token. A grant that
-    /// was adopted provisionally becomes an orphan if the caps allow it: when a client has given up
-    /// a connection, a late `adopt` on that connection must not cost the client its lock. From now
-    /// on the connection is granted nothing.
+    /// was adopted provisionally becomes an orphan if the caps allow it. Otherwise an `adopt` that
+    /// is processed only after its client has given up the connection would cost the client its
+    /// lock. From now on the connection is granted nothing.
     ///
     /// Takes constant time. The caller must then call [`LockTable::release_some`] until it returns
     /// `true`.

@@ -27,8 +27,8 @@ const CLOCK_TOLERANCE: Duration = Duration::from_secs(60);
 pub(super) struct Judge<'a> {
     /// The directory in which we make lock files, and remove stale ones.
     own: &'a Directory,
-    /// The number of the process for which the client asks, if the client may lock for that
-    /// process.
+    /// The number of the process for which the client requests the lock; `None` if the client may
+    /// not lock for that process.
     asker: Option<u32>,
     /// The attributes of a test file in `own`. They show the time by the file system's clock, and
     /// whether our files there belong to our user.
@@ -127,9 +127,9 @@ impl<'a> Judge<'a> {
     }
 }
 
-/// Whether the process, which asks for itself, began after the file was written. If so, the file is
+/// Whether the process that requests the lock began after the file was written. If so, the file is
 /// from an earlier process with the same number. Containers use the same numbers after each start.
-/// The process also gets the lock if the file's time shows that a clock is wrong.
+/// Also true if the time of the file shows that a clock is wrong: the process gets the lock then.
 fn is_older_than(file: &LockFile, pid: u32) -> bool {
     has_begun_after(pid, file.modified_at)
         || file.modified_at > since_epoch(SystemTime::now()) + CLOCK_TOLERANCE
