@@ -129,8 +129,8 @@ pub fn pid_in(digits: &[u8]) -> Option<u32> {
 fn binary(content: &[u8]) -> Option<u32> {
     let bytes: [u8; 4] = content.try_into().ok()?;
     // No process number is so high that all four of its bytes are printable characters or spaces,
-    // but some of them can be. If the number 49 were taken for text, it would be `1` followed by NUL bytes,
-    // and would name another process.
+    // but some of them can be. If the number 49 were taken for text, it would be `1` followed by
+    // NUL bytes, and would name another process.
     let is_text = bytes
         .iter()
         .all(|byte| byte.is_ascii_graphic() || byte.is_ascii_whitespace());
