@@ -84,7 +84,7 @@ impl Opener<'_, '_> {
         self.wait_for_frame()?;
         match self.input.frame() {
             [RELAY, epoch, _] if node.is_current_epoch(epoch) => {
-                self.input.end_frame();
+                self.input.end_relay_frame();
                 Ok(RequestSource::Standby)
             }
             [RELAY, ..] => Err(Ending::NotMeant),

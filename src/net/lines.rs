@@ -253,6 +253,12 @@ impl<const N: usize> LineReader<N> {
         }
     }
 
+    /// Makes the next line the first one of the connection: the lines so far came from a server that
+    /// passes on what a client sends.
+    pub fn begin_connection(&mut self) {
+        self.lines_seen = 0;
+    }
+
     /// A number for the line that is being received, different from that of the previous line;
     /// `None` between frames.
     pub fn line_in_progress(&self) -> Option<u32> {

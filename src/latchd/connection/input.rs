@@ -77,6 +77,13 @@ impl<'a> Input<'a> {
         self.deadline = None;
     }
 
+    /// Drops the frame that [`Input::has_frame`] found, in which a standby has introduced its
+    /// client. The next line is the client's first one.
+    pub(in crate::latchd) fn end_relay_frame(&mut self) {
+        self.end_frame();
+        self.lines.begin_connection();
+    }
+
     /// Drops the line that [`Input::has_first_line`] found. The next line begins a frame.
     pub(in crate::latchd) fn end_first_line(&mut self) {
         self.lines.skip_first_line();
