@@ -253,8 +253,8 @@ impl<const N: usize> LineReader<N> {
         }
     }
 
-    /// Makes the next line the first one of the connection: the lines so far came from a server that
-    /// passes on what a client sends.
+    /// Makes the next line the first one of the connection: the lines so far came from a server
+    /// that passes on what a client sends.
     pub fn begin_connection(&mut self) {
         self.lines_seen = 0;
     }
