@@ -983,7 +983,7 @@ fn a_late_refusal_leaves_its_reason_no_more_time_once() {
         assert!(peer.request().starts_with("tag _ "));
         peer.answer("ok");
         assert_eq!(peer.request(), "l k 0");
-        thread::sleep(Duration::from_millis(900));
+        thread::sleep(Duration::from_millis(600));
         peer.answer("timeout");
         // It is silent to the question who holds the key.
         assert_eq!(peer.request(), "stats holders k");
@@ -995,9 +995,9 @@ fn a_late_refusal_leaves_its_reason_no_more_time_once() {
     let began = Instant::now();
     let output = run(&daemon, &command);
     let took = began.elapsed();
-    assert_eq!(output.status.code(), Some(75), "{output:?}");
-    // A round trip is given a second.
-    in_time!(took < Duration::from_millis(1500), "{took:?}");
+    // The refusal came before the second of a round trip was over.
+    in_time!(output.status.code() == Some(75), "{output:?}");
+    in_time!(took < Duration::from_millis(1400), "{took:?}");
     drop(server.join().expect("no panic"));
 }
 
