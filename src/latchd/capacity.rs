@@ -6,6 +6,7 @@ use std::ffi::CString;
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+use std::sync::OnceLock;
 
 use log::warn;
 use rustix::process::{getrlimit, Resource};
@@ -170,13 +171,16 @@ pub(super) fn table_cap() -> usize {
     as_count(memory() / TABLE_SHARE / PER_SLOT).min(MOST_IN_TABLE)
 }
 
-/// The memory in bytes of the machine or the cgroup, whichever is less.
+/// The memory in bytes of the machine or the cgroup, whichever is less, at the first call.
 pub(super) fn memory() -> u64 {
-    let of_process = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-    let of_cgroups = cgroup_limit(Path::new("/sys/fs/cgroup"), &of_process);
-    let machine = sysinfo();
-    let of_machine = (machine.totalram as u64).saturating_mul(u64::from(machine.mem_unit));
-    of_machine.min(of_cgroups.unwrap_or(u64::MAX))
+    static MEMORY: OnceLock<u64> = OnceLock::new();
+    *MEMORY.get_or_init(|| {
+        let of_process = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+        let of_cgroups = cgroup_limit(Path::new("/sys/fs/cgroup"), &of_process);
+        let machine = sysinfo();
+        let of_machine = (machine.totalram as u64).saturating_mul(u64::from(machine.mem_unit));
+        of_machine.min(of_cgroups.unwrap_or(u64::MAX))
+    })
 }
 
 /// Converts a count, and returns at least 1: a server without connections would be useless.

@@ -55,6 +55,9 @@ use requests::Offer;
 
 const PROGRAM: &str = "latchd";
 
+/// The bytes of a megabyte, as the log counts them.
+const MEGABYTE: u64 = 1024 * 1024;
+
 /// 1 January 2025. A clock that shows an earlier time has never been set.
 const CLOCK_WAS_SET: Duration = Duration::from_secs(1_735_689_600);
 
@@ -187,18 +190,15 @@ fn offer(options: &Options) -> Offer {
 fn room_for_connections(options: &Options, secret_len: usize) -> Connections {
     let max_connections = capacity::max_connections(options, secret_len);
     let worst_case = capacity::worst_case(options, max_connections, secret_len);
+    let (version, worst_case_mb) = (env!("CARGO_PKG_VERSION"), worst_case.div_ceil(MEGABYTE));
     info!(
-        "starting version={} max_connections={max_connections} worst_case_mb={}",
-        env!("CARGO_PKG_VERSION"),
-        worst_case.div_ceil(1024 * 1024)
+        "starting version={version} max_connections={max_connections} \
+         worst_case_mb={worst_case_mb}"
     );
     let memory = capacity::memory();
     if worst_case > memory / 2 {
-        warn!(
-            "high-caps worst_case_mb={} memory_mb={}",
-            worst_case.div_ceil(1024 * 1024),
-            memory / (1024 * 1024)
-        );
+        let memory_mb = memory / MEGABYTE;
+        warn!("high-caps worst_case_mb={worst_case_mb} memory_mb={memory_mb}");
     }
     Connections::new(max_connections, options.max_connections_per_ip, b"")
 }
