@@ -12,7 +12,7 @@ use crate::client::{Error, Guards};
 use crate::supervise::{Event, SignalWatch};
 use crate::sys::random;
 
-use super::run::release_all;
+use super::releasing::release_all;
 use super::servers::{wait_of, Target, ROUND_TRIP};
 use super::PROGRAM;
 

@@ -5,7 +5,7 @@ use crate::cli::output;
 use crate::supervise::{SignalWatch, StdinWatch};
 
 use super::claim::wait;
-use super::run::{finish_releases, release_all};
+use super::releasing::{finish_releases, release_all};
 use super::{options, unprintable, PROGRAM};
 
 /// Waits for the lock, prints its token and its fence, and keeps the lock until the standard input

@@ -9,6 +9,7 @@ mod keeping;
 mod options;
 mod prometheus;
 mod queue;
+mod releasing;
 mod run;
 mod servers;
 mod stats;

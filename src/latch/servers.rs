@@ -13,7 +13,7 @@ use crate::cli::output::exact_time;
 use crate::cli::waiting::{Verbosity, WaitingLine};
 use crate::client::environment::{self, Overrides};
 use crate::client::{
-    Address, Claimed, Client, Connection, Error, Granted, Lock, Queue, Slot, Token, Wait,
+    Address, Claimed, Client, Connection, Error, Granted, Guard, Lock, Queue, Slot, Token, Wait,
 };
 use crate::text::Plain;
 
@@ -258,8 +258,13 @@ impl Target {
 }
 
 /// How a message names a key.
-pub(super) fn place_of(key: &str, server: &Address) -> String {
+fn place_of(key: &str, server: &Address) -> String {
     format!("{} at {}", shown(key), shown(&server.to_string()))
+}
+
+/// How a message names the key of a guard.
+pub(super) fn place_of_guard(guard: &Guard) -> String {
+    place_of(guard.key(), guard.server())
 }
 
 pub(super) fn lost_lock(place: &str, why: &str) -> Failure {
