@@ -6,7 +6,7 @@ use crate::cluster::ClusterNode;
 use crate::log::Log;
 use crate::protocol::counters::{Figures, Oldest};
 use crate::protocol::{queues, stats};
-use crate::table::{KeySnapshot, Listing};
+use crate::table::{KeySnapshot, Listing, KEYS_AT_ONCE};
 
 /// The maximum memory of a page of statistics, in bytes.
 pub(super) const PAGE_LEN: usize = 64 * 1024;
@@ -110,7 +110,7 @@ impl StatisticsSource<'_> {
         let mut page_count = 0;
         move |listing| {
             yield_after(&mut page_count);
-            self.arbiter.snapshot(listing, stats::PAGE_LEN)
+            self.arbiter.snapshot(listing, KEYS_AT_ONCE)
         }
     }
 }

@@ -7,10 +7,6 @@ use std::time::Duration;
 use crate::table::{KeySnapshot, Kind};
 use crate::text::{is_unseen, JsonEscape};
 
-/// The maximum number of keys read in one visit to the table. More keys need several visits, so
-/// that neither the time in the table's mutex nor the memory grows with the number of keys.
-pub const PAGE_LEN: usize = 48;
-
 /// Writes the statistics as one JSON object on one line, each list sorted by key. `page_of` returns
 /// a page of keys, and where the next page begins or `None` if it was the last one. `drain` is
 /// called after every key, and may clear `out`.
@@ -143,7 +139,7 @@ pub(super) fn append(out: &mut Vec<u8>, text: fmt::Arguments<'_>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::table::{ConnId, Key, Limit, PlaceSnapshot, Weight};
+    use crate::table::{ConnId, Key, Limit, PlaceSnapshot, Weight, KEYS_AT_ONCE};
     use crate::token::Fence;
     use std::convert::Infallible;
 
@@ -153,7 +149,7 @@ mod tests {
         sorted.sort_by(|a, b| a.key.cmp(&b.key));
         let page_of = |from: Option<usize>| {
             let mut left = sorted.iter().skip(from.unwrap_or(0));
-            let page: Vec<KeySnapshot> = left.by_ref().take(PAGE_LEN).cloned().collect();
+            let page: Vec<KeySnapshot> = left.by_ref().take(KEYS_AT_ONCE).cloned().collect();
             (page, (left.len() > 0).then(|| sorted.len() - left.len()))
         };
         let (mut json, mut out, mut most_held) = (Vec::new(), Vec::new(), 0);
@@ -258,7 +254,12 @@ mod tests {
 
     #[test]
     fn any_number_of_keys_is_listed_once_each_in_pieces() {
-        for count in [PAGE_LEN - 1, PAGE_LEN, PAGE_LEN + 1, 5 * PAGE_LEN] {
+        for count in [
+            KEYS_AT_ONCE - 1,
+            KEYS_AT_ONCE,
+            KEYS_AT_ONCE + 1,
+            5 * KEYS_AT_ONCE,
+        ] {
             let keys: Vec<KeySnapshot> = (0..count)
                 .flat_map(|number| {
                     let lock = busy(&format!("{number:04}a"), Kind::Lock, 1);

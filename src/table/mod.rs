@@ -45,7 +45,7 @@ use numbers::Numbers;
 use place::{PlaceId, PlaceState, Places};
 use queue::{KeyId, KeyList, KeyQueue, Queues};
 use slab::Slab;
-pub use snapshot::{KeySnapshot, Listing, PlaceSnapshot};
+pub use snapshot::{KeySnapshot, Listing, PlaceSnapshot, KEYS_AT_ONCE};
 pub use types::{
     Answer, Ask, Cap, Caps, Claimant, ConnId, Grant, Holdings, Key, Kind, Limit, Refusal, Scope,
     Ticket, Weight,

@@ -10,10 +10,12 @@ use super::types::{ConnId, Key, Kind, Limit, Scope, Weight};
 use super::LockTable;
 use crate::token::Fence;
 
-/// The maximum number of keys that one call of [`LockTable::queues`] looks at, and the number of
-/// holders and waiters after which that call stops. The resulting descriptions, including those of
-/// the clients, take less than 40 KB.
-const KEYS_AT_ONCE: usize = 48;
+/// The maximum number of keys that one visit to the table lists. More keys need several visits, so
+/// that neither the time in the table's mutex nor the memory grows with the number of keys.
+pub const KEYS_AT_ONCE: usize = 48;
+
+/// The number of holders and waiters after which [`LockTable::queues`] stops. The descriptions of
+/// so many keys and places, including those of the clients, take less than 40 KB.
 const PLACES_AT_ONCE: usize = 64;
 
 /// One key at the time of the snapshot, with the first of its holders and of its waiters.
