@@ -72,7 +72,7 @@ fn refuse_own(stream: TcpStream) -> io::Result<TcpStream> {
 /// root, as this user, or as the owner of the socket's directory, who decides who listens there.
 pub(super) fn connect_unix(path: &Path, deadline: Instant) -> io::Result<UnixStream> {
     let path = trusted::follow(path)?;
-    let socket = trusted::open(&path, OFlags::PATH, 0)?;
+    let socket = trusted::open_followed(&path, OFlags::PATH, 0)?;
     let stream = connect_to(&socket, &path, deadline)?;
     let server = sockopt::socket_peercred(&stream)?.uid.as_raw();
     if trusted::may_decide(server, &path) {
@@ -156,7 +156,7 @@ pub(super) mod tests {
         let directory = tempfile::tempdir().expect("a directory");
         let [path, other] = ["ours", "other"].map(|name| directory.path().join(name));
         let [ours, _theirs] = [&path, &other].map(|path| UnixListener::bind(path).expect("a path"));
-        let socket = trusted::open(&path, OFlags::PATH, 0).expect("it is there");
+        let socket = trusted::open_followed(&path, OFlags::PATH, 0).expect("it is there");
         fs::remove_file(&path).expect("it is there");
         symlink(&other, &path).expect("there is room");
         let deadline = Instant::now() + Duration::from_secs(10);

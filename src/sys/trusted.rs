@@ -69,11 +69,15 @@ pub fn is_own_or_root(user: u32) -> bool {
 /// Opens the file that [`follow`] finds. The umask applies to the `mode` of a new file. Does not
 /// wait for the other end of a FIFO.
 pub fn open(path: &Path, flags: OFlags, mode: u32) -> io::Result<File> {
-    let path = follow(path)?;
+    open_followed(&follow(path)?, flags, mode)
+}
+
+/// Opens a path that [`follow`] has returned, in the same way as [`open`].
+pub fn open_followed(path: &Path, flags: OFlags, mode: u32) -> io::Result<File> {
     let mut flags = flags | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     // A link in /proc/self/fd may be followed, because it leads to a file that is already open.
-    flags.set(OFlags::NOFOLLOW, !is_in_proc(&path));
-    match openat(CWD, &path, flags, Mode::from_raw_mode(mode)) {
+    flags.set(OFlags::NOFOLLOW, !is_in_proc(path));
+    match openat(CWD, path, flags, Mode::from_raw_mode(mode)) {
         Ok(file) => Ok(file.into()),
         Err(Errno::LOOP) => Err(io::Error::other("it is a symbolic link")),
         Err(error) => Err(error.into()),
