@@ -11,8 +11,8 @@ mod layering;
 mod library;
 mod manual;
 mod monitoring;
+mod ports;
 mod promises;
-
 mod readme;
 mod skips;
 mod supply;

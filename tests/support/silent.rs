@@ -5,10 +5,12 @@
 //! listened.
 
 use std::net::SocketAddr;
+use std::ops::Range;
 use std::os::fd::OwnedFd;
-use std::os::unix::net::UnixListener;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{self as unix, UnixListener};
 use std::path::Path;
-use std::sync::atomic::{AtomicU16, Ordering};
+use std::sync::Mutex;
 
 use rustix::io::Errno;
 use rustix::net::sockopt::set_socket_reuseaddr;
@@ -33,17 +35,61 @@ pub fn free_port() -> u16 {
 }
 
 /// The first of so many ports of 127.0.0.1 in a row, each for a server to come. The kernel hands
-/// out higher ports by itself, so that no other process gets one meanwhile. Nor does another test.
+/// out higher ports by itself, so that no other process gets one meanwhile. Nor does another test,
+/// of this process or of another one.
 pub fn free_ports(count: u16) -> u16 {
+    static OURS: Mutex<Ports> = Mutex::new(Ports {
+        blocks: Vec::new(),
+        left: 0..0,
+    });
+    let mut ours = OURS.lock().expect("no test panics with it");
+    loop {
+        let first = ours.take(count);
+        let is_free = |port: u16| bound(loopback(port)).is_ok();
+        if (first..first + count).all(is_free) {
+            return first;
+        }
+    }
+}
+
+/// The ports of this process. It has them in blocks, so that it needs few descriptors for them.
+struct Ports {
+    /// Names that the kernel lets one socket have at a time. They are free again when the process
+    /// ends, however it ends.
+    blocks: Vec<UnixListener>,
+    left: Range<u16>,
+}
+
+impl Ports {
+    /// The first of so many ports in a row that no test has had.
+    fn take(&mut self, count: u16) -> u16 {
+        if self.left.len() < usize::from(count) {
+            let (name, ports) = block_of_ports();
+            self.blocks.push(name);
+            self.left = ports;
+        }
+        let first = self.left.start;
+        self.left.start += count;
+        first
+    }
+}
+
+/// Ports that no other process takes while the socket is open. They begin elsewhere in each
+/// process: a client of a test that has just ended may still ask for its server.
+pub fn block_of_ports() -> (UnixListener, Range<u16>) {
     const FIRST: u16 = 15_000;
-    const COUNT: u16 = 15_000;
-    static NEXT: AtomicU16 = AtomicU16::new(0);
-    let own = u16::try_from(std::process::id() % 150 * 100).expect("below 15 000");
-    let is_free = |port: u16| bound(loopback(port)).is_ok();
-    (0..COUNT)
-        .map(|_| FIRST + (own + NEXT.fetch_add(count, Ordering::Relaxed) % COUNT) % COUNT)
-        .find(|first| (*first..first + count).all(is_free))
-        .expect("a port is free")
+    const BLOCKS: u16 = 150;
+    const SIZE: u16 = 100;
+    let own = u16::try_from(std::process::id() % u32::from(BLOCKS)).expect("below 150");
+    (own..own + BLOCKS)
+        .find_map(|number| {
+            let first = FIRST + number % BLOCKS * SIZE;
+            let name = format!("ports of a test of latchd, {first}");
+            let name = unix::SocketAddr::from_abstract_name(name).expect("a short name");
+            let socket = UnixListener::bind_addr(&name).ok()?;
+            Some((socket, first..first + SIZE))
+        })
+        .expect("a block of ports is free")
 }
 
 fn loopback(port: u16) -> SocketAddr {
