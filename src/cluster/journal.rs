@@ -47,7 +47,7 @@ struct JournalState {
     recorded: u64,
     /// All changes up to this number are certain.
     certain: u64,
-    /// The number of each holder's latest change, if that change is not certain.
+    /// The number of each holder's latest change, if no session may rely on that change yet.
     last_changes: BTreeMap<Fence, u64>,
     /// No holder that was in etcd before the round in progress had a fence above this one.
     highest_written: u64,
@@ -230,8 +230,8 @@ impl Journal {
         self.state.lock().round_time
     }
 
-    /// The number of a holder's latest change, or 0 if all changes of that holder are certain. If
-    /// `holder` is `None`, the number of the latest change of any holder.
+    /// The number of a holder's latest change, or 0 if sessions may rely on all changes of that
+    /// holder. If `holder` is `None`, the number of the latest change of any holder.
     pub fn change_of(&self, holder: Option<Fence>) -> u64 {
         let state = self.state.lock();
         match holder {
@@ -255,10 +255,7 @@ impl Journal {
             self.work.notify_one();
         }
         let is_uncertain = move |state: &mut JournalState| {
-            let closed = state.closed.as_ref();
-            let (certain, succeeded) = closed.map_or((state.certain, state.succeeded), |closed| {
-                (closed.certain, closed.succeeded)
-            });
+            let (certain, succeeded) = state.reliable();
             certain < change || succeeded < round
         };
         JournalState::wait_while(&mut state, is_uncertain, (change, round), Duration::MAX);
@@ -335,7 +332,9 @@ impl JournalState {
         self.succeeded = self.succeeded.max(round);
         if change > self.certain {
             self.certain = change;
-            self.last_changes.retain(|_, number| *number > change);
+            // After the close, a slow session must still find out that its grant was taken back.
+            let (reliable, _) = self.reliable();
+            self.last_changes.retain(|_, number| *number > reliable);
         }
         let (certain, succeeded) = (self.certain, self.succeeded);
         self.waiting.retain(|it| {
@@ -345,6 +344,14 @@ impl JournalState {
             }
             waits
         });
+    }
+
+    /// The number of the latest change, and of the latest round, that sessions may rely on.
+    fn reliable(&self) -> (u64, u64) {
+        let closed = self.closed.as_ref();
+        closed.map_or((self.certain, self.succeeded), |closed| {
+            (closed.certain, closed.succeeded)
+        })
     }
 
     /// Blocks while `is_uncertain` returns true, but no longer than `at_most`. The thread is woken
@@ -654,6 +661,22 @@ mod tests {
         );
         journal.wait_until_written(Duration::MAX);
         assert!(journal.state.lock().pending.is_empty());
+    }
+
+    /// A session can be slow: its grant may be written, and its end as well, before the session
+    /// asks what to wait for.
+    #[test]
+    fn no_session_tells_of_a_grant_that_the_close_has_taken_back() {
+        let journal = Arc::new(Journal::default());
+        record(&journal, &[held(1, 1)]);
+        journal.finish(&journal.next_round());
+        record(&journal, &[held(2, 1)]);
+        Arc::clone(&journal).close(vec![Fence(1)]);
+        write_all(&journal);
+        for fence in [1, 2] {
+            let change = journal.change_of(Some(Fence(fence)));
+            assert!(!is_done(&waiting(&journal, change, Certainty::Journaled)));
+        }
     }
 
     #[test]

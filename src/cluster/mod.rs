@@ -217,8 +217,8 @@ impl ClusterNode {
         Box::new(Arc::clone(&self.journal))
     }
 
-    /// The number of a holder's latest change, or 0 if all changes of that holder are certain. If
-    /// `holder` is `None`, the number of the latest change of any holder.
+    /// The number of a holder's latest change, or 0 if sessions may rely on all changes of that
+    /// holder. If `holder` is `None`, the number of the latest change of any holder.
     pub fn change_of(&self, holder: Option<Fence>) -> u64 {
         self.journal.change_of(holder)
     }
