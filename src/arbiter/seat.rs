@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use super::sync::{Condvar, MutexGuard};
 use super::{Arbiter, ClientSocket, SeatState, State, WaitState, RELEASED_AT_ONCE};
 use crate::table::{Answer, Ask, Claimant, ConnId, Holdings, Kind, Refusal, Scope, Ticket};
-use crate::token::Token;
+use crate::token::{Fence, Token};
 
 /// The time after which a wait counts as long. After that time, one or two more system calls do not
 /// matter.
@@ -201,6 +201,13 @@ impl Seat {
         let tag_of = |conn| seats.get(&conn).and_then(|seat| seat.tag.clone());
         let kept = table.keep(key, token, lease, tag_of, now);
         table.counted(kept)
+    }
+
+    /// Ends a grant of this connection that the client was not told of. Does nothing if the grant
+    /// has ended already.
+    pub fn take_back(&self, fence: Fence) {
+        let (mut visit, now) = self.arbiter.visit(Scope::Nothing);
+        visit.table.take_back(fence, now);
     }
 
     /// Sets whether the client can adopt its grants over another connection.

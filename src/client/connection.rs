@@ -391,7 +391,7 @@ impl Connection {
             _ => MAX_REPLY_LEN,
         };
         request.write(&mut text);
-        match self.open_stream()?.write_within(&text, Some(within)) {
+        match self.open_stream()?.write_within(&mut &*text, Some(within)) {
             Err(error) if error.kind() == TimedOut => Err(Error::no_reply(&self.server)),
             // After other errors, still read the reply: the server may have said why it closed.
             _ => Ok(()),

@@ -80,6 +80,10 @@ pub fn serve(stream: &Stream, mut seat: Seat, rules: &SessionRules, watch: &Hang
             ended
         }
     };
+    if let Ending::Broken(_) = ending {
+        // The client does not know of these grants, so they must not outlive the connection.
+        outbox.unsent_grants().for_each(|it| seat.take_back(it));
+    }
     // The slots are freed before the close, because the close may take a while.
     drop(seat);
     rules.wait_for_journal(&mut outbox.promised);
@@ -121,7 +125,8 @@ fn lingering_close(stream: &Stream, ending: &Ending, mut out: Vec<u8>, rules: &S
         reply.write(&mut out);
     }
     let closes_at = Instant::now() + cooldown;
-    if stream.write_within(&out, rules.write_timeout).is_ok() {
+    let mut rest = &out[..];
+    if stream.write_within(&mut rest, rules.write_timeout).is_ok() {
         stream.discard_for(cooldown);
         std::thread::sleep(closes_at.saturating_duration_since(Instant::now()));
         stream.shutdown(Shutdown::Write);

@@ -50,8 +50,13 @@ impl<'a> Wire<'a> {
     /// Writes all of `bytes`, in one system call if the peer reads fast enough. Fails with
     /// [`io::ErrorKind::TimedOut`] if the peer does not read them within five seconds, or if the
     /// server is stopping and the peer does not read them at once.
-    pub fn write(&self, bytes: &[u8]) -> io::Result<()> {
-        write_within(self.output, bytes, Some(WRITE_TIMEOUT), Some(self.stop))
+    pub fn write(&self, mut bytes: &[u8]) -> io::Result<()> {
+        write_within(
+            self.output,
+            &mut bytes,
+            Some(WRITE_TIMEOUT),
+            Some(self.stop),
+        )
     }
 
     /// Lingering close: ends our side, then discards what the peer sends until the peer closes its

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::io::{self, Read};
+use std::mem;
 use std::net::{IpAddr, Ipv6Addr, Shutdown, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
@@ -138,15 +139,16 @@ impl Stream {
         Some(len)
     }
 
-    /// Writes all of `bytes` within `timeout` (`None`: no limit), like [`write_within`].
+    /// Writes all of `bytes` within `timeout` (`None`: no limit), like [`write_within`]. Over TLS,
+    /// all bytes count as sent, even if the write fails.
     ///
     /// Inlined into the session's loop, like the read, because a return right after a system call
     /// is slow. Presumably the processor mispredicts that return, because the kernel has
     /// overwritten its stack of return addresses.
     #[inline(always)]
-    pub fn write_within(&self, bytes: &[u8], timeout: Option<Duration>) -> io::Result<()> {
+    pub fn write_within(&self, bytes: &mut &[u8], timeout: Option<Duration>) -> io::Result<()> {
         if let Stream::Tls(stream) = self {
-            return stream.write_within(bytes, timeout);
+            return stream.write_within(mem::take(bytes), timeout);
         }
         write_within(self.as_fd(), bytes, timeout, None)
     }
@@ -203,14 +205,14 @@ pub(super) fn where_known(set: rustix::io::Result<()>) -> io::Result<()> {
 
 /// Writes all of `bytes` to a socket, pipe or terminal within `timeout` (`None`: no limit). Needs
 /// one system call if the peer keeps up. A peer that reads only a little at a time does not extend
-/// the timeout. Stops waiting once `stop` is readable.
+/// the timeout. Stops waiting once `stop` is readable. Afterwards, `bytes` are those that have not
+/// been sent.
 ///
 /// Fails with [`io::ErrorKind::TimedOut`] if the peer does not read in time, or `stop` is readable.
-/// Some of the bytes may have been sent.
 #[inline(always)] // as `Stream::write_within`
 pub fn write_within(
     output: BorrowedFd<'_>,
-    mut bytes: &[u8],
+    bytes: &mut &[u8],
     timeout: Option<Duration>,
     stop: Option<BorrowedFd<'_>>,
 ) -> io::Result<()> {
@@ -224,8 +226,11 @@ pub fn write_within(
             write(output, bytes)
         };
         match written {
-            Ok(len) if len == bytes.len() => return Ok(()),
-            Ok(len) => bytes = &bytes[len..],
+            Ok(len) if len == bytes.len() => {
+                *bytes = &[];
+                return Ok(());
+            }
+            Ok(len) => *bytes = &bytes[len..],
             Err(Errno::INTR | Errno::AGAIN) => {}
             // This is a pipe or a terminal. A write to it may block unless poll has reported room.
             Err(Errno::NOTSOCK) => is_socket = false,

@@ -361,6 +361,28 @@ fn connections_last_while_etcd_is_silent() {
     assert_eq!(client.request("ping", "_", "_"), "ok");
 }
 
+/// The journal is slow, so the standby stops between the grant and the reply.
+#[test]
+fn a_standby_that_stops_leaves_no_grant_that_no_client_knows() {
+    let programs = needs!("etcd", "etcdctl");
+    let (etcd, active, standby) = pair(&programs, &["--log-grants"]);
+    let mut holder = active.connect();
+    let grant = holder.acquire("k", 0);
+    let mut waiter = standby.connect();
+    assert!(waiter.request("hello", "_", "adopt").starts_with("ok "));
+    waiter.send("l\nk\n60 60\n");
+    let waits = || active.connect().stats()["locks"][0]["waiters"] == 1;
+    eventually(PATIENCE, "it waits", waits);
+    etcd.members[0].signal(Signal::STOP);
+    holder.send(&format!("r\nk\n{}\n", grant.token));
+    active.wait_for("granted key=k", 2);
+    standby.daemon.signal(Signal::TERM);
+    assert!(ends(&mut waiter, PATIENCE));
+    etcd.members[0].signal(Signal::CONT);
+    holder.expect("ok");
+    holder.acquire("k", 10);
+}
+
 #[test]
 fn a_client_waits_for_an_active_server_but_not_for_ever() {
     let programs = needs!("etcd", "etcdctl");

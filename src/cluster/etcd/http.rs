@@ -102,7 +102,8 @@ impl EtcdConnection {
         let left = left(deadline)?;
         let timed = self.reader.0.get_mut();
         timed.deadline = deadline;
-        timed.stream.write_within(request.as_bytes(), Some(left))
+        let mut unsent = request.as_bytes();
+        timed.stream.write_within(&mut unsent, Some(left))
     }
 }
 

@@ -9,7 +9,7 @@ use crate::arbiter::{Certainty, ClientSocket, WaitEvent};
 use crate::latchd::requests::ClientEnd;
 use crate::net::hangup::{HangupWatch, InputReports};
 use crate::net::stream::Stream;
-use crate::protocol::reply::{Grant, Reply};
+use crate::protocol::reply::{self, Grant, Reply};
 use crate::sys::memory::{self, Purpose};
 use crate::sys::trusted::is_own_or_root;
 use crate::table::ConnId;
@@ -119,6 +119,16 @@ impl<'a> Outbox<'a> {
         (&mut self.out, send)
     }
 
+    /// The fences of the grants in the unsent replies.
+    pub(in crate::latchd) fn unsent_grants(&self) -> impl Iterator<Item = Fence> + '_ {
+        let lines = self.out.split(|byte| *byte == b'\n');
+        let replies = lines.filter_map(|line| reply::parse(std::str::from_utf8(line).ok()?));
+        replies.filter_map(|reply| match reply {
+            Reply::Granted(grant) | Reply::Acquired(grant) => Some(grant.token.fence),
+            _ => None,
+        })
+    }
+
     /// Ends the wait of the current request. Returns how many bytes of the reply another thread has
     /// sent; `None` if the request has not waited.
     pub(in crate::latchd) fn end_wait(&mut self) -> Option<usize> {
@@ -210,13 +220,16 @@ fn makes_room(out: &mut Vec<u8>) -> bool {
     out.len() < FULL_LEN && out.capacity() - out.len() >= MAX_REPLY_LEN
 }
 
+/// Sends the replies. If that fails, leaves those in `out` of which nothing has been sent.
 #[inline(always)] // for the same reason as `Stream::write_within`
 fn flush(out: &mut Vec<u8>, stream: &Stream, rules: &SessionRules) -> Result<(), Ending> {
     if out.is_empty() {
         return Ok(());
     }
-    let written = stream.write_within(out, rules.write_timeout);
-    out.clear();
+    let mut unsent = &out[..];
+    let written = stream.write_within(&mut unsent, rules.write_timeout);
+    let sent_len = out.len() - unsent.len();
+    out.drain(..sent_len);
     out.shrink_to(CAPACITY);
     written.map_err(Ending::Broken)
 }

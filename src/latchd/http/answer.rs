@@ -114,7 +114,7 @@ impl<'a> HttpAnswer<'a> {
     /// Sends the bytes in `out` within the time left for the answer, and clears `out`.
     fn write(&self, out: &mut Vec<u8>) -> Sent {
         let left = self.due.saturating_duration_since(Instant::now());
-        let written = self.stream.write_within(out, Some(left));
+        let written = self.stream.write_within(&mut &out[..], Some(left));
         out.clear();
         written.map_err(|_| ())
     }

@@ -323,7 +323,7 @@ impl TlsState {
         }
         let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
         let written = match self.can_send {
-            true => write_within(socket.as_fd(), &self.output, left, None),
+            true => write_within(socket.as_fd(), &mut &self.output[..], left, None),
             false => Err(io::ErrorKind::BrokenPipe.into()),
         };
         self.output.clear();
