@@ -20,7 +20,7 @@ use log::{debug, warn};
 use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
-use rustix::net::{recv, send, shutdown, sockopt, RecvFlags, SendFlags};
+use rustix::net::{connect_unspec, recv, send, shutdown, sockopt, RecvFlags, SendFlags};
 
 use super::first_frames::FirstFrames;
 use super::{first_of, Active, ClusterNode, Role, PATIENCE};
@@ -287,7 +287,6 @@ impl ClusterNode {
                 let _ = sockopt::set_socket_linger(end, Some(Duration::ZERO));
             };
             reset(client.as_fd());
-            // A reset tells the active server that the client will come back over a new connection.
             if relay.is_cut.load(Ordering::SeqCst) {
                 reset(server.as_fd());
             } else {
@@ -472,9 +471,7 @@ impl Direction<'_> {
         }
         let mut piece = [0; BUFFER_LEN];
         match recv(self.from, &mut piece, RecvFlags::DONTWAIT) {
-            Ok((0, _)) if self.is_cut.load(Ordering::SeqCst) => {
-                return Err(io::ErrorKind::ConnectionAborted.into());
-            }
+            Ok((0, _)) if self.is_cut.load(Ordering::SeqCst) => return Ok(has_sent),
             Ok((0, _)) => {
                 self.is_over = true;
                 // This fails if the other end has gone, and then the events of that end show it.
@@ -513,8 +510,10 @@ impl Direction<'_> {
 /// Fails with [`io::ErrorKind::TimedOut`] if the client does not read within `write_timeout`
 /// (`None`: no limit). The active server cannot cut such a client, because the end of the server's
 /// direction is seen here only after the client has read. Fails with another error when `is_cut` is
-/// set and the ends are shut down. Calls `note_adopting` if the client says that it can adopt its
-/// grants.
+/// set and the ends are shut down. In that case, passes on what has arrived from the server, as far
+/// as the client takes it at once, and then resets the connection to the server: this tells the
+/// server that the client will come back over a new connection. Calls `note_adopting` if the client
+/// says that it can adopt its grants.
 fn pump(
     client: BorrowedFd<'_>,
     server: BorrowedFd<'_>,
@@ -534,6 +533,13 @@ fn pump(
     let (mut closes_at, mut first_frames) = (None, FirstFrames::default());
     let (mut of_client, mut of_server) = (PollFlags::IN, PollFlags::IN);
     loop {
+        if is_cut.load(Ordering::SeqCst) {
+            // The server may have told the client of a grant. The reset follows at once, because
+            // a reply that arrives in between is lost.
+            while down.advance(PollFlags::IN, PollFlags::OUT, |_| {})? {}
+            let _ = connect_unspec(server);
+            return Err(io::ErrorKind::ConnectionAborted.into());
+        }
         let moved = [
             up.advance(of_client, of_server, |bytes| {
                 if first_frames.look_at(bytes) {
@@ -639,6 +645,22 @@ mod tests {
         let read = server.read(&mut [0]);
         assert!(read.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock));
         drop(client);
+    }
+
+    #[test]
+    fn a_cut_leaves_no_reply_behind() {
+        let (mut client, one) = UnixStream::pair().expect("two descriptors");
+        let (mut server, other) = UnixStream::pair().expect("two more");
+        let much = vec![b'x'; 3 * BUFFER_LEN];
+        server.write_all(&much).expect("there is room");
+        other.shutdown(Shutdown::Read).expect("it is open");
+        one.shutdown(Shutdown::Read).expect("it is open");
+        let is_cut = AtomicBool::new(true);
+        assert!(pump(one.as_fd(), other.as_fd(), None, &is_cut, || {}).is_err());
+        drop(one);
+        let mut read = Vec::new();
+        client.read_to_end(&mut read).expect("the end");
+        assert_eq!(read.len(), much.len());
     }
 
     #[test]
