@@ -95,7 +95,7 @@ impl State {
 
     pub(super) fn close_record(&mut self) {
         if let Some(recorder) = &mut self.recorder {
-            recorder.close(self.table.untold());
+            recorder.close();
         }
     }
 }

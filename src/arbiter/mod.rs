@@ -51,7 +51,7 @@ pub use last_holders::DrainUntil;
 use last_holders::{AwaitedHolders, Then};
 pub use operators::KeyStatus;
 #[cfg_attr(not(feature = "cluster"), allow(unused_imports))]
-pub use recorder::{Certainty, Recorder};
+pub use recorder::{Certainty, Promised, Recorder};
 pub use seat::{Seat, WaitEvent};
 use sync::{AtomicUsize, Condvar, Mutex, MutexGuard};
 

@@ -16,9 +16,9 @@ pub trait Recorder: Send {
     fn record(&mut self, changes: &mut Vec<Change>);
 
     /// Stops taking changes, because another server continues from the changes recorded so far.
-    /// Also records the end of the grants that no client knows of, including `untold`. Runs under
-    /// the arbiter's mutex, too.
-    fn close(&mut self, untold: Vec<Fence>);
+    /// Also records the end of the grants that no client knows of. Runs under the arbiter's mutex,
+    /// too.
+    fn close(&mut self);
 }
 
 /// What must be certain before the server sends a reply.
@@ -32,6 +32,27 @@ pub enum Certainty {
     /// In addition, this server must still be the active one. A reply that extends a lease needs
     /// this, because the journal may contain no change for it.
     JournaledByActive,
+}
+
+/// What replies promise about holders.
+#[derive(Debug, Default)]
+pub struct Promised {
+    pub certainty: Certainty,
+    /// The holders that the replies are about.
+    pub holders: Vec<Fence>,
+    /// Whether the replies are about all holders.
+    pub is_about_all: bool,
+}
+
+impl Promised {
+    /// Adds what a reply promises about `holder`; `None` means all holders.
+    pub fn add(&mut self, certainty: Certainty, holder: Option<Fence>) {
+        if certainty > Certainty::None {
+            self.certainty = self.certainty.max(certainty);
+            self.holders.extend(holder);
+            self.is_about_all |= holder.is_none();
+        }
+    }
 }
 
 impl Arbiter {

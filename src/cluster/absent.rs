@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crossbeam_channel::Receiver;
 
-use crate::arbiter::{Arbiter, Certainty};
+use crate::arbiter::{Arbiter, Promised};
 use crate::log::Log;
 use crate::net::stream::Stream;
 use crate::token::{Fence, FenceSource};
@@ -75,11 +75,7 @@ impl ClusterNode {
         match *self {}
     }
 
-    pub fn change_of(&self, _: Option<Fence>) -> u64 {
-        match *self {}
-    }
-
-    pub fn wait_for_journal(&self, _: u64, _: Certainty) {
+    pub fn wait_for_journal(&self, _: &Promised) -> Vec<Fence> {
         match *self {}
     }
 

@@ -11,14 +11,15 @@
 //! still written. But no session relies on a change that was not certain then, because the next
 //! server may not know of it.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::mem;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{bounded, Receiver, Sender};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
-use crate::arbiter::{Certainty, Recorder};
+use crate::arbiter::{Certainty, Promised, Recorder};
 use crate::table::Change;
 use crate::token::{Fence, FenceSource};
 
@@ -51,6 +52,8 @@ struct JournalState {
     last_changes: BTreeMap<Fence, u64>,
     /// No holder that was in etcd before the round in progress had a fence above this one.
     highest_written: u64,
+    /// The grants of which no client has been told.
+    untold: BTreeSet<Fence>,
     /// Set when etcd has refused a batch. No other batch may begin before this instant.
     retry_at: Option<Instant>,
     /// The number of the latest round that has begun.
@@ -120,7 +123,7 @@ impl Journal {
             let has_changes = !state.pending.is_empty() || state.wants_fences;
             if may_write && has_changes || state.is_asked {
                 let round = state.begin_round(may_write);
-                let is_asked = std::mem::take(&mut state.is_asked);
+                let is_asked = mem::take(&mut state.is_asked);
                 if is_asked || !round.changes.is_empty() || round.reserve.is_some() {
                     state.begun = round.number;
                     return round;
@@ -142,7 +145,7 @@ impl Journal {
         let mut state = self.state.lock();
         let has_fences = round.reserve.is_some_and(|end| {
             state.fence_end = end;
-            std::mem::take(&mut state.ran_out_of_fences)
+            mem::take(&mut state.ran_out_of_fences)
         });
         let fences = round.changes().map(|change| change.fence().0);
         state.highest_written = state.highest_written.max(fences.max().unwrap_or(0));
@@ -154,16 +157,23 @@ impl Journal {
             1 => took,
             _ => (15 * state.round_time + took) / 16,
         };
-        state.succeed(round.number, round.last_change);
+        // A question that began during the round and was not answered is answered by this.
+        let begun = state.begun;
+        state.succeed(begun, round.last_change);
         has_fences
     }
 
     /// Puts back the changes of a round that etcd has definitely refused. The next batch begins
     /// with them, after `pause`. A question is sent at once, because the refusal does not say
     /// whether this server is still active.
-    pub fn take_back(&self, round: Round, pause: Duration) {
+    pub fn take_back(&self, mut round: Round, pause: Duration) {
         let mut state = self.state.lock();
         state.wants_fences |= round.reserve.is_some();
+        match round.changes.last_mut() {
+            // Later changes of the round have cancelled each other out.
+            Some((number, _)) => *number = round.last_change,
+            None => state.succeed(0, round.last_change),
+        }
         let since = state.pending_since.filter(|_| !state.pending.is_empty());
         state.pending_since = Some(since.map_or(round.recorded_at, |it| it.min(round.recorded_at)));
         for change in round.changes.into_iter().rev() {
@@ -230,35 +240,38 @@ impl Journal {
         self.state.lock().round_time
     }
 
-    /// The number of a holder's latest change, or 0 if sessions may rely on all changes of that
-    /// holder. If `holder` is `None`, the number of the latest change of any holder.
-    pub fn change_of(&self, holder: Option<Fence>) -> u64 {
-        let state = self.state.lock();
-        match holder {
-            Some(fence) => state.last_changes.get(&fence).copied().unwrap_or(0),
-            None => state.recorded,
-        }
-    }
-
-    /// Blocks until this change and all earlier changes are certain. With `JournaledByActive`, also
-    /// blocks until etcd has confirmed that this server was active after the call. If the journal
-    /// is closed first, blocks until the process ends.
-    pub fn wait_for(&self, change: u64, certainty: Certainty) {
-        if certainty == Certainty::None || super::is_planted("reply-before-journal") {
-            return;
+    /// Blocks until the latest changes of the promised holders are certain. With
+    /// `JournaledByActive`, also blocks until etcd has confirmed that this server was active after
+    /// the call. If the journal is closed first, blocks until the process ends.
+    ///
+    /// Returns those of the holders of whose grants no client was told before. The caller tells
+    /// their clients now.
+    pub fn wait_for(&self, promised: &Promised) -> Vec<Fence> {
+        if promised.certainty == Certainty::None || super::is_planted("reply-before-journal") {
+            return Vec::new();
         }
         let mut state = self.state.lock();
         let mut round = 0;
-        if certainty == Certainty::JournaledByActive {
+        if promised.certainty == Certainty::JournaledByActive {
             round = state.begun + 1;
             state.is_asked = true;
             self.work.notify_one();
         }
-        let is_uncertain = move |state: &mut JournalState| {
+        let change = match promised.is_about_all {
+            true => state.recorded,
+            false => state.last_change_of(&promised.holders),
+        };
+        // The close may take a grant back whose change was certain by then.
+        let is_uncertain = |state: &mut JournalState| {
             let (certain, succeeded) = state.reliable();
-            certain < change || succeeded < round
+            let is_closed = state.closed.is_some();
+            certain < change
+                || succeeded < round
+                || is_closed && certain < state.last_change_of(&promised.holders)
         };
         JournalState::wait_while(&mut state, is_uncertain, (change, round), Duration::MAX);
+        let holders = promised.holders.iter().copied();
+        holders.filter(|it| state.untold.remove(it)).collect()
     }
 }
 
@@ -272,10 +285,33 @@ impl JournalState {
         for change in changes {
             self.recorded += 1;
             self.last_changes.insert(change.fence(), self.recorded);
+            match &change {
+                Change::Held(_) if change.fence().0 > self.highest_written => {
+                    self.untold.insert(change.fence());
+                }
+                Change::Held(_) => {}
+                Change::Ended(fence) => drop(self.untold.remove(fence)),
+            }
             if self.closed.is_none() {
                 self.pending.push_back((self.recorded, change));
             }
         }
+    }
+
+    /// Takes back the grants of which no client knows, and notes what sessions may rely on. At the
+    /// next server, these grants would only block their keys.
+    fn close(&mut self) {
+        if self.closed.is_some() {
+            return;
+        }
+        let (certain, succeeded) = (self.certain, self.succeeded);
+        let untold = mem::take(&mut self.untold);
+        self.add(untold.into_iter().map(Change::Ended));
+        self.closed = Some(Closed {
+            certain,
+            succeeded,
+            last_change: self.recorded,
+        });
     }
 
     /// Makes the next round. Without `may_write`, the round is a question.
@@ -284,7 +320,7 @@ impl JournalState {
         let (mut last_change, mut reserve) = (0, None);
         if may_write {
             last_change = self.take_changes(&mut changes);
-            if std::mem::take(&mut self.wants_fences) {
+            if mem::take(&mut self.wants_fences) {
                 reserve = Some(self.fence_end.saturating_add(FENCE_RANGE));
             }
         }
@@ -346,6 +382,13 @@ impl JournalState {
         });
     }
 
+    /// The number of the latest change of any of the holders, or 0 if sessions may rely on all of
+    /// their changes.
+    fn last_change_of(&self, holders: &[Fence]) -> u64 {
+        let changes = holders.iter().filter_map(|it| self.last_changes.get(it));
+        changes.max().copied().unwrap_or(0)
+    }
+
     /// The number of the latest change, and of the latest round, that sessions may rely on.
     fn reliable(&self) -> (u64, u64) {
         let closed = self.closed.as_ref();
@@ -388,27 +431,8 @@ impl Recorder for Arc<Journal> {
         self.work.notify_one();
     }
 
-    fn close(&mut self, untold: Vec<Fence>) {
-        let mut state = self.state.lock();
-        if state.closed.is_some() {
-            return;
-        }
-        // No client knows of these grants or ever will. At the next server they would only block
-        // their keys.
-        let uncertain = state.last_changes.keys();
-        let uncertain = uncertain.filter(|fence| fence.0 > state.highest_written);
-        let written = untold
-            .into_iter()
-            .filter(|fence| fence.0 <= state.highest_written);
-        let ended: Vec<Fence> = uncertain.copied().chain(written).collect();
-        let (certain, succeeded) = (state.certain, state.succeeded);
-        state.add(ended.into_iter().map(Change::Ended));
-        state.closed = Some(Closed {
-            certain,
-            succeeded,
-            last_change: state.recorded,
-        });
-        drop(state);
+    fn close(&mut self) {
+        self.state.lock().close();
         self.work.notify_one();
     }
 }
@@ -461,13 +485,28 @@ mod tests {
         Arc::clone(journal).record(&mut changes.to_vec());
     }
 
-    /// Waits for a change on a thread of its own, which sets the flag when it is done.
-    fn waiting(journal: &Arc<Journal>, change: u64, certainty: Certainty) -> Arc<AtomicBool> {
+    fn promised(fence: u64, certainty: Certainty) -> Promised {
+        Promised {
+            certainty,
+            holders: vec![Fence(fence)],
+            is_about_all: false,
+        }
+    }
+
+    /// Tells the client of a grant at once, which must be certain. Returns whether it is news.
+    fn tell(journal: &Journal, fence: u64) -> bool {
+        !journal
+            .wait_for(&promised(fence, Certainty::Journaled))
+            .is_empty()
+    }
+
+    /// Waits for a holder on a thread of its own, which sets the flag when it is done.
+    fn waiting(journal: &Arc<Journal>, fence: u64, certainty: Certainty) -> Arc<AtomicBool> {
         let before = journal.waiting_sessions();
         let done = Arc::new(AtomicBool::new(false));
         let (journal_of_thread, done_of_thread) = (Arc::clone(journal), Arc::clone(&done));
         thread::spawn(move || {
-            journal_of_thread.wait_for(change, certainty);
+            journal_of_thread.wait_for(&promised(fence, certainty));
             done_of_thread.store(true, Ordering::SeqCst);
         });
         wait_until(|| journal.waiting_sessions() > before);
@@ -513,7 +552,7 @@ mod tests {
         let round = journal.next_round();
         assert_eq!(changes(&round), [held(11, 5)]);
         journal.finish(&round);
-        assert_eq!(journal.change_of(Some(Fence(10))), 0);
+        assert!(!tell(&journal, 10));
         // A grant that was written ends in etcd, too.
         record(&journal, &[held(11, 9), Change::Ended(Fence(11))]);
         assert_eq!(changes(&journal.next_round()), [Change::Ended(Fence(11))]);
@@ -526,11 +565,10 @@ mod tests {
         let all: Vec<Change> = (0..most + 3).map(|fence| held(fence, 1)).collect();
         record(&journal, &all);
         record(&journal, &[Change::Ended(Fence(0))]);
-        let last = journal.change_of(None);
         let first = journal.next_round();
         assert_eq!(first.changes.len(), MAX_HOLDERS);
         assert_eq!(first.changes[0].1, held(0, 1));
-        let claim = waiting(&journal, last, Certainty::Journaled);
+        let claim = waiting(&journal, 0, Certainty::Journaled);
         journal.finish(&first);
         assert_eq!(journal.waiting_sessions(), 1);
         let second = journal.next_round();
@@ -543,16 +581,15 @@ mod tests {
     #[test]
     fn a_session_waits_for_its_own_holder_alone() {
         let journal = Arc::new(Journal::default());
-        journal.wait_for(journal.change_of(None), Certainty::Journaled);
+        let mut of_all = Promised::default();
+        of_all.add(Certainty::Journaled, None);
+        assert_eq!(journal.wait_for(&of_all), []);
         record(&journal, &[held(1, 1)]);
-        assert_eq!(journal.change_of(Some(Fence(2))), 0);
-        journal.wait_for(journal.change_of(Some(Fence(2))), Certainty::Journaled);
+        assert!(!tell(&journal, 2));
         let round = journal.next_round();
-        let change = journal.change_of(Some(Fence(1)));
-        let early = waiting(&journal, change, Certainty::Journaled);
+        let early = waiting(&journal, 1, Certainty::Journaled);
         record(&journal, &[held(2, 1)]);
-        let change = journal.change_of(Some(Fence(2)));
-        let late = waiting(&journal, change, Certainty::Journaled);
+        let late = waiting(&journal, 2, Certainty::Journaled);
         journal.finish(&round);
         wait_until(|| is_done(&early));
         assert!(!is_done(&late));
@@ -606,12 +643,12 @@ mod tests {
         record(&journal, &[held(1, 1)]);
         journal.take_back(journal.next_round(), Duration::ZERO);
         record(&journal, &[Change::Ended(Fence(1))]);
-        let release = waiting(&journal, 2, Certainty::Journaled);
+        let release = waiting(&journal, 1, Certainty::Journaled);
         let question = journal.next_round();
         assert!(question.changes.is_empty());
         journal.finish(&question);
         wait_until(|| is_done(&release));
-        assert_eq!(journal.change_of(Some(Fence(1))), 0);
+        assert!(!tell(&journal, 1));
     }
 
     #[test]
@@ -627,6 +664,28 @@ mod tests {
         assert!(!is_done(&claim));
         journal.finish(&round);
         wait_until(|| is_done(&claim));
+    }
+
+    #[test]
+    fn a_question_that_is_not_answered_is_answered_by_the_batch() {
+        let journal = Arc::new(Journal::default());
+        record(&journal, &[held(1, 1)]);
+        let round = journal.next_round();
+        let renewal = waiting(&journal, 0, Certainty::JournaledByActive);
+        journal.begin_question();
+        journal.finish(&round);
+        wait_until(|| is_done(&renewal));
+    }
+
+    #[test]
+    fn changes_of_a_refused_batch_that_cancel_each_other_out_are_certain_with_it() {
+        let journal = Arc::new(Journal::default());
+        record(&journal, &[held(1, 1), held(2, 1), Change::Ended(Fence(2))]);
+        let round = journal.next_round();
+        let release = waiting(&journal, 2, Certainty::Journaled);
+        journal.take_back(round, Duration::ZERO);
+        journal.finish(&journal.next_round());
+        wait_until(|| is_done(&release));
     }
 
     /// Writes what there is, as the thread of the journal does.
@@ -646,18 +705,19 @@ mod tests {
         journal.begin(1, 99);
         record(&journal, &[held(1, 1), held(2, 1), held(3, 1)]);
         journal.finish(&journal.next_round());
+        // The session of the third one is slow.
+        assert!(tell(&journal, 1) && tell(&journal, 2) && !tell(&journal, 2));
         record(&journal, &[held(4, 1)]);
         let under_way = journal.next_round();
         record(&journal, &[held(5, 1), Change::Ended(Fence(1)), held(2, 9)]);
-        // The client of the third one does not know its token.
-        Arc::clone(&journal).close(vec![Fence(3), Fence(5)]);
+        Arc::clone(&journal).close();
         record(&journal, &[Change::Ended(Fence(2)), held(6, 1)]);
         journal.finish(&under_way);
-        let ends = [1, 4, 3].map(|fence| Change::Ended(Fence(fence)));
-        let [first, fourth, third] = ends;
+        let ends = [1, 3, 4].map(|fence| Change::Ended(Fence(fence)));
+        let [first, third, fourth] = ends;
         assert_eq!(
             write_all(&journal),
-            [[first, held(2, 9), fourth, third].to_vec()]
+            [[first, held(2, 9), third, fourth].to_vec()]
         );
         journal.wait_until_written(Duration::MAX);
         assert!(journal.state.lock().pending.is_empty());
@@ -671,12 +731,27 @@ mod tests {
         record(&journal, &[held(1, 1)]);
         journal.finish(&journal.next_round());
         record(&journal, &[held(2, 1)]);
-        Arc::clone(&journal).close(vec![Fence(1)]);
+        Arc::clone(&journal).close();
         write_all(&journal);
         for fence in [1, 2] {
-            let change = journal.change_of(Some(Fence(fence)));
-            assert!(!is_done(&waiting(&journal, change, Certainty::Journaled)));
+            assert!(!is_done(&waiting(&journal, fence, Certainty::Journaled)));
         }
+    }
+
+    /// The session was woken, but had not run when the journal was closed.
+    #[test]
+    fn no_session_that_waited_tells_of_a_grant_that_the_close_has_taken_back() {
+        let journal = Arc::new(Journal::default());
+        record(&journal, &[held(1, 1)]);
+        let claim = waiting(&journal, 1, Certainty::Journaled);
+        let round = journal.next_round();
+        let mut state = journal.state.lock();
+        state.highest_written = 1;
+        state.succeed(round.number, round.last_change);
+        state.close();
+        drop(state);
+        thread::sleep(Duration::from_millis(20));
+        assert!(!is_done(&claim));
     }
 
     #[test]
@@ -684,20 +759,16 @@ mod tests {
         let journal = Arc::new(Journal::default());
         record(&journal, &[held(1, 1)]);
         journal.finish(&journal.next_round());
-        let told = journal.change_of(Some(Fence(1)));
+        tell(&journal, 1);
         record(&journal, &[held(2, 1)]);
         let under_way = journal.next_round();
         let claim = waiting(&journal, 2, Certainty::Journaled);
-        let renewal = waiting(&journal, told, Certainty::JournaledByActive);
-        Arc::clone(&journal).close(Vec::new());
+        let renewal = waiting(&journal, 1, Certainty::JournaledByActive);
+        Arc::clone(&journal).close();
         // A session that comes late to what was certain may tell its client.
-        journal.wait_for(told, Certainty::Journaled);
+        assert!(!tell(&journal, 1));
         record(&journal, &[held(3, 1)]);
-        let late = waiting(
-            &journal,
-            journal.change_of(Some(Fence(3))),
-            Certainty::Journaled,
-        );
+        let late = waiting(&journal, 3, Certainty::Journaled);
         journal.finish(&under_way);
         write_all(&journal);
         journal.wait_until_written(Duration::MAX);

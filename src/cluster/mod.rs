@@ -32,7 +32,7 @@ use crossbeam_channel::{bounded, Receiver};
 use log::{error, info, warn};
 use parking_lot::{Condvar, Mutex};
 
-use crate::arbiter::{Arbiter, Certainty};
+use crate::arbiter::{Arbiter, Promised};
 use crate::log::Log;
 use crate::net::names;
 use crate::sys::exec::exec;
@@ -217,17 +217,12 @@ impl ClusterNode {
         Box::new(Arc::clone(&self.journal))
     }
 
-    /// The number of a holder's latest change, or 0 if sessions may rely on all changes of that
-    /// holder. If `holder` is `None`, the number of the latest change of any holder.
-    pub fn change_of(&self, holder: Option<Fence>) -> u64 {
-        self.journal.change_of(holder)
-    }
-
-    /// Blocks until the change is in the journal and, if `certainty` asks for it, until etcd has
+    /// Blocks until what replies promise is in the journal and, if they promise so, until etcd has
     /// confirmed that this server is still active. Sessions send no reply before that. If etcd
-    /// stays silent, this blocks until the server starts over.
-    pub fn wait_for_journal(&self, change: u64, certainty: Certainty) {
-        self.journal.wait_for(change, certainty);
+    /// stays silent, this blocks until the server starts over. Returns the grants of which the
+    /// replies are the first to tell.
+    pub fn wait_for_journal(&self, promised: &Promised) -> Vec<Fence> {
+        self.journal.wait_for(promised)
     }
 
     /// Starts the threads that run for leader, write the journal and watch the relayed connections.

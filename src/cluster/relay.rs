@@ -74,12 +74,13 @@ impl Relay {
     /// the stream, and the active server would think that the client had closed the connection.
     fn cut(&self) {
         self.is_cut.store(true, Ordering::SeqCst);
-        self.end(Shutdown::Read);
+        self.end();
     }
 
-    fn end(&self, how: Shutdown) {
-        self.client.shutdown(how);
-        let _ = self.server.shutdown(how);
+    /// Ends both directions. What has arrived already is still passed on.
+    fn end(&self) {
+        self.client.shutdown(Shutdown::Read);
+        let _ = self.server.shutdown(Shutdown::Read);
     }
 }
 
@@ -125,7 +126,7 @@ impl ClusterNode {
             return;
         };
         for relay in open.values().filter(|relay| relay.epoch != active.epoch) {
-            relay.end(Shutdown::Both);
+            relay.end();
         }
     }
 
@@ -540,13 +541,14 @@ fn pump(
             let _ = connect_unspec(server);
             return Err(io::ErrorKind::ConnectionAborted.into());
         }
+        // What the server has sent is passed on even if it takes nothing more.
         let moved = [
+            down.advance(of_server, of_client, |_| {})?,
             up.advance(of_client, of_server, |bytes| {
                 if first_frames.look_at(bytes) {
                     note_adopting();
                 }
             })?,
-            down.advance(of_server, of_client, |_| {})?,
         ];
         if down.is_over && up.is_over {
             return Ok(());

@@ -81,8 +81,8 @@ pub fn serve(stream: &Stream, mut seat: Seat, rules: &SessionRules, watch: &Hang
         }
     };
     if let Ending::Broken(_) = ending {
-        // The client does not know of these grants, so they must not outlive the connection.
-        outbox.unsent_grants().for_each(|it| seat.take_back(it));
+        // No client knows of these grants, so they must not outlive the connection.
+        outbox.untold.iter().for_each(|it| seat.take_back(*it));
     }
     // The slots are freed before the close, because the close may take a while.
     drop(seat);

@@ -2,7 +2,6 @@
 
 use std::fmt;
 use std::io::{self, Read};
-use std::mem;
 use std::net::{IpAddr, Ipv6Addr, Shutdown, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
@@ -139,8 +138,7 @@ impl Stream {
         Some(len)
     }
 
-    /// Writes all of `bytes` within `timeout` (`None`: no limit), like [`write_within`]. Over TLS,
-    /// all bytes count as sent, even if the write fails.
+    /// Writes all of `bytes` within `timeout` (`None`: no limit), like [`write_within`].
     ///
     /// Inlined into the session's loop, like the read, because a return right after a system call
     /// is slow. Presumably the processor mispredicts that return, because the kernel has
@@ -148,7 +146,7 @@ impl Stream {
     #[inline(always)]
     pub fn write_within(&self, bytes: &mut &[u8], timeout: Option<Duration>) -> io::Result<()> {
         if let Stream::Tls(stream) = self {
-            return stream.write_within(mem::take(bytes), timeout);
+            return stream.write_within(bytes, timeout);
         }
         write_within(self.as_fd(), bytes, timeout, None)
     }

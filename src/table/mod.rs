@@ -404,13 +404,6 @@ impl LockTable {
         self.leaving_count > 0
     }
 
-    /// The holders whose clients do not know their tokens yet.
-    pub fn untold(&self) -> Vec<Fence> {
-        let holders = self.holders.iter();
-        let untold = holders.filter(|(_, id)| !self.places[**id].is_told);
-        untold.map(|(fence, _)| *fence).collect()
-    }
-
     /// Refuses new claims from now on, and dismisses the waiters.
     pub fn begin_drain(&mut self, now: Instant) {
         self.settle(Scope::Everything, now);

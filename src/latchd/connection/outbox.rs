@@ -3,13 +3,12 @@
 
 use std::net::Shutdown;
 
-use super::rules::Promised;
 use super::{Ending, SessionRules};
-use crate::arbiter::{Certainty, ClientSocket, WaitEvent};
+use crate::arbiter::{Certainty, ClientSocket, Promised, WaitEvent};
 use crate::latchd::requests::ClientEnd;
 use crate::net::hangup::{HangupWatch, InputReports};
 use crate::net::stream::Stream;
-use crate::protocol::reply::{self, Grant, Reply};
+use crate::protocol::reply::{Grant, Reply};
 use crate::sys::memory::{self, Purpose};
 use crate::sys::trusted::is_own_or_root;
 use crate::table::ConnId;
@@ -34,8 +33,10 @@ pub(in crate::latchd) struct Outbox<'a> {
     rules: &'a SessionRules,
     /// The unsent bytes.
     pub(in crate::latchd) out: Vec<u8>,
-    /// What the journal must have before the unsent bytes may be sent.
+    /// What the unsent bytes promise about holders.
     pub(in crate::latchd) promised: Promised,
+    /// The grants in the unsent bytes, if the journal has them and no client knows of them.
+    pub(in crate::latchd) untold: Vec<Fence>,
     watch: &'a HangupWatch,
     conn: ConnId,
     /// Whether the watch knows the socket, which it does from the first wait on.
@@ -59,6 +60,7 @@ impl<'a> Outbox<'a> {
             rules,
             out: Vec::with_capacity(SMALL_CAPACITY),
             promised: Promised::default(),
+            untold: Vec::new(),
             watch,
             conn,
             is_watched: false,
@@ -85,7 +87,9 @@ impl<'a> Outbox<'a> {
 
     /// Notes what the next reply promises about `holder`; `None` means all holders.
     pub(in crate::latchd) fn promise(&mut self, certainty: Certainty, holder: Option<Fence>) {
-        self.rules.promise(&mut self.promised, certainty, holder);
+        if self.rules.node.is_some() {
+            self.promised.add(certainty, holder);
+        }
     }
 
     pub(in crate::latchd) fn flush_if_full(&mut self) -> Result<(), Ending> {
@@ -97,36 +101,31 @@ impl<'a> Outbox<'a> {
 
     #[inline(always)] // for the same reason as `Stream::write_within`
     pub(in crate::latchd) fn flush(&mut self) -> Result<(), Ending> {
-        self.rules.wait_for_journal(&mut self.promised);
-        flush(&mut self.out, self.stream, self.rules)
+        let untold = self.rules.wait_for_journal(&mut self.promised);
+        self.untold.extend(untold);
+        let len = self.out.len();
+        let flushed = flush(&mut self.out, self.stream, self.rules);
+        if self.out.len() < len {
+            self.untold.clear();
+        }
+        flushed
     }
 
     /// Returns the buffer for a long reply, and a function that sends the buffer. Call that
     /// function when there may be no room for the next piece. The pieces need not wait for the
-    /// journal.
+    /// journal. Call [`Outbox::flush`] first.
     pub(in crate::latchd) fn in_pieces(
         &mut self,
     ) -> (
         &mut Vec<u8>,
         impl Fn(&mut Vec<u8>) -> Result<(), Ending> + 'a,
     ) {
-        self.rules.wait_for_journal(&mut self.promised);
         let (stream, rules) = (self.stream, self.rules);
         let send = move |out: &mut Vec<u8>| match makes_room(out) {
             true => Ok(()),
             false => flush(out, stream, rules),
         };
         (&mut self.out, send)
-    }
-
-    /// The fences of the grants in the unsent replies.
-    pub(in crate::latchd) fn unsent_grants(&self) -> impl Iterator<Item = Fence> + '_ {
-        let lines = self.out.split(|byte| *byte == b'\n');
-        let replies = lines.filter_map(|line| reply::parse(std::str::from_utf8(line).ok()?));
-        replies.filter_map(|reply| match reply {
-            Reply::Granted(grant) | Reply::Acquired(grant) => Some(grant.token.fence),
-            _ => None,
-        })
     }
 
     /// Ends the wait of the current request. Returns how many bytes of the reply another thread has
@@ -220,7 +219,7 @@ fn makes_room(out: &mut Vec<u8>) -> bool {
     out.len() < FULL_LEN && out.capacity() - out.len() >= MAX_REPLY_LEN
 }
 
-/// Sends the replies. If that fails, leaves those in `out` of which nothing has been sent.
+/// Sends the replies. If that fails, leaves the bytes in `out` that were not sent.
 #[inline(always)] // for the same reason as `Stream::write_within`
 fn flush(out: &mut Vec<u8>, stream: &Stream, rules: &SessionRules) -> Result<(), Ending> {
     if out.is_empty() {

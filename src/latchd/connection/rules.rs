@@ -1,12 +1,13 @@
 //! What all sessions of a server have in common.
 
+use std::mem;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::RwLock;
 
-use crate::arbiter::Certainty;
+use crate::arbiter::Promised;
 use crate::cluster::ClusterNode;
 use crate::latchd::requests::Offer;
 use crate::log::{Log, SourceThrottle};
@@ -39,34 +40,14 @@ pub struct SessionRules {
     pub node: Option<Arc<ClusterNode>>,
 }
 
-/// What the unsent replies promise.
-#[derive(Default)]
-pub(in crate::latchd) struct Promised {
-    certainty: Certainty,
-    /// The number of the latest change that the journal must have.
-    change: u64,
-}
-
 impl SessionRules {
-    /// Adds to `promised` what a reply promises about `holder`; `None` means all holders.
-    pub(in crate::latchd) fn promise(
-        &self,
-        promised: &mut Promised,
-        certainty: Certainty,
-        holder: Option<Fence>,
-    ) {
-        if let (Some(node), true) = (&self.node, certainty > Certainty::None) {
-            promised.certainty = promised.certainty.max(certainty);
-            promised.change = promised.change.max(node.change_of(holder));
-        }
-    }
-
-    /// Blocks until replies may be sent and the journal has what they promise.
-    pub(in crate::latchd) fn wait_for_journal(&self, promised: &mut Promised) {
+    /// Blocks until replies may be sent and the journal has what they promise. Returns the grants
+    /// of which the replies are the first to tell.
+    pub(in crate::latchd) fn wait_for_journal(&self, promised: &mut Promised) -> Vec<Fence> {
         drop(self.replies.read());
-        let Promised { certainty, change } = std::mem::take(promised);
-        if let (Some(node), true) = (&self.node, certainty > Certainty::None) {
-            node.wait_for_journal(change, certainty);
+        match &self.node {
+            Some(node) => node.wait_for_journal(&mem::take(promised)),
+            None => Vec::new(),
         }
     }
 

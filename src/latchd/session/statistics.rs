@@ -66,6 +66,7 @@ impl Session<'_, '_> {
             node: self.rules.node.as_deref(),
             log: &self.rules.log,
         };
+        self.outbox.flush()?;
         let (out, send) = self.outbox.in_pieces();
         out.extend(b"ok ");
         write(&statistics, out, &send)?;

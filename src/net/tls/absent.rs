@@ -38,7 +38,7 @@ impl TlsStream {
         match *self {}
     }
 
-    pub fn write_within(&self, _: &[u8], _: Option<Duration>) -> io::Result<()> {
+    pub fn write_within(&self, _: &mut &[u8], _: Option<Duration>) -> io::Result<()> {
         match *self {}
     }
 

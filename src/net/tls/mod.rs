@@ -170,15 +170,17 @@ impl TlsStream {
         read.ok()
     }
 
-    /// Writes all of `bytes` within `timeout` (`None`: no limit). After a failed write, all further
-    /// writes fail.
-    pub fn write_within(&self, bytes: &[u8], timeout: Option<Duration>) -> io::Result<()> {
+    /// Writes all of `bytes` within `timeout` (`None`: no limit). Afterwards, `bytes` are those
+    /// that the peer cannot read. After a failed write, all further writes fail.
+    pub fn write_within(&self, bytes: &mut &[u8], timeout: Option<Duration>) -> io::Result<()> {
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         let mut state = self.state();
-        for piece in bytes.chunks(PIECE_LEN) {
+        while !bytes.is_empty() {
+            let (piece, rest) = bytes.split_at(bytes.len().min(PIECE_LEN));
             let connection = state.shaken().ok_or(io::ErrorKind::NotConnected)?;
             connection.writer().write_all(piece)?;
             state.flush(&self.socket, deadline)?;
+            *bytes = rest;
         }
         Ok(())
     }
