@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::connection::Connection;
 use super::error::Error;
-use super::guard::Guard;
+use super::guard::{self, Guard};
 use super::slot::Slot;
 use crate::sys::moment::Moment;
 use crate::token::Grant;
@@ -35,8 +35,23 @@ impl Granted {
     pub(crate) fn keep(mut self) -> Result<Guard, Error> {
         self.connection.cancelled_by.clear();
         // Ask before the lease is checked, because asking takes time.
-        let numbers = self.slot_numbers()?;
-        Guard::new(self.renewed_if_late()?, numbers)
+        let numbers = self.slot_numbers();
+        let numbers = numbers.and_then(|numbers| self.renew_if_late().map(|()| numbers));
+        match numbers {
+            Ok(numbers) => Guard::new(self, numbers),
+            Err(error) => Err(self.give_up(error)),
+        }
+    }
+
+    /// Gives up the grant after `error`, which it returns. If the connection has ended, and the
+    /// server may keep the grant nevertheless, releases it over another connection: the next claim
+    /// would have to wait for its lease. Blocks for as long as [`Guard::release`].
+    pub(crate) fn give_up(self, error: Error) -> Error {
+        let is_cut = self.connection.socket().is_none();
+        if is_cut && self.connection.may_return() {
+            let _ = guard::release(self);
+        }
+        error
     }
 
     /// Renews the lease if a quarter of it may be over. Fails with [`Error::LeaseExpired`] if the
@@ -45,7 +60,7 @@ impl Granted {
     /// After a quick reply, the lease safely counts from the request. After a long wait, it is not
     /// known when the reply arrived, and this process may have been stopped since then. Only a
     /// renewal tells whether the lease still runs.
-    pub(crate) fn renewed_if_late(mut self) -> Result<Granted, Error> {
+    pub(crate) fn renew_if_late(&mut self) -> Result<(), Error> {
         // Renewals ask for the lease that was granted, not for the server's default.
         self.slot = self.slot.with_lease(self.grant.lease);
         if self.asked_at.elapsed() >= self.grant.lease / 4 {
@@ -57,7 +72,7 @@ impl Granted {
                 error => error,
             })?;
         }
-        Ok(self)
+        Ok(())
     }
 
     /// Has the server keep the lock for `time` without a connection. Waits for the answer for at

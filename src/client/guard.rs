@@ -204,6 +204,13 @@ struct OnSilence {
 /// A callback for the outcome of a renewal. It is dropped uncalled if the lock is lost.
 type RenewalCallback = Box<dyn FnOnce(bool) + Send>;
 
+/// Releases a grant that has no guard. Its connection may have ended. Blocks, and fails, like
+/// [`Guard::release`].
+pub(super) fn release(held: Granted) -> Result<(), Error> {
+    let shared = Shared::new(deadline_of(held.asked_at, held.grant.lease))?;
+    Keeper::new(held, Arc::new(shared))?.carry_out(Order::Release)
+}
+
 impl Guard {
     /// Starts the keeper of a grant. If this host has no thread or file descriptor left, fails with
     /// [`Error::System`] and closes the connection.

@@ -38,9 +38,10 @@ pub(super) fn reserve(options: &options::Reserve) -> CommandResult {
 }
 
 /// Has the server keep the lock for `time`, and prints `text`, which contains the token.
-fn keep(target: &Target, granted: Granted, time: Duration, text: &str) -> CommandResult {
-    let granted = granted.renewed_if_late();
-    let granted = granted.map_err(|error| target.failure(&error))?;
+fn keep(target: &Target, mut granted: Granted, time: Duration, text: &str) -> CommandResult {
+    if let Err(error) = granted.renew_if_late() {
+        return Err(target.failure(&granted.give_up(error)));
+    }
     let (mut connection, token) = (granted.connection, granted.grant.token);
     let slot = target.slot.with_lease(time);
     let kept = connection.keep(&target.key, slot, token);

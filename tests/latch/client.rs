@@ -624,6 +624,52 @@ fn statistics_that_never_end_are_given_up() {
     dripping.join().expect("no panic");
 }
 
+/// A server that grants a slot, and ends the connection when it is asked for the number. Returns
+/// the request that comes over the next connection.
+fn hangs_up_at_the_question(listener: &TcpListener) -> Vec<String> {
+    let introduced = |replies: &[&str]| {
+        let (mut stream, _) = listener.accept().expect("it connects");
+        let mut lines = BufReader::new(stream.try_clone().expect("a descriptor")).lines();
+        let mut request = move || -> Vec<String> {
+            let three = lines.by_ref().take(3);
+            three.map(|line| line.expect("a line")).collect()
+        };
+        let mut replies = replies.iter();
+        loop {
+            let asked = request();
+            let reply = match asked[0].as_str() {
+                "hello" => "ok adopt slots keeps",
+                "tag" => "ok",
+                _ => match replies.next() {
+                    Some(reply) => reply,
+                    None => return asked,
+                },
+            };
+            let _ = writeln!(stream, "{reply}");
+        }
+    };
+    introduced(&[&format!("ok {TOKEN} 33")]);
+    introduced(&[])
+}
+
+const TOKEN: &str = "0123456789abcdef0123456789abcdef";
+
+#[test]
+fn a_grant_whose_connection_ends_before_there_is_a_guard_is_released() {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let server = Address::Tcp(listener.local_addr().expect("its address").to_string());
+    let (sender, asked) = mpsc::channel();
+    thread::spawn(move || sender.send(hangs_up_at_the_question(&listener)));
+    let client = Client::new([server]);
+    let acquired = client.semaphore("k", 3).numbered().acquire();
+    assert!(matches!(
+        acquired,
+        Err(Error::Closed { .. } | Error::NoReply { .. })
+    ));
+    let released = asked.recv_timeout(PATIENCE).expect("it connects again");
+    assert_eq!(released, ["sr", "k", TOKEN]);
+}
+
 #[test]
 fn the_time_for_connecting_is_part_of_a_bounded_wait() {
     let directory = tempfile::tempdir().expect("a directory");

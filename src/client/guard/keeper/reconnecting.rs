@@ -128,7 +128,7 @@ impl Keeper {
     }
 
     /// Ends the hold as the guard has ordered.
-    pub(super) fn carry_out(&mut self, order: Order) -> Result<(), Error> {
+    pub(in crate::client::guard) fn carry_out(&mut self, order: Order) -> Result<(), Error> {
         if !matches!(order, Order::KeepUntil(until) if Moment::now() < until) {
             return self.end_by(Order::Release);
         }
