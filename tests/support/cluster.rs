@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::process::{kill_process, Pid};
+use rustix::process::{kill_process, waitpid, Pid, WaitOptions};
 use tempfile::TempDir;
 
 use super::needs::{programs, Program};
@@ -56,9 +56,15 @@ impl Member {
         self.start();
     }
 
+    /// Sends it a signal. A member that is to stop has stopped when this returns: the last of its
+    /// threads may take a while.
     pub fn signal(&self, signal: Signal) {
-        let process = self.process.as_ref().expect("it runs");
-        kill_process(Pid::from_child(process), signal).expect("it is a child of ours");
+        let process = Pid::from_child(self.process.as_ref().expect("it runs"));
+        kill_process(process, signal).expect("it is a child of ours");
+        if signal == Signal::STOP {
+            let stopped = waitpid(Some(process), WaitOptions::UNTRACED);
+            stopped.expect("it is a child of ours");
+        }
     }
 }
 
