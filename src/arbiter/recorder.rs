@@ -42,6 +42,9 @@ pub struct Promised {
     pub holders: Vec<Fence>,
     /// Whether the replies are about all holders.
     pub is_about_all: bool,
+    /// The holders whose tokens are in the replies. A client can only name other holders: their
+    /// fences can be guessed.
+    pub grants: Vec<Fence>,
 }
 
 impl Promised {

@@ -43,11 +43,11 @@ impl Granted {
         }
     }
 
-    /// Gives up the grant after `error`, which it returns. If the connection has ended, and the
-    /// server may keep the grant nevertheless, releases it over another connection: the next claim
+    /// Gives up the grant after `error`, which it returns. If the server has ended the connection,
+    /// and may keep the grant nevertheless, releases it over another connection: the next claim
     /// would have to wait for its lease. Blocks for as long as [`Guard::release`].
     pub(crate) fn give_up(self, error: Error) -> Error {
-        let is_cut = self.connection.socket().is_none();
+        let is_cut = matches!(error, Error::Closed { .. });
         if is_cut && self.connection.may_return() {
             let _ = guard::release(self);
         }

@@ -244,8 +244,8 @@ impl Journal {
     /// `JournaledByActive`, also blocks until etcd has confirmed that this server was active after
     /// the call. If the journal is closed first, blocks until the process ends.
     ///
-    /// Returns those of the holders of whose grants no client was told before. The caller tells
-    /// their clients now.
+    /// Returns those of the grants of which no client was told before. The caller tells their
+    /// client now.
     pub fn wait_for(&self, promised: &Promised) -> Vec<Fence> {
         if promised.certainty == Certainty::None || super::is_planted("reply-before-journal") {
             return Vec::new();
@@ -270,8 +270,8 @@ impl Journal {
                 || is_closed && certain < state.last_change_of(&promised.holders)
         };
         JournalState::wait_while(&mut state, is_uncertain, (change, round), Duration::MAX);
-        let holders = promised.holders.iter().copied();
-        holders.filter(|it| state.untold.remove(it)).collect()
+        let grants = promised.grants.iter().copied();
+        grants.filter(|it| state.untold.remove(it)).collect()
     }
 }
 
@@ -490,6 +490,7 @@ mod tests {
             certainty,
             holders: vec![Fence(fence)],
             is_about_all: false,
+            grants: vec![Fence(fence)],
         }
     }
 
@@ -752,6 +753,17 @@ mod tests {
         drop(state);
         thread::sleep(Duration::from_millis(20));
         assert!(!is_done(&claim));
+    }
+
+    #[test]
+    fn a_client_that_names_a_holder_is_not_told_of_its_grant() {
+        let journal = Arc::new(Journal::default());
+        record(&journal, &[held(1, 1)]);
+        journal.finish(&journal.next_round());
+        let mut named = Promised::default();
+        named.add(Certainty::Journaled, Some(Fence(1)));
+        assert_eq!(journal.wait_for(&named), []);
+        assert!(tell(&journal, 1));
     }
 
     #[test]

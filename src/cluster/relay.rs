@@ -55,6 +55,10 @@ const CLOSING_TIME: Duration = Duration::from_secs(5);
 /// The maximum number of bytes to read from one end before the other end has accepted them.
 const BUFFER_LEN: usize = 8 * 1024;
 
+/// The maximum number of pieces that are passed on to a client after its relay was cut: a server
+/// that still answers earlier requests could go on for ever.
+const LAST_PIECES: u32 = 64;
+
 /// The error for a connection that this server does not serve.
 const OVER: io::ErrorKind = io::ErrorKind::ConnectionAborted;
 
@@ -74,13 +78,13 @@ impl Relay {
     /// the stream, and the active server would think that the client had closed the connection.
     fn cut(&self) {
         self.is_cut.store(true, Ordering::SeqCst);
-        self.end();
+        self.end(Shutdown::Read);
     }
 
-    /// Ends both directions. What has arrived already is still passed on.
-    fn end(&self) {
+    /// Ends both directions. What has arrived from the server already is still passed on.
+    fn end(&self, of_server: Shutdown) {
         self.client.shutdown(Shutdown::Read);
-        let _ = self.server.shutdown(Shutdown::Read);
+        let _ = self.server.shutdown(of_server);
     }
 }
 
@@ -126,7 +130,7 @@ impl ClusterNode {
             return;
         };
         for relay in open.values().filter(|relay| relay.epoch != active.epoch) {
-            relay.end();
+            relay.end(Shutdown::Both);
         }
     }
 
@@ -537,11 +541,15 @@ fn pump(
         if is_cut.load(Ordering::SeqCst) {
             // The server may have told the client of a grant. The reset follows at once, because
             // a reply that arrives in between is lost.
-            while down.advance(PollFlags::IN, PollFlags::OUT, |_| {})? {}
+            for _ in 0..LAST_PIECES {
+                if !down.advance(PollFlags::IN, PollFlags::OUT, |_| {})? {
+                    break;
+                }
+            }
             let _ = connect_unspec(server);
             return Err(io::ErrorKind::ConnectionAborted.into());
         }
-        // What the server has sent is passed on even if it takes nothing more.
+        // A reply that has arrived is passed on even if the server takes nothing more.
         let moved = [
             down.advance(of_server, of_client, |_| {})?,
             up.advance(of_client, of_server, |bytes| {

@@ -82,7 +82,8 @@ pub fn serve(stream: &Stream, mut seat: Seat, rules: &SessionRules, watch: &Hang
     };
     if let Ending::Broken(_) = ending {
         // No client knows of these grants, so they must not outlive the connection.
-        outbox.untold.iter().for_each(|it| seat.take_back(*it));
+        let untold = outbox.untold.iter();
+        untold.for_each(|grant| seat.take_back(*grant));
     }
     // The slots are freed before the close, because the close may take a while.
     drop(seat);

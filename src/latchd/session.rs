@@ -106,6 +106,9 @@ impl<'s, 'a> Session<'s, 'a> {
             self.warn_of_cap(reply);
             let (certainty, holder) = certainty_of(&request, reply);
             self.outbox.promise(certainty, holder);
+            if let Reply::Granted(grant) | Reply::Acquired(grant) = reply {
+                self.outbox.promise_grant(grant.token.fence);
+            }
         }
         self.input.end_frame();
         let sent_len = self.outbox.end_wait();

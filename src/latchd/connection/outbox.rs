@@ -92,6 +92,13 @@ impl<'a> Outbox<'a> {
         }
     }
 
+    /// Notes that the next reply tells the client of a grant.
+    pub(in crate::latchd) fn promise_grant(&mut self, grant: Fence) {
+        if self.rules.node.is_some() {
+            self.promised.grants.push(grant);
+        }
+    }
+
     pub(in crate::latchd) fn flush_if_full(&mut self) -> Result<(), Ending> {
         match makes_room(&mut self.out) {
             true => Ok(()),
