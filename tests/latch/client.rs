@@ -3,6 +3,7 @@
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpListener;
 use std::os::unix::net::UnixListener;
+use std::panic::resume_unwind;
 use std::sync::{mpsc, Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -345,11 +346,11 @@ fn a_lease_is_counted_from_its_request_not_from_a_late_reply_once() {
     let (lease, margin) = (Duration::from_secs(4), Duration::from_secs(1));
     let answers: [&[&str]; 2] = [&[GRANT], &[GRANT, "ok 4\n"]];
     thread::scope(|scope| {
-        for answers in answers {
+        let asking = answers.map(|answers| {
             scope.spawn(move || {
                 let delay = Duration::from_millis(600);
                 let (client, asked) = client_of_slow_liar(delay, answers);
-                let guard = client.lock("k").acquire().expect("granted");
+                let guard = granted_in_time(&client);
                 let asked: Vec<Instant> = asked.iter().collect();
                 assert_eq!(asked.len(), answers.len());
                 let latest = *asked.last().expect("it answered") + lease - margin;
@@ -360,16 +361,33 @@ fn a_lease_is_counted_from_its_request_not_from_a_late_reply_once() {
                     thread::sleep(Duration::from_millis(5));
                     now = Instant::now();
                 }
-            });
+            })
+        });
+        for thread in asking {
+            thread
+                .join()
+                .unwrap_or_else(|failure| resume_unwind(failure));
         }
     });
 }
 
+/// Acquires the lock `k`, which a server grants that has no answer to a renewal at once. A client
+/// that is late by a quarter of the lease renews it before it has a guard.
+fn granted_in_time(client: &Client) -> Guard {
+    let granted = client.lock("k").acquire();
+    in_time!(granted.is_ok(), "{granted:?}");
+    granted.expect("it is there")
+}
+
 #[test]
 fn a_reply_sent_before_its_request_renews_nothing() {
+    fair_test(a_reply_sent_before_its_request_renews_nothing_once);
+}
+
+fn a_reply_sent_before_its_request_renews_nothing_once() {
     const GRANT_AND_MORE: &str = "ok 0123456789abcdef0123456789abcdef 1\nok 3600\n";
     let client = client_of_liar(&[GRANT_AND_MORE]);
-    let guard = client.lock("k").acquire().expect("granted");
+    let guard = granted_in_time(&client);
     let (sender, losses) = mpsc::channel();
     guard.on_lost(move |loss| sender.send(loss).expect("a listener"));
     assert_eq!(losses.recv_timeout(PATIENCE), Ok(Loss::Deadline));
@@ -416,7 +434,7 @@ fn a_renewal_answered_with_no_valid_lease_renews_nothing_once() {
     for answer in ["ok 18446744073709551615\n", "ok 0\n", "garbage\n"] {
         let grant = "ok 0123456789abcdef0123456789abcdef 1\n";
         let client = client_of_liar(Box::leak(Box::new([grant, answer])));
-        let guard = client.lock("k").acquire().expect("granted");
+        let guard = granted_in_time(&client);
         let (sender, losses) = mpsc::channel();
         guard.on_lost(move |loss| sender.send(loss).expect("a listener"));
         assert_eq!(
