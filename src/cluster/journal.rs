@@ -157,7 +157,8 @@ impl Journal {
             1 => took,
             _ => (15 * state.round_time + took) / 16,
         };
-        // A question that began during the round and was not answered is answered by this.
+        // A question that began during the round and was not answered is answered by this: the
+        // request that succeeded was sent after it.
         let begun = state.begun;
         state.succeed(begun, round.last_change);
         has_fences

@@ -82,8 +82,9 @@ pub fn serve(stream: &Stream, mut seat: Seat, rules: &SessionRules, watch: &Hang
     };
     if let Ending::Broken(_) = ending {
         // No client knows of these grants, so they must not outlive the connection.
-        let untold = outbox.untold.iter();
-        untold.for_each(|grant| seat.take_back(*grant));
+        for grant in &outbox.untold {
+            seat.take_back(*grant);
+        }
     }
     // The slots are freed before the close, because the close may take a while.
     drop(seat);

@@ -108,8 +108,8 @@ impl<'a> Outbox<'a> {
 
     #[inline(always)] // for the same reason as `Stream::write_within`
     pub(in crate::latchd) fn flush(&mut self) -> Result<(), Ending> {
-        let untold = self.rules.wait_for_journal(&mut self.promised);
-        self.untold.extend(untold);
+        // A flush that fails is the last one, so none are left from before.
+        self.untold = self.rules.wait_for_journal(&mut self.promised);
         let len = self.out.len();
         let flushed = flush(&mut self.out, self.stream, self.rules);
         if self.out.len() < len {
