@@ -155,7 +155,7 @@
 
 #[cfg(feature = "programs")]
 mod arbiter;
-#[cfg(any(feature = "cluster", feature = "http"))]
+#[cfg(feature = "programs")]
 mod base64;
 #[cfg(feature = "programs")]
 mod cli;

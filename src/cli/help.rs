@@ -3,8 +3,7 @@
 
 /// Options that need a feature: the beginnings of their names, the feature, and whether this build
 /// has it.
-const BY_FEATURE: [(&[&str], &str, bool); 3] = [
-    (&["--http"], "http", cfg!(feature = "http")),
+const BY_FEATURE: [(&[&str], &str, bool); 2] = [
     (&["--tls"], "tls", cfg!(feature = "tls")),
     (
         &["--etcd", "--advertise"],

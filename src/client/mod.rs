@@ -83,7 +83,6 @@ mod outage;
 mod queue_place;
 mod settings;
 mod slot;
-#[cfg_attr(not(feature = "statistics"), path = "statistics/absent.rs")]
 pub(crate) mod statistics;
 #[cfg_attr(not(feature = "tls"), path = "tls/absent.rs")]
 mod tls;
@@ -109,7 +108,6 @@ pub use queue_place::QueuePlace;
 pub use settings::Settings;
 use slot::checked_tag;
 pub use slot::{Slot, Wait};
-#[cfg(feature = "statistics")]
 pub use statistics::{Holder, Party, Queue, Waiter};
 pub use tls::Tls;
 

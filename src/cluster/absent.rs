@@ -83,7 +83,6 @@ impl ClusterNode {
         match *self {}
     }
 
-    #[cfg_attr(not(feature = "http"), allow(dead_code))]
     pub fn has_active_server(&self) -> bool {
         match *self {}
     }

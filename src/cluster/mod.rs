@@ -270,7 +270,6 @@ impl ClusterNode {
     /// Whether a client can reach an active server through this one. Another server counts only if
     /// it was seen as the leader within the TTL. If etcd has been out of reach for longer, that
     /// server may have been replaced.
-    #[cfg_attr(not(feature = "http"), allow(dead_code))]
     pub fn has_active_server(&self) -> bool {
         let state = self.state.lock();
         let is_recent = |seen: Moment| seen.elapsed() < self.settings.ttl;

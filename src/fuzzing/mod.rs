@@ -17,7 +17,6 @@ mod tests;
 mod wire;
 
 pub use crate::latchd::connection::pieces::opening;
-#[cfg(feature = "http")]
 pub use crate::latchd::http::pieces::http_request;
 pub use crate::table::tests::histories::play_choices as table;
 pub use files::{fence_file, handover_file, lock_file_record, uucp_record};

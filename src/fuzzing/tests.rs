@@ -131,7 +131,6 @@ fn any_pieces_of_an_opening_mean_the_same() {
     call(opening, &words, INPUTS / 4);
 }
 
-#[cfg(feature = "http")]
 #[test]
 fn any_pieces_of_a_request_in_http_mean_the_same() {
     let words: [&[u8]; 27] = [

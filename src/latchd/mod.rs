@@ -5,7 +5,6 @@ mod capacity;
 mod cluster_options;
 pub(crate) mod connection;
 pub(crate) mod handover;
-#[cfg_attr(not(feature = "http"), path = "http/absent.rs")]
 pub(crate) mod http;
 mod http_options;
 mod opening;

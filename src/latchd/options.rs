@@ -282,7 +282,7 @@ pub(super) fn read(
     };
     let program = Program {
         name: super::PROGRAM,
-        features: &["http", "tls", "cluster"],
+        features: &["tls", "cluster"],
         variables: "DFLOCKD_ in place of LATCHD_ will do.",
         manual: "latchd(8)",
     };

@@ -12,7 +12,6 @@ use rustix::fs::{fcntl_getfl, fcntl_setfl, OFlags};
 use crate::house::{renew, Etcd, Server, TAKE_OVER, TTL};
 use crate::proxy::{Fate, Proxy};
 use crate::support::needs::needs;
-#[cfg(feature = "http")]
 use crate::support::silent::free_addr;
 use crate::support::silent::free_port;
 use crate::support::stalls::{fair_test, in_time};
@@ -50,7 +49,6 @@ fn the_successor_of_a_killed_server_keeps_its_holders() {
 }
 
 #[test]
-#[cfg(feature = "http")]
 fn a_standby_is_ready_while_there_is_an_active_server() {
     let programs = needs!("etcd", "etcdctl");
     let mut etcd = Etcd::start(&programs, 1);

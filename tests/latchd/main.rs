@@ -6,14 +6,12 @@ mod support;
 
 mod account;
 mod auth;
-#[cfg(feature = "http")]
 mod browser;
 mod calls;
 mod faults;
 mod fences;
 mod handover;
 mod hostile;
-#[cfg(feature = "http")]
 mod http;
 mod limits;
 mod log;

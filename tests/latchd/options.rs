@@ -113,9 +113,8 @@ fn the_version_goes_to_stdout_and_is_no_failure() {
         let end = run(Daemon::command().arg(flag));
         let has = |is_built| if is_built { '+' } else { '-' };
         let expected = format!(
-            "latchd {} ({}http {}tls {}cluster)\n",
+            "latchd {} ({}tls {}cluster)\n",
             env!("CARGO_PKG_VERSION"),
-            has(cfg!(feature = "http")),
             has(cfg!(feature = "tls")),
             has(cfg!(feature = "cluster"))
         );
@@ -376,23 +375,6 @@ fn one_tls_option_without_the_other_is_refused_as_such() {
 }
 
 #[test]
-#[cfg(not(feature = "http"))]
-fn the_http_door_needs_a_build_with_the_feature() {
-    let lacking = "needs a build with --features http";
-    for (option, variable, value) in [
-        ("--http", "HTTP", "127.0.0.1:0"),
-        ("--http-port", "HTTP_PORT", "6389"),
-    ] {
-        let line = refusal(Daemon::command().args([option, value]), 2);
-        assert_eq!(line, format!("latchd: {option}: {lacking}"));
-        let variable = format!("LATCHD_{variable}");
-        let line = refusal(Daemon::command().env(&variable, value), 2);
-        assert_eq!(line, format!("latchd: {variable}: {lacking}"));
-    }
-}
-
-#[test]
-#[cfg(feature = "http")]
 fn the_http_door_wants_a_host_and_a_free_port() {
     let wanted = "expected HOST:PORT, such as 127.0.0.1:6389 or [::1]:6389";
     for value in [

@@ -13,7 +13,6 @@ use rustls::{ClientConnection, ConnectionTrafficSecrets, ContentType, ProtocolVe
 
 use crate::support::footprint::{status_kib, worst_case_mb};
 use crate::support::limited::{limit_to, raise_our_own_limit};
-#[cfg(feature = "http")]
 use crate::support::silent::free_addr;
 use crate::support::tls::{common, trusting, TlsClient, Version};
 use crate::support::{eventually, parse_grant, Client, Daemon, Event, Scheme, PATIENCE};
@@ -104,7 +103,6 @@ fn unfinished_handshakes_hold_up_no_other_client() {
 }
 
 #[test]
-#[cfg(feature = "http")]
 fn the_http_door_speaks_tls_too() {
     let door = free_addr();
     let daemon = daemon(&["--http", &door.to_string()]);
