@@ -1,21 +1,16 @@
 //! The limits of the machine: how many connections its descriptors, memory maps and memory allow,
 //! and how much memory the server takes when all caps are reached.
 
-use std::env;
-use std::ffi::CString;
 use std::fs;
-use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::OnceLock;
 
 use log::warn;
 use rustix::process::{getrlimit, Resource};
 use rustix::system::sysinfo;
-use rustix::thread::{self, set_name};
 
 use crate::log::MAX_QUEUED_LINES;
 use crate::server::raise_descriptor_limit;
-use crate::sys::exec::exec;
 use crate::sys::thread::STACK_LEN;
 
 use super::http;
@@ -186,57 +181,6 @@ pub(super) fn memory() -> u64 {
 /// Converts a count, and returns at least 1: a server without connections would be useless.
 fn as_count(count: u64) -> usize {
     usize::try_from(count).unwrap_or(usize::MAX).max(1)
-}
-
-/// Executes the program again with settings for the C library's allocator. Returns if the program
-/// already has them, does not need them, or cannot be executed.
-///
-/// Freed large blocks must go back to the system. By default, the C library stops returning them
-/// after it has freed the first one, so the server would keep the memory of a burst of clients. If
-/// the address space is limited, all threads share one arena, because an arena for each thread
-/// would take 64 MB of it.
-pub(super) fn reexec_with_malloc_settings() {
-    const THRESHOLD: &str = "MALLOC_MMAP_THRESHOLD_";
-    const TUNABLES: &str = "GLIBC_TUNABLES";
-    // This variable marks the second start. The C library's own variables cannot, because the C
-    // library removes them from the environment of a setuid program.
-    const DONE: &str = "LATCHD_MALLOC";
-    // At the second start, the kernel names the process after the program's file. If the first
-    // start was through a link, the process was named after the link; the second start restores
-    // that name.
-    const NAMED: &str = "named ";
-    if let Ok(done) = env::var(DONE) {
-        if let Some(Ok(name)) = done.strip_prefix(NAMED).map(CString::new) {
-            let _ = set_name(&name);
-        }
-        return;
-    }
-    if cfg!(not(target_env = "gnu")) || env::var_os(THRESHOLD).is_some() {
-        return;
-    }
-    let Ok(program) = env::current_exe() else {
-        return;
-    };
-    // If the program was started as `ld.so latchd`, this is the path of ld.so.
-    let name = program.file_name().map_or(&[][..], OsStrExt::as_bytes);
-    if name.starts_with(b"ld-") || name.starts_with(b"ld.") {
-        return;
-    }
-    let started_as = thread::name().unwrap_or_default();
-    let done = format!("{NAMED}{}", started_as.to_string_lossy());
-    let mut settings = vec![(THRESHOLD, "65536"), (DONE, done.as_str())];
-    if env::var_os(TUNABLES).is_none() {
-        // Small free blocks are joined with their neighbours at once, so that whole pages become
-        // free. The stack of a thread is freed when the thread ends: 300 cached stacks would take
-        // 2.5 MB, and the C library's records of these stacks as much again, scattered over many
-        // pages.
-        let tunables = "glibc.malloc.mxfast=0:glibc.pthread.stack_cache_size=0";
-        settings.push((TUNABLES, tunables));
-    }
-    if getrlimit(Resource::As).current.is_some() {
-        settings.push(("MALLOC_ARENA_MAX", "1"));
-    }
-    let _ = exec(&program, env::args_os(), &settings);
 }
 
 /// The lowest memory limit in bytes of a process's cgroups and their ancestors. `of_process` is the

@@ -78,7 +78,6 @@ pub fn main() -> ExitCode {
 fn start(options: &Options, origins: &Origins) -> Result<ExitCode, (u8, String)> {
     let usage = |reason| (USAGE, reason);
     let cannot_start = |reason| (CANNOT_START, reason);
-    capacity::reexec_with_malloc_settings();
     if let Some(name) = arguments::unreadable_variable(&["LATCHD_", "DFLOCKD_"]) {
         return Err(usage(format!("{name}: the value is not UTF-8")));
     }

@@ -291,10 +291,10 @@ pub(super) fn read(
 
 /// The variables in `names` that have one of our prefixes but belong to no option.
 pub(super) fn unknown_variables(names: impl Iterator<Item = String>) -> Vec<String> {
-    /// Variables that the server sets for itself when it executes itself again.
-    const ITS_OWN: [&str; 2] = ["MALLOC", "STARTED_OVER"];
+    /// The variable that a server of a cluster sets for itself when it executes itself again.
+    const ITS_OWN: &str = "STARTED_OVER";
     let known = Options::ROWS.iter().flat_map(|row| row.variables);
-    let known: Vec<&str> = known.chain(&ITS_OWN).copied().collect();
+    let known: Vec<&str> = known.chain(&[ITS_OWN]).copied().collect();
     let is_unknown = |name: &String| {
         let (prefix, rest) = name.split_once('_').unwrap_or_default();
         PREFIXES.contains(&prefix) && !known.contains(&rest)

@@ -476,8 +476,6 @@ fn cost_of_guess(valgrind: &Program, secret: &str, frame: &str) -> f64 {
     command
         .env("LATCHD_AUTH_TOKEN", secret)
         .env("RUST_LOG", "error")
-        // Otherwise the program would start again, without valgrind.
-        .env("MALLOC_MMAP_THRESHOLD_", "65536")
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());

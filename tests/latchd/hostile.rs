@@ -461,12 +461,26 @@ fn dead_phase_one_entries_are_forgotten() {
     assert_eq!(client.request("w", &last, "0"), "error_lease_expired");
 }
 
+/// The settings of the C library in the service file, for which glibc returns free memory.
+fn allocator_settings() -> Vec<(&'static str, &'static str)> {
+    let unit = include_str!("../../examples/latchd.service");
+    let settings = unit.lines().filter_map(|line| {
+        let (name, value) = line.strip_prefix("Environment=")?.split_once('=')?;
+        (name.starts_with("MALLOC_") || name == "GLIBC_TUNABLES").then_some((name, value))
+    });
+    settings.collect()
+}
+
 #[test]
 fn the_memory_of_a_crowd_goes_back_when_it_leaves() {
     const CLIENTS: usize = 256;
     const PLACES: usize = 250;
     raise_our_own_limit();
-    let daemon = Daemon::start(&[]);
+    let settings = allocator_settings();
+    assert_eq!(settings.len(), 2, "{settings:?}");
+    let mut command = Daemon::command();
+    command.args(["--port", "0", "--print-port"]).envs(settings);
+    let daemon = Daemon::from_command(command);
     let before = resident_kib(daemon.pid());
     let mut holder = daemon.connect();
     for key in 0..PLACES {
