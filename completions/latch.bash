@@ -24,7 +24,7 @@ _latch() {
             option=
         else
             case $word in
-                --timeout | -w | --lease | --limit | --slots | --max-waiters | --busy-status | -E | --and | --tag | --kill-after | --on-lost | --at-least | --server | --auth-token-file | --connect-timeout | --tls-ca | --tls-name | --for | --format | --fence | --admin-token-file) option=$word ;;
+                --timeout | -w | --lease | --limit | --slots | --max-waiters | --busy-status | -E | --and | --tag | --kill-after | --leftovers | --on-lost | --at-least | --server | --auth-token-file | --connect-timeout | --tls-ca | --tls-name | --for | --format | --fence | --admin-token-file) option=$word ;;
                 -*) ;;
                 *) if [[ -z $command ]]; then command=$word; else ((operand += 1)); fi ;;
             esac
@@ -43,6 +43,10 @@ _latch() {
             _latch_files
             return
             ;;
+        --leftovers)
+            COMPREPLY=($(compgen -W 'end wait leave' -- "$cur"))
+            return
+            ;;
         --on-lost)
             COMPREPLY=($(compgen -W 'term ignore hup int quit usr1 usr2' -- "$cur"))
             return
@@ -55,7 +59,7 @@ _latch() {
     esac
     case $command in
         '') words='--help --version' ;;
-        'run') words='--timeout --nonblock --lease --limit --shared --slots --max-waiters --busy-status --and --tag --kill-after --on-lost --nested --at-least --busy-ok --retry --quiet --verbose --server --auth-token-file --connect-timeout --tls --tls-ca --tls-name --help --version --' ;;
+        'run') words='--timeout --nonblock --lease --limit --shared --slots --max-waiters --busy-status --and --tag --kill-after --leftovers --on-lost --nested --at-least --busy-ok --retry --quiet --verbose --server --auth-token-file --connect-timeout --tls --tls-ca --tls-name --help --version --' ;;
         'hold') words='--timeout --nonblock --lease --limit --shared --slots --max-waiters --busy-status --tag --retry --quiet --verbose --server --auth-token-file --connect-timeout --tls --tls-ca --tls-name --help --version' ;;
         'wait') words='--timeout --nonblock --limit --server --auth-token-file --connect-timeout --tls --tls-ca --tls-name --help --version' ;;
         'acquire') words='--timeout --nonblock --lease --limit --tag --server --auth-token-file --connect-timeout --tls --tls-ca --tls-name --help --version' ;;

@@ -43,6 +43,7 @@ complete -c latch -n '__fish_seen_subcommand_from run' -s E -l busy-status -x -d
 complete -c latch -n '__fish_seen_subcommand_from run' -l and -x -d 'hold the lock of another key, too; may be given several times'
 complete -c latch -n '__fish_seen_subcommand_from run' -l tag -x -d 'what the server shows operators about this holder (COMMAND@HOST pid N)'
 complete -c latch -n '__fish_seen_subcommand_from run' -l kill-after -x -d 'how long the command may take to end once the lock is lost (10)'
+complete -c latch -n '__fish_seen_subcommand_from run' -l leftovers -x -a 'end wait leave' -d 'processes in the command'\''s group when the command has ended: end (after a second), wait for them with the lock held, or leave them (end)'
 complete -c latch -n '__fish_seen_subcommand_from run' -l on-lost -x -a 'term ignore hup int quit usr1 usr2' -d 'the signal for the command when the lock is lost: hup, int, quit, term, usr1 or usr2; ignore sends none (term)'
 complete -c latch -n '__fish_seen_subcommand_from run' -l nested -d 'if this runs under the lock already, run the command without a second one'
 complete -c latch -n '__fish_seen_subcommand_from run' -l at-least -x -d 'keep the lock for at least this long after the grant, even if the command ends sooner, so that it runs at most once in that time'

@@ -24,7 +24,7 @@ _sema() {
             option=
         else
             case $word in
-                --timeout | -w | --stale | --stale-rule | --tag | --slots | --pid | --token | --mode | --settle | --busy-status | -E | --on-lost | --kill-after) option=$word ;;
+                --timeout | -w | --stale | --stale-rule | --tag | --slots | --pid | --token | --mode | --settle | --busy-status | -E | --on-lost | --kill-after | --leftovers) option=$word ;;
                 -*) ;;
                 *) if [[ -z $command ]]; then command=$word; else ((operand += 1)); fi ;;
             esac
@@ -47,6 +47,10 @@ _sema() {
             COMPREPLY=($(compgen -W 'term ignore' -- "$cur"))
             return
             ;;
+        --leftovers)
+            COMPREPLY=($(compgen -W 'end wait leave' -- "$cur"))
+            return
+            ;;
         *) return ;;
     esac
     case $command in
@@ -57,7 +61,7 @@ _sema() {
         'status') words='--timeout --stale --stale-rule --tag --json --quiet --slots --help --version' ;;
         'wait') words='--timeout --stale --stale-rule --tag --json --quiet --slots --help --version' ;;
         'clean') words='--timeout --stale --stale-rule --tag --json --quiet --force --help --version' ;;
-        'run') words='--timeout --nonblock --stale --stale-rule --tag --json --quiet --verbose --slots --token --mode --no-sync --settle --busy-status --busy-ok --on-lost --kill-after --help --version --' ;;
+        'run') words='--timeout --nonblock --stale --stale-rule --tag --json --quiet --verbose --slots --token --mode --no-sync --settle --busy-status --busy-ok --on-lost --kill-after --leftovers --help --version --' ;;
         'hold') words='--timeout --nonblock --stale --stale-rule --tag --json --quiet --verbose --slots --token --mode --no-sync --settle --busy-status --help --version' ;;
     esac
     if [[ $cur != -* ]]; then

@@ -120,6 +120,7 @@ complete -c sema -n '__fish_seen_subcommand_from run' -s E -l busy-status -x -d 
 complete -c sema -n '__fish_seen_subcommand_from run' -l busy-ok -d 'exit with 0 if the lock is not granted in time, and print nothing'
 complete -c sema -n '__fish_seen_subcommand_from run' -l on-lost -x -a 'term ignore' -d 'if the lock is lost, end the program: term or ignore (term)'
 complete -c sema -n '__fish_seen_subcommand_from run' -l kill-after -x -d 'how long the program may take to end once the lock is lost (10)'
+complete -c sema -n '__fish_seen_subcommand_from run' -l leftovers -x -a 'end wait leave' -d 'processes left in the program'\''s group: end (after a second), wait for them, leave (end)'
 complete -c sema -n '__fish_seen_subcommand_from run' -s h -l help -d 'print this and exit'
 complete -c sema -n '__fish_seen_subcommand_from run' -s V -l version -d 'print the version and exit'
 complete -c sema -n '__fish_seen_subcommand_from run' -F

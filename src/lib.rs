@@ -184,7 +184,8 @@ mod sema;
 #[cfg(feature = "programs")]
 mod server;
 #[cfg(feature = "programs")]
-mod supervise;
+#[doc(hidden)] // for its own tests
+pub mod supervise;
 mod sys;
 mod table;
 mod text;

@@ -38,8 +38,11 @@ fn main() -> ExitCode {
 fn program(called: &OsStr) -> Option<fn() -> ExitCode> {
     match Path::new(called).file_name()?.to_str()? {
         "latchd" => Some(latchd::latchd_main),
-        "latch" => Some(latchd::latch_main),
-        "sema" | "file-semaphore" | "semats" | "file-semaphore-ts" => Some(latchd::sema_main),
+        // The guard of a command is a second instance of the program.
+        "latch" | "latch-guard" => Some(latchd::latch_main),
+        "sema" | "sema-guard" | "file-semaphore" | "semats" | "file-semaphore-ts" => {
+            Some(latchd::sema_main)
+        }
         "lfpd" => Some(latchd::lfpd_main),
         _ => None,
     }

@@ -66,7 +66,7 @@ const NO_PERMISSION: u8 = 77;
 
 /// Runs one command and returns its exit status (latch(1), EXIT STATUS).
 pub fn main() -> ExitCode {
-    supervise::exec_shim(PROGRAM);
+    supervise::second_instance(PROGRAM);
     let mut arguments = env::args_os().skip(1);
     let ours = arguments.by_ref().take_while(|argument| argument != "--");
     let ours = with_options_for_words(ours.collect());

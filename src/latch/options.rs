@@ -14,6 +14,7 @@ use crate::cli::waiting::Verbosity;
 use crate::client::environment::{Overrides, Servers};
 use crate::client::limits::{MAX_LIMIT, MAX_SECONDS};
 use crate::client::Client;
+use crate::supervise::Leftovers;
 use crate::text::Escaped;
 
 use super::claim::Asking;
@@ -211,6 +212,10 @@ keeping_command! {
             from_str_fn(time)
         )]
         kill_after: Duration,
+        /// processes in the command's group when the command has ended: end (after a second), wait
+        /// for them with the lock held, or leave them (end)
+        #[argh(option, arg_name = "what", default = "Leftovers::End", from_str_fn(leftovers))]
+        leftovers: Leftovers,
         /// the signal for the command when the lock is lost: hup, int, quit, term, usr1 or usr2;
         /// ignore sends none (term)
         #[argh(option, arg_name = "signal", default = "OnLost::Send(Signal::TERM)", from_str_fn(on_lost))]
@@ -436,6 +441,10 @@ fn on_lost(text: &str) -> Result<OnLost, String> {
         ("usr2", OnLost::Send(Signal::USR2)),
     ];
     choice(&text.to_ascii_lowercase(), all)
+}
+
+fn leftovers(text: &str) -> Result<Leftovers, String> {
+    choice(text, Leftovers::NAMES)
 }
 
 /// The form in which statistics are printed.

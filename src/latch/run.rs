@@ -10,7 +10,7 @@ use rustix::process::Signal;
 
 use crate::cli::failure::{CommandResult, Failure};
 use crate::client::{Guard, Guards, Loss, Token};
-use crate::supervise::{self, Event, Job, JobEnd, SignalWatch};
+use crate::supervise::{self, Event, Finish, Job, JobEnd, ProgramFile, SignalWatch};
 use crate::sys::moment::Moment;
 use crate::text::reason;
 
@@ -49,10 +49,10 @@ pub(super) fn run(options: &options::Run, command: &[OsString]) -> CommandResult
     if let Some(status) = already_held(&asking, options, command) {
         return Ok(status);
     }
-    supervise::check_proc().map_err(Failure::cannot_start_process)?;
+    let program_file = ProgramFile::find().map_err(Failure::cannot_start_process)?;
     let mut signals = SignalWatch::new().map_err(Failure::cannot_catch_signals)?;
     let guards = wait(asking, None, &mut signals)?;
-    run_under(guards, options, command, &mut signals)
+    run_under(guards, &program_file, options, command, &mut signals)
 }
 
 /// Returns an exit status if this process already runs under one of the locks, because its claim
@@ -96,6 +96,7 @@ fn outer_token(key: &str) -> Option<Token> {
 
 fn run_under(
     guards: Guards,
+    program_file: &ProgramFile,
     options: &options::Run,
     command: &[OsString],
     signals: &mut SignalWatch,
@@ -122,6 +123,8 @@ fn run_under(
         false => look(),
     };
     let job = Job {
+        program: PROGRAM,
+        program_file,
         command,
         environment: &environment(&guards, &options.key),
         loss_signal: match options.on_lost {
@@ -129,6 +132,7 @@ fn run_under(
             OnLost::Ignore => Signal::TERM,
         },
         kill_after: options.kill_after,
+        leftovers: options.leftovers,
         inherited: None,
         lost: if ignores_loss && !lost.is_set() {
             &never
@@ -140,7 +144,13 @@ fn run_under(
     };
     let finish = supervise::run(&job, signals)
         .map_err(|error| Failure::cannot_start_process(reason(&error)))?;
-    let JobEnd::Finished(finish) = finish else {
+    let (finish, kept_until) = match finish {
+        JobEnd::Finished(finish) => (Some(finish), kept_until),
+        // Nothing ran, so another host may try at once.
+        JobEnd::NotStarted(status) => (Some(Finish::Exited(status)), None),
+        JobEnd::LockLost => (None, None),
+    };
+    let Some(finish) = finish else {
         // If no guard has lost its lock yet, a server did not answer, and the command was ended
         // before the deadline of the lock.
         let lost = guards.iter().find(|guard| guard.loss().is_some());

@@ -98,7 +98,7 @@ fn is_like_latch(command: Option<SemaCommand>) -> bool {
 
 /// Runs one command and returns its exit status (sema(1), EXIT STATUS).
 pub fn main() -> ExitCode {
-    supervise::exec_shim(PROGRAM);
+    supervise::second_instance(PROGRAM);
     let mut arguments = env::args_os();
     let called = arguments.next().map(PathBuf::from).unwrap_or_default();
     let name = called.file_name().unwrap_or_default();

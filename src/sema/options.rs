@@ -11,6 +11,7 @@ use std::time::Duration;
 use crate::cli::arguments::{hint, Parsed};
 use crate::cli::values::{choice, mode, number, time};
 use crate::lockfile::{SemaphoreConfig, SemaphoreOptions, Settle, StaleRule};
+use crate::supervise::Leftovers;
 use crate::text::{invalid_value, Plain};
 
 /// The line for `--version`, with the name that the older program prints.
@@ -114,7 +115,7 @@ impl OptionRow {
 }
 
 /// Every option, in the order of the help.
-const OPTIONS: [OptionRow; 21] = [
+const OPTIONS: [OptionRow; 22] = [
     row(
         "-w, --timeout time",
         ALL,
@@ -198,6 +199,11 @@ const OPTIONS: [OptionRow; 21] = [
         &[Run],
         "how long the program may take to end once the lock is lost (10)",
     ),
+    row(
+        "--leftovers what",
+        &[Run],
+        "processes left in the program's group: end (after a second), wait for them, leave (end)",
+    ),
     row("-h, --help", ALL, "print this and exit"),
     row("-V, --version", ALL, "print the version and exit"),
 ];
@@ -221,6 +227,7 @@ pub(super) struct SemaOptions {
     /// Whether the command that `run` starts goes on if the lock is lost.
     pub(super) ignores_loss: bool,
     pub(super) kill_after: Option<Duration>,
+    pub(super) leftovers: Leftovers,
 }
 
 impl SemaOptions {
@@ -271,6 +278,7 @@ impl SemaOptions {
             "--busy-ok" => self.busy_ok = true,
             "--on-lost" => self.ignores_loss = choice(value, [("term", false), ("ignore", true)])?,
             "--kill-after" => self.kill_after = Some(time(value)?),
+            "--leftovers" => self.leftovers = choice(value, Leftovers::NAMES)?,
             other => unreachable!("{other} is read before"),
         }
         Ok(())
@@ -502,7 +510,7 @@ mod tests {
         for name in names.filter(|name| !read_before.contains(name)) {
             let mut options = SemaOptions::default();
             let is_set = |value: &&str| options.set(name, value).is_ok();
-            let values = ["1", "age", "never", "term", "0644"];
+            let values = ["1", "age", "never", "term", "0644", "wait"];
             assert!(values.iter().any(is_set), "{name}");
         }
     }

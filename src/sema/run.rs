@@ -10,13 +10,13 @@ use crate::cli::waiting::{wait_on_thread, Interrupts};
 use crate::lockfile::{
     acquire_any, Attempt, LockInfo, Semaphore, SemaphoreError, SemaphoreGuard, WaitLimit, Waited,
 };
-use crate::supervise::{self, Job, JobEnd, SignalWatch};
+use crate::supervise::{self, Finish, Job, JobEnd, ProgramFile, SignalWatch};
 use crate::sys::event::Event;
 use crate::text::reason;
 
 use super::options::SemaRequest;
 use super::report::shown_path;
-use super::{refuse, slots, waiting_line, BUSY};
+use super::{refuse, slots, waiting_line, BUSY, PROGRAM};
 
 /// How long the command may take to end once the lock is lost.
 const KILL_AFTER: Duration = Duration::from_secs(10);
@@ -24,11 +24,14 @@ const KILL_AFTER: Duration = Duration::from_secs(10);
 /// Waits for the lock, runs the command while holding it, releases it, and exits as the command
 /// did.
 pub(super) fn run(request: &SemaRequest) -> CommandResult {
-    supervise::check_proc().map_err(Failure::cannot_start_process)?;
+    let program_file = ProgramFile::find().map_err(Failure::cannot_start_process)?;
     let (mut signals, lost, slots) = prepare(request)?;
     let waited = wait(slots, request, None, &mut signals)?;
     match waited {
-        (slot, Attempt::Granted(guard)) => run_under(guard, slot, request, &mut signals, &lost),
+        (slot, Attempt::Granted(guard)) => {
+            let slot = (guard, slot);
+            run_under(slot, &program_file, request, &mut signals, &lost)
+        }
         (slot, Attempt::Busy(busy)) => refuse(slot, &busy, request),
     }
 }
@@ -52,8 +55,8 @@ fn event() -> Result<Event, Failure> {
 
 /// Runs the command while the guard holds the lock, and releases the lock.
 fn run_under(
-    guard: SemaphoreGuard<'_>,
-    slot: &Semaphore,
+    (guard, slot): (SemaphoreGuard<'_>, &Semaphore),
+    program_file: &ProgramFile,
     request: &SemaRequest,
     signals: &mut SignalWatch,
     lost: &Event,
@@ -67,10 +70,13 @@ fn run_under(
         false => lost.set(),
     };
     let job = Job {
+        program: PROGRAM,
+        program_file,
         command: &request.words,
         environment: &[("SEMA_PATH", Some(path.into()))],
         loss_signal: Signal::TERM,
         kill_after: options.kill_after.unwrap_or(KILL_AFTER),
+        leftovers: options.leftovers,
         inherited: Some(guard.as_fd()),
         lost,
         confirmed: &confirmed,
@@ -78,8 +84,10 @@ fn run_under(
     };
     let finish = supervise::run(&job, signals)
         .map_err(|error| Failure::cannot_start_process(reason(&error)))?;
-    let JobEnd::Finished(finish) = finish else {
-        return Err(Failure::about(path, &SemaphoreError::Lost));
+    let finish = match finish {
+        JobEnd::Finished(finish) => finish,
+        JobEnd::NotStarted(status) => Finish::Exited(status),
+        JobEnd::LockLost => return Err(Failure::about(path, &SemaphoreError::Lost)),
     };
     match guard.release() {
         Ok(()) => {}

@@ -5,23 +5,21 @@ use std::process::ExitStatus;
 use std::time::Duration;
 
 use nix::unistd;
-use rustix::io::Errno;
-use rustix::process::{
-    getpid, kill_process, kill_process_group, test_kill_process_group, wait, Pid, Signal,
-    WaitOptions,
-};
+use rustix::process::{kill_process, kill_process_group, wait, Pid, Signal, WaitOptions};
 use rustix_libc_wrappers::process::SignalExt;
 use signal_hook::consts::signal::{SIGCHLD, SIGCONT, SIGSTOP, SIGTSTP, SIGTTIN, SIGTTOU};
 
 use crate::sys::moment::Moment;
 
+use super::guard::JobGuard;
+use super::leftovers::{exists, living_count, tell_of_leftovers, Leftovers, Rest};
 use super::signals::{ends_by_default, has_job_control, our_group, stop, ENDING};
 use super::terminal::{Foreground, Terminal};
-use super::{has_living, Finish, Job, Killed};
+use super::{Finish, Job, Killed};
 
-/// How often to check whether the group is empty. SIGCHLD reports only our own children, and the
-/// group may have other members.
-const GROUP_POLL: Duration = Duration::from_millis(20);
+/// How long a command that has stopped itself with SIGSTOP may keep the terminal before this
+/// program stops, too. An operator, or a program such as cpulimit, continues the command sooner.
+const STOP_GRACE: Duration = Duration::from_millis(300);
 
 /// How long a resumed command may take to end after a signal was passed on to it. Then it gets
 /// SIGTERM.
@@ -32,6 +30,9 @@ const PASSED_ON_TIME: Duration = Duration::from_secs(1);
 enum StopState {
     /// The command runs and waits for nothing.
     Over,
+    /// It waits for SIGCONT, which may be sent to it alone, and this program goes on. At this
+    /// moment, this program stops, too, if the command still has the terminal.
+    CommandOnly(Moment),
     /// It waits for SIGCONT. This program is stopped, too.
     UntilContinued,
     /// It waits for a check that the lock is still held.
@@ -61,7 +62,13 @@ pub(super) struct Group<'a> {
     /// The latest signal that was passed on and whose default action ends a program.
     passed_on: Option<i32>,
     pause: StopState,
+    /// Whether this program has sent SIGSTOP to the command, because the whole job must stop.
+    has_stopped_command: bool,
     ending: Escalation,
+    /// What is left of the group, once the command has ended.
+    rest: Option<Rest>,
+    /// Ends the group if this program is killed.
+    guard: JobGuard<'a>,
     pub(super) is_lost: bool,
 }
 
@@ -75,7 +82,10 @@ impl<'a> Group<'a> {
             foreground: Foreground::Ours,
             passed_on: None,
             pause: StopState::Over,
+            has_stopped_command: false,
             ending: Escalation::NotAsked,
+            rest: None,
+            guard: JobGuard::new(leader, job),
             is_lost: false,
         }
     }
@@ -83,25 +93,40 @@ impl<'a> Group<'a> {
     /// Reaps the children that have ended, and handles a stop of the command. This program also has
     /// children that it did not start, because it is a subreaper and may be process 1.
     pub(super) fn reap(&mut self) {
-        while let Ok(Some((pid, status))) = wait(WaitOptions::NOHANG | WaitOptions::UNTRACED) {
+        let changes = WaitOptions::NOHANG | WaitOptions::UNTRACED | WaitOptions::CONTINUED;
+        while let Ok(Some((pid, status))) = wait(changes) {
             if pid != self.leader {
+                if !status.stopped() && !status.continued() {
+                    self.guard.reaped(pid);
+                }
                 continue;
             }
             if let Some(stopped_by) = status.stopping_signal() {
                 self.follow_stop(stopped_by);
+            } else if status.continued() {
+                self.has_stopped_command = false;
+                if matches!(self.pause, StopState::CommandOnly(_)) {
+                    self.pause = StopState::Over;
+                }
             } else {
                 self.status = Some(ExitStatus::from_raw(status.as_raw()));
+                self.pause = StopState::Over;
                 self.foreground = self.terminal.take_back_from(self.leader);
             }
         }
     }
 
-    /// Stops this program after the command has stopped. When this program is continued, the
-    /// command goes on only if the lock is still held.
+    /// Handles a stop of the command: continues the command, lets it wait, or stops this program,
+    /// too. When this program is continued after that, the command goes on only if the lock is
+    /// still held.
     fn follow_stop(&mut self, stopped_by: i32) {
         if self.ending != Escalation::NotAsked {
             // The command was told to end, and it cannot end while it is stopped.
             self.signal(Signal::CONT);
+            return;
+        }
+        if stopped_by == SIGSTOP {
+            self.follow_sigstop();
             return;
         }
         let wants_terminal = [SIGTTIN, SIGTTOU].contains(&stopped_by);
@@ -110,7 +135,7 @@ impl<'a> Group<'a> {
             self.signal(Signal::CONT);
             return;
         }
-        if stopped_by != SIGSTOP && !has_job_control() {
+        if !has_job_control() {
             if wants_terminal {
                 // The command can never get the terminal. Without SIGHUP, it would stop again and
                 // again.
@@ -122,21 +147,53 @@ impl<'a> Group<'a> {
         self.stop_and_look(stopped_by);
     }
 
+    /// Handles SIGSTOP, which an operator may have sent to the command, and will follow by SIGCONT
+    /// to the command alone. This program must then not be stopped, because it renews the lock and
+    /// could not see that the command goes on. But if the command has stopped itself at the
+    /// terminal, as `suspend` does, the user's shell must see the job stop.
+    fn follow_sigstop(&mut self) {
+        if self.has_stopped_command {
+            self.has_stopped_command = false;
+            self.stop_and_look(SIGSTOP);
+        } else if self.pause == StopState::Over {
+            let follow_at = match self.holds_up_the_terminal() {
+                true => Moment::now() + STOP_GRACE,
+                false => Moment::NEVER,
+            };
+            self.pause = StopState::CommandOnly(follow_at);
+        }
+    }
+
+    /// Whether the command has the terminal, and a shell waits to get it back.
+    fn holds_up_the_terminal(&self) -> bool {
+        self.terminal.is_of(self.leader) && has_job_control()
+    }
+
+    /// Stops this program if the command has kept the terminal although it is stopped.
+    pub(super) fn follow_if_due(&mut self) {
+        if matches!(self.pause, StopState::CommandOnly(at) if at <= Moment::now()) {
+            match self.holds_up_the_terminal() {
+                true => self.stop_and_look(SIGSTOP),
+                false => self.pause = StopState::CommandOnly(Moment::NEVER),
+            }
+        }
+    }
+
     /// Stops this program with the signal. The lock is checked once this program is continued,
     /// which may be much later.
     fn stop_and_look(&mut self, signal: i32) {
         self.pause = StopState::UntilContinued;
         // This thread may run on for a moment, so only SIGCONT shows that the stop is over.
         self.stop_this_program(signal);
-        if getpid().is_init() {
-            // The kernel does not stop process 1.
-            self.go_on();
-        }
     }
 
-    /// Checks the lock after a stop, which may have been longer than the lease.
+    /// Checks the lock after a stop of this program, which may have been longer than the lease, or
+    /// before a stopped command is continued.
     fn go_on(&mut self) {
-        if self.pause == StopState::UntilContinued {
+        if matches!(
+            self.pause,
+            StopState::UntilContinued | StopState::CommandOnly(_)
+        ) {
             self.pause = StopState::UntilConfirmed;
             // A check from before the stop does not show that the lock is still held.
             self.job.confirmed.take();
@@ -160,7 +217,7 @@ impl<'a> Group<'a> {
     pub(super) fn handle(&mut self, signal: i32) {
         match signal {
             SIGCONT => self.go_on(),
-            SIGTSTP if self.pause == StopState::UntilConfirmed && has_job_control() => {
+            SIGTSTP if self.is_command_stopped() && has_job_control() => {
                 self.stop_and_look(SIGTSTP)
             }
             SIGTTIN | SIGTTOU => self.follow_need(),
@@ -193,11 +250,22 @@ impl<'a> Group<'a> {
         } else if has_job_control() {
             // The whole job is in the background and must stop. The command stops before this
             // program, because it must not run on while nothing renews the lock.
-            match self.pause {
-                StopState::UntilConfirmed => self.stop_and_look(SIGSTOP),
-                StopState::Over | StopState::UntilContinued => self.signal(Signal::STOP),
+            match self.is_command_stopped() {
+                true => self.stop_and_look(SIGSTOP),
+                false => {
+                    self.has_stopped_command = true;
+                    self.signal(Signal::STOP);
+                }
             }
         }
+    }
+
+    /// Whether the command is stopped, and this program is not.
+    fn is_command_stopped(&self) -> bool {
+        matches!(
+            self.pause,
+            StopState::UntilConfirmed | StopState::CommandOnly(_)
+        )
     }
 
     fn pass_on(&mut self, signal: i32) {
@@ -207,11 +275,11 @@ impl<'a> Group<'a> {
         if let Some(signal) = Signal::from_raw(signal) {
             self.signal(signal);
         }
-        if self.pause == StopState::UntilConfirmed && ENDING.contains(&signal) {
-            // The lock may be lost, so the command must end instead of continuing its work. SIGTERM
-            // comes later, so that the command dies of the signal that was passed on.
+        if self.is_command_stopped() && ENDING.contains(&signal) {
             self.signal(Signal::CONT);
-            if self.ending == Escalation::NotAsked {
+            if self.pause == StopState::UntilConfirmed && self.ending == Escalation::NotAsked {
+                // The lock may be lost, so the command must end instead of continuing its work.
+                // SIGTERM comes later, so that the command dies of the signal that was passed on.
                 self.ending = Escalation::TermAt(Moment::now() + PASSED_ON_TIME);
             }
         }
@@ -231,30 +299,56 @@ impl<'a> Group<'a> {
         }
     }
 
+    pub(super) fn start_guard_if_due(&mut self) {
+        self.guard.start_if_due();
+    }
+
     pub(super) fn kill_if_due(&mut self) {
         match self.ending {
             Escalation::TermAt(time) if time <= Moment::now() => self.terminate(Signal::TERM),
             Escalation::KillAt(time) if time <= Moment::now() => {
                 self.signal(Signal::KILL);
                 self.ending = Escalation::Killed;
+                if let Some(rest) = &mut self.rest {
+                    // Only zombies of other parents may be left. These may never be reaped.
+                    rest.read_at = rest.next_look;
+                }
             }
             _ => {}
         }
     }
 
-    /// Whether the group still has a process, even one of another user. After SIGKILL, a zombie
-    /// with a parent outside the group does not count, because that parent may never reap it.
-    fn is_alive(&self) -> bool {
-        test_kill_process_group(self.leader) != Err(Errno::SRCH)
-            && (self.ending != Escalation::Killed || has_living(self.leader))
+    /// Whether the group still has a process that counts, after the command has ended. If its time
+    /// is over, tells it to end.
+    fn has_rest(&mut self) -> bool {
+        let leftovers = self.job.leftovers;
+        if leftovers == Leftovers::Leave || !exists(self.leader) {
+            return false;
+        }
+        let now = Moment::now();
+        let rest = self.rest.get_or_insert_with(|| Rest::new(leftovers, now));
+        rest.plan_look(now);
+        let is_asked = !matches!(self.ending, Escalation::NotAsked | Escalation::TermAt(_));
+        if rest.read_at <= now {
+            let living = living_count(self.leader);
+            if living == Some(0) {
+                return false;
+            }
+            rest.plan_reading(is_asked);
+            rest.living = living;
+        }
+        if rest.ends_at <= now && !is_asked {
+            let living = rest.living;
+            self.terminate(Signal::TERM);
+            tell_of_leftovers(self.job.program, living);
+        }
+        true
     }
 
-    /// Returns how the command ended, once its whole group has ended. If only the command has
-    /// ended, tells the rest of the group to end.
+    /// Returns how the command ended, once its whole group has ended or is left alone.
     pub(super) fn end(&mut self) -> Option<Finish> {
         let status = self.status?;
-        if self.is_alive() {
-            self.terminate(Signal::TERM);
+        if self.has_rest() {
             return None;
         }
         let is_killed = self.is_lost || status.signal().is_some();
@@ -276,17 +370,25 @@ impl<'a> Group<'a> {
         Some(Finish::Killed(Killed { signal, foreground }))
     }
 
-    /// When to check the group again if no signal arrives: to kill it, or to notice the end of
-    /// processes that are not our children.
+    /// When to check the group again if no signal arrives: to stop this program, to kill the group,
+    /// or to notice the end of processes that are not our children.
     pub(super) fn next_look(&self) -> Moment {
         let due_at = match self.ending {
             Escalation::TermAt(time) | Escalation::KillAt(time) => time,
             Escalation::NotAsked | Escalation::Killed => Moment::NEVER,
         };
-        match self.status {
-            Some(_) => due_at.min(Moment::now() + GROUP_POLL),
-            None => due_at,
-        }
+        let follow_at = match self.pause {
+            StopState::CommandOnly(at) => at,
+            _ => Moment::NEVER,
+        };
+        let look_at = self
+            .rest
+            .as_ref()
+            .map_or(Moment::NEVER, |rest| rest.next_look);
+        due_at
+            .min(follow_at)
+            .min(look_at)
+            .min(self.guard.start_at())
     }
 
     fn signal(&self, signal: Signal) {

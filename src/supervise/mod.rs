@@ -3,11 +3,15 @@
 //!
 //! The command runs in a process group of its own. If this program has the terminal, it gives the
 //! terminal to the command's group: at once or, in a pipeline, when the command needs it. The
-//! command starts as a second instance of this program, the [`exec_shim`]. Before the shim becomes
-//! the command, it does what a parent cannot do without unsafe code: it asks the kernel for a
-//! SIGTERM when the parent ends, and gives the terminal to its group.
+//! command starts as a second instance of this program, the [exec shim](second_instance). Before
+//! the shim becomes the command, it does what a parent cannot do without unsafe code: it asks the
+//! kernel for a SIGTERM when the parent ends, and gives the terminal to its group. If the command
+//! runs for longer, a third instance guards it: see `guard`.
 
 mod group;
+mod guard;
+mod leftovers;
+mod program_file;
 mod shim;
 mod signals;
 mod stdin;
@@ -18,19 +22,24 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
-use rustix::process::{getpid, set_child_subreaper, Pid, Signal};
+use rustix::process::{getpid, set_child_subreaper, Signal};
 
 pub use crate::sys::event::Event;
-use crate::sys::process;
 
 use group::Group;
-pub use shim::{become_command, check_proc, exec_shim};
+pub use leftovers::Leftovers;
+pub use program_file::ProgramFile;
+pub use shim::{become_command, second_instance};
+use shim::{CANNOT_RUN, NOT_FOUND};
 pub use signals::{Killed, SignalWatch};
 pub use stdin::StdinWatch;
 use terminal::Terminal;
 
 /// A command, and the lock that it runs under.
 pub struct Job<'a> {
+    /// The name of this program, for its messages.
+    pub program: &'a str,
+    pub program_file: &'a ProgramFile,
     /// The command and its arguments: at least one word.
     pub command: &'a [OsString],
     /// Variables to set for the command, in addition to this program's environment. A variable with
@@ -40,9 +49,10 @@ pub struct Job<'a> {
     pub loss_signal: Signal,
     /// How long the command may run after that signal before it is killed.
     pub kill_after: Duration,
-    /// A descriptor that the command inherits, and that keeps the lock file locked. If this program
-    /// is killed, the command then runs on under the lock. Without the descriptor, the lock ends
-    /// with this program, and the command gets SIGTERM.
+    pub leftovers: Leftovers,
+    /// A descriptor that the command inherits, and that keeps the lock file locked until the last
+    /// process that has inherited it ends. Without the descriptor, the lock ends with this program,
+    /// and the kernel sends SIGTERM to the command at once.
     pub inherited: Option<BorrowedFd<'a>>,
     /// Set when the lock is lost.
     pub lost: &'a Event,
@@ -74,12 +84,14 @@ impl Finish {
 pub enum JobEnd {
     /// The command ended without a loss of the lock.
     Finished(Finish),
+    /// The command could not be executed. This is its exit status, as a shell would report it.
+    NotStarted(u8),
     /// The lock was lost, so the command was ended or was not started.
     LockLost,
 }
 
-/// Runs the job until the last process of its group has ended. Call it on the main thread. Fails if
-/// the job cannot be started.
+/// Runs the job until its command has ended, and the rest of its group as [`Leftovers`] says. Call
+/// it on the main thread. Fails if the job cannot be started.
 pub fn run(job: &Job<'_>, signals: &mut SignalWatch) -> io::Result<JobEnd> {
     if job.lost.is_set() {
         return Ok(JobEnd::LockLost);
@@ -87,17 +99,13 @@ pub fn run(job: &Job<'_>, signals: &mut SignalWatch) -> io::Result<JobEnd> {
     // Orphans of the command become our children, so that we learn when they end.
     let _ = set_child_subreaper(Some(getpid()));
     let terminal = Terminal::open();
-    let leader = shim::spawn(job, terminal.at_start())?;
-    let mut group = Group::new(leader, terminal, job);
+    let started = shim::spawn(job, terminal.at_start())?;
+    let mut group = Group::new(started.leader, terminal, job);
     loop {
+        let arrived = signals.next(&[job.lost, job.confirmed], group.next_look());
+        // Stops come first: SIGCONT may have been sent to continue the command after one of them.
         group.reap();
-        if let Some(finish) = group.end() {
-            return Ok(match group.is_lost {
-                true => JobEnd::LockLost,
-                false => JobEnd::Finished(finish),
-            });
-        }
-        for signal in signals.next(&[job.lost, job.confirmed], group.next_look()) {
+        for signal in arrived {
             group.handle(signal);
         }
         if job.lost.take() {
@@ -106,23 +114,17 @@ pub fn run(job: &Job<'_>, signals: &mut SignalWatch) -> io::Result<JobEnd> {
         if job.confirmed.take() {
             group.resume();
         }
+        group.follow_if_due();
         group.kill_if_due();
+        group.start_guard_if_due();
+        if let Some(finish) = group.end() {
+            return Ok(match finish {
+                _ if group.is_lost => JobEnd::LockLost,
+                Finish::Exited(status @ (CANNOT_RUN | NOT_FOUND)) if started.has_failed() => {
+                    JobEnd::NotStarted(status)
+                }
+                _ => JobEnd::Finished(finish),
+            });
+        }
     }
-}
-
-/// Whether the group has a process that runs, or a zombie that is our child. Also `true` if /proc
-/// shows no process of the group, because /proc may hide other users' processes.
-fn has_living(group: Pid) -> bool {
-    let Some(processes) = process::all() else {
-        return true;
-    };
-    let mut members = processes
-        .filter_map(process::stat)
-        .filter(|stat| stat.group == group.as_raw_nonzero().get())
-        .peekable();
-    members.peek().is_none()
-        || members.any(|stat| {
-            let is_dead = matches!(stat.state, 'Z' | 'X');
-            !is_dead || stat.parent == getpid().as_raw_nonzero().get()
-        })
 }

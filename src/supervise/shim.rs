@@ -2,29 +2,29 @@
 
 use std::env;
 use std::ffi::{OsStr, OsString};
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{self, Write};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
 use nix::sys::signal::SigSet;
+use nix::unistd;
 use rustix::io::Errno;
+use rustix::pipe::{pipe_with, PipeFlags};
 use rustix::process::{getpgrp, getpid, getppid, set_parent_process_death_signal, Pid, Signal};
 use rustix::termios::tcsetpgrp;
 use signal_hook::consts::signal::SIGTERM;
 
 use crate::text::{reason, Plain};
 
+use super::guard::{guard, GUARD};
 use super::terminal::Foreground;
 use super::Job;
 
-/// The first argument of the second instance: see [`exec_shim`].
+/// The first argument of the second instance: see [`second_instance`].
 const EXEC_SHIM: &str = "--exec-shim";
-
-/// The running program. The path stays valid if an upgrade replaces the file, which can happen
-/// during a wait of several days.
-const THIS_PROGRAM: &str = "/proc/self/exe";
 
 /// Replaces the parent's process number if the command may outlive its parent.
 const NO_PARENT: &str = "-";
@@ -33,31 +33,31 @@ const NO_PARENT: &str = "-";
 const TERMINAL: &str = "terminal";
 
 /// Exit status: the command was not found.
-const NOT_FOUND: i32 = 127;
+pub(super) const NOT_FOUND: u8 = 127;
 /// Exit status: the command was found, but could not be run.
-const CANNOT_RUN: i32 = 126;
+pub(super) const CANNOT_RUN: u8 = 126;
 /// Exit status: the system failed.
 const SYSTEM_ERROR: i32 = 71;
 
-/// Checks that a command can be started. Call this before a wait for a lock. Fails if /proc is not
-/// mounted, or if this program was started through the dynamic loader, because the shim would then
-/// be the loader.
-pub fn check_proc() -> Result<(), String> {
-    let program = fs::read_link(THIS_PROGRAM);
-    let program = program.map_err(|error| format!("{THIS_PROGRAM}: {}", reason(&error)))?;
-    let name = program.file_name().unwrap_or_default();
-    match name.as_bytes().windows(3).any(|part| part == b".so") {
-        true => Err(format!(
-            "{} runs this program; start it without the dynamic loader",
-            Plain(program.as_os_str().as_bytes())
-        )),
-        false => Ok(()),
+/// A command that was started, as its parent sees it.
+pub(super) struct Started {
+    pub(super) leader: Pid,
+    /// The shim writes to this pipe if it cannot become the command.
+    failure: OwnedFd,
+}
+
+impl Started {
+    /// Whether the shim has failed to become the command. Call this after the command has ended.
+    /// The exit status does not tell, because a shell ends with the same one if its last command
+    /// is not found.
+    pub(super) fn has_failed(&self) -> bool {
+        rustix::io::read(&self.failure, &mut [0]) == Ok(1)
     }
 }
 
 /// Starts the shim, which becomes the command, in a process group of its own.
-pub(super) fn spawn(job: &Job<'_>, foreground: Foreground) -> io::Result<Pid> {
-    let mut shim = Command::new(THIS_PROGRAM);
+pub(super) fn spawn(job: &Job<'_>, foreground: Foreground) -> io::Result<Started> {
+    let mut shim = Command::new(job.program_file.path()?);
     // If the file contains several programs, argv[0] selects the program.
     if let Some(name) = env::args_os().next() {
         shim.arg0(name);
@@ -69,8 +69,11 @@ pub(super) fn spawn(job: &Job<'_>, foreground: Foreground) -> io::Result<Pid> {
     // The original descriptor is closed on exec, but the duplicate is not. The parent closes the
     // duplicate when this function returns.
     let _inherited = job.inherited.map(rustix::io::dup).transpose()?;
+    let (failure, report) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
+    let report = rustix::io::dup(report)?;
     shim.arg(EXEC_SHIM)
         .arg(parent)
+        .arg(report.as_raw_fd().to_string())
         .arg(match foreground {
             Foreground::Command => TERMINAL,
             Foreground::Ours => "-",
@@ -84,17 +87,31 @@ pub(super) fn spawn(job: &Job<'_>, foreground: Foreground) -> io::Result<Pid> {
         };
     }
     let child = shim.spawn()?;
-    Ok(Pid::from_child(&child))
+    Ok(Started {
+        leader: Pid::from_child(&child),
+        failure,
+    })
 }
 
-/// If this process is the exec shim, becomes the command and does not return. Call this first in
-/// main.
-pub fn exec_shim(program: &str) {
+/// If this process is a second instance of the program, does its work and does not return: becomes
+/// the command, or guards it. Call this first in main.
+pub fn second_instance(program: &str) {
     let mut arguments = env::args_os().skip(1);
-    if arguments.next().as_deref() != Some(OsStr::new(EXEC_SHIM)) {
-        return;
+    match arguments.next() {
+        Some(word) if word == EXEC_SHIM => exec_shim(program, arguments),
+        Some(word) if word == GUARD => {
+            let arguments = arguments.map(|word| word.into_string().unwrap_or_default());
+            let done = guard(program, &arguments.collect::<Vec<_>>());
+            std::process::exit(done.map_or(SYSTEM_ERROR, |()| 0));
+        }
+        _ => {}
     }
+}
+
+/// The exec shim: becomes the command.
+fn exec_shim(program: &str, mut arguments: impl Iterator<Item = OsString>) -> ! {
     let parent = arguments.next();
+    let report = arguments.next().and_then(|number| take_descriptor(&number));
     let has_terminal = arguments.next().is_some_and(|word| word == TERMINAL);
     let Some(command) = arguments.next() else {
         std::process::exit(SYSTEM_ERROR);
@@ -108,12 +125,33 @@ pub fn exec_shim(program: &str) {
         }
     }
     let arguments: Vec<OsString> = arguments.collect();
-    become_command(program, &command, &arguments)
+    let status = failed_to_become(program, &command, &arguments);
+    if let Some(mut report) = report {
+        let _ = report.write_all(b"!");
+    }
+    std::process::exit(status.into())
+}
+
+/// Opens the inherited descriptor with this number anew, closed on exec, and closes the inherited
+/// one. `None` without /proc: a failure is then not told from a command that ends like one.
+fn take_descriptor(number: &OsStr) -> Option<File> {
+    let number: RawFd = number.to_str()?.parse().ok()?;
+    let opened = File::options()
+        .write(true)
+        .open(format!("/proc/self/fd/{number}"));
+    let _ = unistd::close(number);
+    opened.ok()
 }
 
 /// Replaces this process with a command, and unblocks all signals. If that fails, prints the reason
 /// and exits with the status that a shell would use.
 pub fn become_command(program: &str, command: &OsStr, arguments: &[OsString]) -> ! {
+    std::process::exit(failed_to_become(program, command, arguments).into())
+}
+
+/// Replaces this process with a command. If that fails, prints the reason, and returns the status
+/// that a shell would use.
+fn failed_to_become(program: &str, command: &OsStr, arguments: &[OsString]) -> u8 {
     let _ = SigSet::empty().thread_set_mask();
     let mut error = Command::new(command).args(arguments).exec();
     if error.kind() == io::ErrorKind::PermissionDenied && is_not_in_path(command) {
@@ -126,10 +164,10 @@ pub fn become_command(program: &str, command: &OsStr, arguments: &[OsString]) ->
     let line = format!("{program}: {}: {}\n", Plain(name), reason(&error));
     // If stderr is closed, the exit status still reports the failure.
     let _ = io::stderr().write_all(line.as_bytes());
-    std::process::exit(match error.kind() {
+    match error.kind() {
         io::ErrorKind::NotFound => NOT_FOUND,
         _ => CANNOT_RUN,
-    });
+    }
 }
 
 /// Whether no directory of PATH has the command. The system's error does not tell, because it is

@@ -27,6 +27,7 @@ impl Event {
         let _ = rustix::io::write(&self.0, &1_u64.to_ne_bytes());
     }
 
+    /// Whether the event is set.
     pub fn is_set(&self) -> bool {
         self.wait_until(Instant::now())
     }

@@ -585,7 +585,9 @@ fn a_command_does_not_start_after_latch_was_killed() {
     let file = directory.path().join("file");
     let mut orphan = Command::new(program("latch"));
     // The exec shim of a latch that was killed at once finds another parent.
-    orphan.args(["--exec-shim", "0", "-", "touch"]).arg(&file);
+    orphan
+        .args(["--exec-shim", "0", "-", "-", "touch"])
+        .arg(&file);
     assert_eq!(output(&mut orphan).status.code(), Some(143));
     assert!(!file.exists());
 }
@@ -935,19 +937,45 @@ fn a_lease_too_short_for_kill_after_gives_a_warning() {
 }
 
 #[test]
-fn a_stopped_command_stops_latch_and_goes_on_only_with_the_lock() {
-    fair_test(a_stopped_command_stops_latch_and_goes_on_only_with_the_lock_once);
+fn sigtstp_of_the_command_stops_latch_and_it_needs_the_lock() {
+    fair_test(sigtstp_of_the_command_stops_latch_and_it_needs_the_lock_once);
 }
 
-fn a_stopped_command_stops_latch_and_goes_on_only_with_the_lock_once() {
+fn sigtstp_of_the_command_stops_latch_and_it_needs_the_lock_once() {
     thread::scope(|scope| {
-        for stop in ["STOP", "TSTP"] {
-            for (lease, pause, expected, said) in [("60", 100, 0, "on"), ("4", 4500, 70, "TERM")] {
-                let pause = Duration::from_millis(pause);
-                scope.spawn(move || stop_and_continue(stop, pause, lease, expected, said));
-            }
+        for (lease, pause, expected, said) in [("60", 100, 0, "on"), ("4", 4500, 70, "TERM")] {
+            let pause = Duration::from_millis(pause);
+            scope.spawn(move || stop_and_continue("TSTP", pause, lease, expected, said));
         }
     });
+}
+
+#[test]
+fn a_paused_command_keeps_its_lock_beyond_the_lease() {
+    let daemon = Daemon::start(&[]);
+    let directory = directory();
+    let script = "eval \"$READY\"; kill -STOP $$; exit 5";
+    let (mut child, command) = started(&daemon, "k", &directory, &["--lease", "3"], script);
+    eventually(PATIENCE, "the command has stopped", || has_stopped(command));
+    let mut next = Latch::start(&mut latch(&daemon, &["run", "k", "--", "true"]));
+    daemon.wait_for_waiters("k", 1);
+    thread::sleep(Duration::from_millis(3500));
+    assert!(next.try_wait().expect("a child").is_none(), "two jobs ran");
+    // As cpulimit does it: the command alone.
+    kill_process(command, Signal::CONT).expect("it is there");
+    assert_eq!(wait_as_shell(&mut child), Some(5));
+    assert_eq!(wait_as_shell(&mut next), Some(0));
+}
+
+#[test]
+fn a_command_that_cannot_start_keeps_no_lock_at_least() {
+    let daemon = Daemon::start(&["--max-kept", "10"]);
+    let missing = ["run", "k", "--at-least", "60", "--", "/nowhere/it"];
+    assert_eq!(status(&daemon, &missing), 127);
+    assert!(!is_held(&daemon, "k"));
+    let ran = ["run", "k", "--at-least", "60", "--", "sh", "-c", "nosuch"];
+    assert_eq!(status(&daemon, &ran), 127);
+    assert!(is_held(&daemon, "k"));
 }
 
 /// The command stops itself. `latch` is continued after `pause` and exits with `expected`, and the
@@ -1397,23 +1425,20 @@ fn through_the_dynamic_loader_it_fails_before_the_wait() {
 }
 
 #[test]
-fn without_proc_it_fails_before_the_wait() {
+fn without_proc_it_runs_the_command_all_the_same() {
     let daemon = Daemon::start(&[]);
-    let mut holder = daemon.connect();
-    holder.acquire("k", 0);
-    let script = format!(
-        "mount -t tmpfs none /proc && exec {} run k -- true",
-        program("latch")
-    );
-    let Some(mut command) = process_1(&daemon, &["--mount"]) else {
-        return;
-    };
-    let output = output(command.args(["sh", "-c", &script]));
-    assert_eq!(output.status.code(), Some(71));
-    assert_eq!(
-        text(&output.stderr),
-        "latch: cannot start a process: /proc/self/exe: no such file or directory\n"
-    );
+    // The name that a program is called by says nothing about its file.
+    for called in ["exec", "exec -a nothing"] {
+        let script = format!(
+            "mount -t tmpfs none /proc && {called} {} run k -- sh -c 'exit 5'",
+            program("latch")
+        );
+        let Some(mut command) = process_1(&daemon, &["--mount"]) else {
+            return;
+        };
+        let output = output(command.args(["bash", "-c", &script]));
+        assert_eq!(output.status.code(), Some(5), "{output:?}");
+    }
 }
 
 #[test]
@@ -1465,11 +1490,9 @@ fn as_process_1_it_handles_signals_and_does_not_stop() {
             "{name}"
         );
     }
-    for stop in ["STOP", "TSTP"] {
-        let script = format!("kill -{stop} $$; exit 6");
-        let mut command = as_process_1(&daemon, &[], &script).expect("possible just before");
-        assert_eq!(output(&mut command).status.code(), Some(6), "{stop}");
-    }
+    let script = "kill -TSTP $$; exit 6";
+    let mut command = as_process_1(&daemon, &[], script).expect("possible just before");
+    assert_eq!(output(&mut command).status.code(), Some(6));
 }
 
 /// What becomes of a command whose lock is released by its token, and what it says.

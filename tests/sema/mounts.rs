@@ -30,7 +30,9 @@ fn seen_in(place: &Place, directory: &Path) -> Place {
 fn a_lock_in_user_space_has_one_holder_at_a_time() {
     let programs = needs!("bindfs", "mkntfs", "ntfs-3g");
     for (name, place, _mount) in in_user_space(needs!(root), programs) {
-        let (mut holder, pid) = place.started(&[], "exec sleep 1000");
+        // The guard of the killed holder tells its command to end, and this one ignores that.
+        let script = "trap '' TERM; exec sleep 1000";
+        let (mut holder, pid) = place.started(&["--kill-after", "60"], script);
         for (arguments, status) in [
             (&["try", "f"][..], 1),
             (&["run", "f", "-n", "--", "true"], BUSY),
