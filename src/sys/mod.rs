@@ -3,6 +3,7 @@
 
 pub mod directory;
 pub mod event;
+#[cfg(feature = "cluster")]
 pub mod exec;
 pub mod lookups;
 pub mod memory;
