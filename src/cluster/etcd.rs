@@ -30,7 +30,7 @@ const NO_ANSWER_CODES: [u64; 4] = [1, 2, 4, 14];
 pub const INVALID_ARGUMENT: u64 = 3;
 /// Refusal: something that the request names, such as a lease, does not exist.
 pub const NOT_FOUND: u64 = 5;
-/// Refusal: the user lacks the permission.
+/// Refusal: the user lacks the permission. The user may be the one in a client certificate.
 pub const PERMISSION_DENIED: u64 = 7;
 /// Refusal of a request for a token: authentication is not enabled.
 const FAILED_PRECONDITION: u64 = 9;
@@ -197,8 +197,14 @@ impl Gateway {
         let Err(EtcdFailure::Refused { code, .. }) = &sent else {
             return sent;
         };
-        // The token is too old, or authentication was turned on.
-        let wants_token = [UNAUTHENTICATED, INVALID_ARGUMENT].contains(code);
+        let wants_token = match *code {
+            // The token is too old, or authentication was turned on.
+            UNAUTHENTICATED | INVALID_ARGUMENT => true,
+            // Authentication was turned on. Over TLS with a client certificate, etcd takes the
+            // certificate's common name for the user of a request without a token.
+            PERMISSION_DENIED => !matches!(self.token, Credential::Token(_)),
+            _ => false,
+        };
         if !wants_token || self.settings.user.is_none() {
             return sent;
         }

@@ -275,32 +275,34 @@ fn a_user_who_may_write_the_prefix_is_enough() {
 
 fn a_user_who_may_write_the_prefix_is_enough_once() {
     let programs = needs!("etcd", "etcdctl");
-    let etcd = Etcd::start(&programs, 1);
-    add_user(&etcd);
+    try_users(&Etcd::start(&programs, 1), &[]);
+}
+
+/// Tries a wrong and a right password, and a user who may write the prefix alone.
+pub fn try_users(etcd: &Etcd, further: &[&str]) {
+    add_user(etcd);
     assert!(etcd.ctl(&["auth", "enable"]).is_some());
     let directory = tempfile::tempdir().expect("there is room");
-    let file = |content: &str| {
-        let path = directory.path().join(content);
-        std::fs::write(&path, content).expect("there is room");
-        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o600);
-        std::fs::set_permissions(&path, mode).expect("it is ours");
-        path.to_string_lossy().into_owned()
-    };
-    let (right, wrong) = (file("password"), file("wrong"));
-    let user = ["--etcd-user", "latchd", "--etcd-password-file"];
-    let refused = Server::start(&etcd.endpoints(), &[&user[..], &[&wrong]].concat());
+    let wrong = password_file(&directory, "wrong");
+    let refused = Server::start(&etcd.endpoints(), &with_user(&wrong, further));
     refused.wait_for("etcd-auth-refused", 1);
     std::fs::write(&wrong, "password").expect("there is room");
     refused.wait_until_active(1);
     drop(refused);
-    let server = Server::active(&etcd.endpoints(), &[&user[..], &[&right]].concat());
+    let right = password_file(&directory, "password");
+    // A prefix that is not the user's.
+    let elsewhere = with_user(&right, &[further, &["--etcd-prefix", "other"]].concat());
+    let elsewhere = Server::start(&etcd.endpoints(), &elsewhere);
+    elsewhere.wait_for("etcd-auth-refused", 1);
+    drop(elsewhere);
+    let server = Server::active(&etcd.endpoints(), &with_user(&right, further));
     let mut client = server.connect();
     let grant = client.acquire_for("k", 0, 60);
     server.kill();
     let again = Server::start_at(
         server.port,
         &etcd.endpoints(),
-        &[&user[..], &[&right]].concat(),
+        &with_user(&right, further),
         None,
     );
     again.wait_until_active(1);
@@ -309,6 +311,21 @@ fn a_user_who_may_write_the_prefix_is_enough_once() {
     assert_eq!(client.request("r", "k", &grant.token), "ok");
     again.daemon.signal(Signal::TERM);
     again.wait_for("resigned", 1);
+}
+
+/// A file with this password, which is also its name.
+fn password_file(directory: &tempfile::TempDir, password: &str) -> String {
+    let path = directory.path().join(password);
+    std::fs::write(&path, password).expect("there is room");
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o600);
+    std::fs::set_permissions(&path, mode).expect("it is ours");
+    path.to_string_lossy().into_owned()
+}
+
+/// The options for the user of [`add_user`], and further ones.
+fn with_user<'a>(password_file: &'a str, further: &[&'a str]) -> Vec<&'a str> {
+    let user = ["--etcd-user", "latchd", "--etcd-password-file"];
+    [&user[..], &[password_file], further].concat()
 }
 
 /// A user `latchd` in etcd who may write the prefix, with the authentication still off.
@@ -329,16 +346,19 @@ fn add_user(etcd: &Etcd) {
 #[test]
 fn authentication_can_be_turned_on_and_off_under_load() {
     let programs = needs!("etcd", "etcdctl");
-    let etcd = Etcd::start(&programs, 1);
-    add_user(&etcd);
+    turn_authentication_on_and_off(&Etcd::start(&programs, 1), &[]);
+}
+
+/// Turns the authentication of etcd on and off while a server is active and another one is a
+/// standby. The active one goes on, and the standby can take over.
+pub fn turn_authentication_on_and_off(etcd: &Etcd, further: &[&str]) {
+    add_user(etcd);
     let directory = tempfile::tempdir().expect("there is room");
-    let password = directory.path().join("password");
-    std::fs::write(&password, "password").expect("there is room");
-    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o600);
-    std::fs::set_permissions(&password, mode).expect("it is ours");
-    let password = password.to_string_lossy();
-    let user = ["--etcd-user", "latchd", "--etcd-password-file", &password];
-    let server = Server::active(&etcd.endpoints(), &user);
+    let password = password_file(&directory, "password");
+    let options = with_user(&password, further);
+    let server = Server::active(&etcd.endpoints(), &options);
+    let standby = Server::start(&etcd.endpoints(), &options);
+    standby.wait_for("standby active=", 1);
     let mut client = server.connect();
     let held = client.acquire_for("held", 0, 60);
     let work = |client: &mut Client| {
@@ -346,15 +366,13 @@ fn authentication_can_be_turned_on_and_off_under_load() {
         assert_eq!(client.request("r", "k", &grant.token), "ok");
         assert_eq!(renew(client, "held", &held), "ok 60");
     };
-    for _ in 0..2 {
-        for command in [
-            &["auth", "enable"][..],
-            &["--user", "root:secret", "auth", "disable"],
-        ] {
-            work(&mut client);
-            assert!(etcd.ctl(command).is_some(), "{command:?}");
-            work(&mut client);
-        }
+    let (on, off) = (["auth", "enable"], ["auth", "disable"]);
+    let root = ["--user", "root:secret"];
+    let off = [root, off].concat();
+    for command in [&on[..], &off, &on, &off, &on] {
+        work(&mut client);
+        assert!(etcd.ctl(command).is_some(), "{command:?}");
+        work(&mut client);
     }
     // Longer than the TTL: the lease of the leader key goes on, too.
     let began = Instant::now();
@@ -364,6 +382,9 @@ fn authentication_can_be_turned_on_and_off_under_load() {
     }
     let log = server.daemon.log();
     assert!(!log.contains("deposed"), "{log}");
+    server.kill();
+    standby.wait_until_active(1);
+    assert_eq!(renew(&mut standby.connect(), "held", &held), "ok 60");
 }
 
 #[test]

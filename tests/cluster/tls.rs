@@ -11,8 +11,9 @@ use std::time::Duration;
 
 use tempfile::TempDir;
 
+use crate::faults;
 use crate::house::{renew, Etcd, Server, TAKE_OVER};
-use crate::support::needs::needs;
+use crate::support::needs::{needs, Program};
 use crate::support::tls::{common, TlsClient};
 use crate::support::{Client, Daemon, Event, Scheme, PATIENCE};
 
@@ -91,6 +92,27 @@ fn servers_share_an_etcd_that_asks_for_certificates() {
     first.kill();
     second.wait_until_active(1);
     assert_eq!(renew(&mut second.connect(), "k", &grant), "ok 60");
+}
+
+/// Calls `act` with an etcd that asks for certificates, and with the options for it.
+fn with_secured_etcd(programs: [Program; 2], act: fn(&Etcd, &[&str])) {
+    let files = certificates();
+    let etcd = Etcd::start_secured(&programs, files.path());
+    let options = options(files.path(), &[]);
+    let options: Vec<&str> = options.iter().map(String::as_str).collect();
+    act(&etcd, &options);
+}
+
+#[test]
+fn authentication_can_be_turned_on_and_off_under_mutual_tls() {
+    let [etcd, etcdctl, _openssl] = needs!("etcd", "etcdctl", "openssl");
+    with_secured_etcd([etcd, etcdctl], faults::turn_authentication_on_and_off);
+}
+
+#[test]
+fn a_user_who_may_write_the_prefix_is_enough_under_mutual_tls() {
+    let [etcd, etcdctl, _openssl] = needs!("etcd", "etcdctl", "openssl");
+    with_secured_etcd([etcd, etcdctl], faults::try_users);
 }
 
 #[test]

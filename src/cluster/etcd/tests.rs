@@ -159,6 +159,44 @@ fn an_expired_token_is_replaced_with_the_password_of_that_time() {
     }
 }
 
+/// With a client certificate, etcd refuses a request without a token with code 7, not 3.
+#[test]
+fn authentication_that_is_turned_on_is_noticed_by_any_code() {
+    let file = tempfile::NamedTempFile::new().expect("there is room");
+    fs::write(file.path(), "p").expect("there is room");
+    for (status, code) in [(400, 3), (403, 7), (401, 16)] {
+        let off = refused_because(400, FAILED_PRECONDITION, "authentication is not enabled");
+        let token = ok(r#"{"token":"a.1"}"#);
+        let granted = ok(r#"{"ID":"1"}"#);
+        let no = refused(status, code);
+        let answers = vec![off, granted.clone(), no, token, granted];
+        let (member, requests) = member(answers);
+        let settings = settings(&[member], Some(("u", file.path())));
+        let mut gateway = Gateway::new(&settings, Duration::from_secs(60));
+        assert_eq!(gateway.grant_lease(10), Ok(1), "code {code}");
+        assert_eq!(gateway.grant_lease(10), Ok(1), "code {code}");
+        let requests = requests.join().expect("no panic");
+        let last = requests.last().expect("a request");
+        assert!(last.contains("\r\nAuthorization: a.1\r\n"), "{last}");
+    }
+}
+
+#[test]
+fn a_user_who_lacks_a_permission_is_asked_for_one_token() {
+    let file = tempfile::NamedTempFile::new().expect("there is room");
+    fs::write(file.path(), "p").expect("there is room");
+    let token = ok(r#"{"token":"a.1"}"#);
+    let (member, requests) = member(vec![token, refused(403, 7), refused(403, 7)]);
+    let settings = settings(&[member], Some(("u", file.path())));
+    let mut gateway = Gateway::new(&settings, Duration::from_secs(60));
+    for _ in 0..2 {
+        let denied = gateway.grant_lease(10).expect_err("a refusal");
+        let (code, message) = (PERMISSION_DENIED, "no".to_owned());
+        assert_eq!(denied, EtcdFailure::Refused { code, message });
+    }
+    assert_eq!(requests.join().expect("no panic").len(), 3);
+}
+
 #[test]
 fn a_slow_check_of_the_password_is_waited_for() {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
