@@ -4,5 +4,6 @@ pub mod arguments;
 pub mod failure;
 mod help;
 pub mod output;
+pub mod service_links;
 pub mod values;
 pub mod waiting;

@@ -27,6 +27,7 @@ use argh::SubCommands;
 use crate::cli::arguments::{self, Parsed, Program};
 use crate::cli::failure::{CommandResult, Failure, SYSTEM_ERROR};
 use crate::cli::output;
+use crate::cli::service_links::is_service_link;
 use crate::client::environment::VARIABLES;
 use crate::client::{Auth, Error, InvalidToken, Token};
 use crate::supervise;
@@ -111,9 +112,12 @@ fn with_options_for_words(mut ours: Vec<OsString>) -> Vec<OsString> {
 /// Warns of unknown variables. If the name of a variable is mistyped, this host may ask a different
 /// server than the other hosts, and get a different lock.
 fn warn_of_unknown_variables() {
-    let names = env::vars_os().filter_map(|(name, _)| name.into_string().ok());
+    let set = env::vars_os();
+    let set = set.filter_map(|(name, value)| Some((name.into_string().ok()?, value)));
     let is_known = |name: &str| VARIABLES.contains(&name) || run::VARIABLES.contains(&name);
-    for name in names.filter(|name| name.starts_with("LATCH_") && !is_known(name)) {
+    let unknown = set.filter(|(name, _)| name.starts_with("LATCH_") && !is_known(name));
+    let is_link = |name: &str, value: &OsString| is_service_link(name, &value.to_string_lossy());
+    for (name, _) in unknown.filter(|(name, value)| !is_link(name, value)) {
         let name = shown(&name);
         complain(format_args!(
             "{name}: unknown variable; see latch(1), ENVIRONMENT"

@@ -18,17 +18,19 @@ mod statistics;
 mod tls;
 
 use std::env;
+use std::ffi::OsString;
 use std::fs::File;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use log::{info, warn};
+use log::{debug, info, warn};
 use parking_lot::RwLock;
 
 use crate::arbiter::{Arbiter, Rules};
 use crate::cli::arguments::{self, Origins, Parsed};
+use crate::cli::service_links::is_service_link;
 use crate::cluster::{ClusterNode, ClusterSettings};
 use crate::fence::allocator::{self, Reserver};
 use crate::fence::source::{fence_of_clock, ClockFences, Salts};
@@ -63,7 +65,8 @@ const CLOCK_WAS_SET: Duration = Duration::from_secs(1_735_689_600);
 /// Runs the server: reads the arguments and the environment, serves until a signal, and returns the
 /// exit status (latchd(8), EXIT STATUS).
 pub fn main() -> ExitCode {
-    let variable = |name: &str| env::var(name).ok();
+    let is_meant = |name: &str, value: &String| !is_service_link(name, value);
+    let variable = |name: &str| env::var(name).ok().filter(|value| is_meant(name, value));
     let (parsed, origins) = options::read(env::args_os().skip(1), &variable);
     let started = match parsed {
         Parsed::Run(options) => start(&options, &origins),
@@ -332,16 +335,33 @@ fn warn_about(
              what; use --auth-token-file, or listen on 127.0.0.1\""
         );
     }
-    // A variable whose name is not UTF-8 belongs to no option.
-    let names = env::vars_os().filter(|(_, value)| !value.is_empty());
-    let names = names.filter_map(|(name, _)| name.into_string().ok());
-    for name in options::unknown_variables(names) {
-        warn!("unknown-variable name={}", Escaped(name.as_bytes()));
-    }
+    warn_of_variables();
     let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH);
     if options.fence_state_file.is_none() && since_epoch.unwrap_or_default() < CLOCK_WAS_SET {
         warn!(
             "clock-not-set hint=\"fences begin at the clock, and so may repeat after a restart\""
+        );
+    }
+}
+
+/// Warns of variables that belong to no option.
+fn warn_of_variables() {
+    // A variable whose name is not UTF-8 belongs to no option.
+    let set = env::vars_os().filter(|(_, value)| !value.is_empty());
+    let set = set.filter_map(|(name, value)| Some((name.into_string().ok()?, value)));
+    let ours = set.filter(|(name, _)| options::has_prefix(name));
+    let is_link =
+        |(name, value): &(String, OsString)| is_service_link(name, &value.to_string_lossy());
+    let (links, others): (Vec<_>, Vec<_>) = ours.partition(is_link);
+    for name in options::unknown_variables(others.into_iter().map(|(name, _)| name)) {
+        warn!("unknown-variable name={}", Escaped(name.as_bytes()));
+    }
+    if !links.is_empty() {
+        let mut names: Vec<_> = links.into_iter().map(|(name, _)| name).collect();
+        names.sort_unstable();
+        debug!(
+            "service-variables names={}",
+            Escaped(names.join(",").as_bytes())
         );
     }
 }

@@ -320,6 +320,26 @@ fn an_unknown_variable_is_warned_of() {
 }
 
 #[test]
+fn the_variables_of_a_service_in_kubernetes_are_left_alone() {
+    let daemon = Daemon::start(&[]);
+    let mut command = latch(&daemon, &["ping"]);
+    for (name, value) in [
+        ("PORT", "tcp://10.96.0.10:6388"),
+        ("PORT_6388_TCP", "tcp://10.96.0.10:6388"),
+        ("PORT_6388_TCP_ADDR", "10.96.0.10"),
+        ("PORT_6388_TCP_PORT", "6388"),
+        ("PORT_6388_TCP_PROTO", "tcp"),
+        ("SERVICE_HOST", "10.96.0.10"),
+        ("SERVICE_PORT", "6388"),
+    ] {
+        command.env(format!("LATCH_{name}"), value);
+    }
+    let output = output(&mut command);
+    assert_eq!(output.status.code(), Some(0));
+    assert_eq!(text(&output.stderr), "");
+}
+
+#[test]
 fn a_server_option_lists_servers_as_the_variable_does() {
     let daemons = [Daemon::start(&[]), Daemon::start(&[])];
     let [one, other] = [&daemons[0], &daemons[1]].map(Daemon::addr);

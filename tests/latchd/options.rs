@@ -731,12 +731,59 @@ fn each_unknown_variable_is_warned_about_once() {
     );
 }
 
+/// The variables that Kubernetes sets in each pod for a service, whose name has this prefix.
+fn service_links(prefix: &str) -> Vec<(String, &'static str)> {
+    let (port, url) = ("6388", "tcp://10.96.0.10:6388");
+    let parts = [
+        ("PORT", url),
+        ("PORT_6388_TCP", url),
+        ("PORT_6388_TCP_ADDR", "10.96.0.10"),
+        ("PORT_6388_TCP_PORT", port),
+        ("PORT_6388_TCP_PROTO", "tcp"),
+        ("SERVICE_HOST", "10.96.0.10"),
+        ("SERVICE_PORT", port),
+        ("SERVICE_PORT_LOCKS", port),
+    ];
+    parts
+        .map(|(part, value)| (format!("{prefix}_{part}"), value))
+        .to_vec()
+}
+
+#[test]
+fn the_variables_of_a_service_in_kubernetes_are_left_alone() {
+    let mut command = Daemon::command();
+    command.args(["--host", "127.0.0.1", "--print-port", "--debug"]);
+    for prefix in ["LATCHD", "LATCHD_HTTP"] {
+        command.envs(service_links(prefix));
+    }
+    // A real value of the older variable counts.
+    command.env("DFLOCKD_PORT", "0");
+    let daemon = Daemon::from_command(command);
+    daemon.wait_for_log("listening", PATIENCE);
+    daemon.connect().acquire("k", 0);
+    let log = daemon.log();
+    assert!(!log.contains("unknown-variable") && !log.contains("10.96."));
+    assert!(!log.contains("listening http="), "{log}");
+    let line = "DEBUG service-variables names=LATCHD_HTTP_PORT,";
+    assert_eq!(log.matches(line).count(), 1, "{log}");
+
+    let mut command = Daemon::command();
+    command.args(["--host", "127.0.0.1", "--print-port"]);
+    command
+        .envs(service_links("DFLOCKD"))
+        .env("LATCHD_PORT", "0");
+    let daemon = Daemon::from_command(command);
+    daemon.wait_for_log("listening", PATIENCE);
+    assert!(!daemon.log().contains("variable"), "{}", daemon.log());
+}
+
 #[test]
 fn bad_variables_are_refused_by_name() {
     for (variable, value) in [
         ("LATCHD_PORT", "65536"),
         ("LATCHD_PORT", "off"),
         ("DFLOCKD_PORT", "many"),
+        ("LATCHD_PORT", "63x8"),
         ("LATCHD_HOST", "example org"),
         ("DFLOCKD_HOST", "example org"),
         ("LATCHD_UNIX_MODE", "rw"),
