@@ -32,9 +32,9 @@ pub struct Settings {
     /// The secret that the server asks for: one line of at most 65536 bytes (default: none). White
     /// space around it is ignored.
     pub auth_token: Option<String>,
-    /// A file with that secret (default: none). The file is read for each connection, so that a
-    /// client keeps working when the secret changes. If it cannot be read within half of the
-    /// connect timeout, `auth_token` is used instead.
+    /// A file with that secret (default: none). Of several lines, the first one counts. The file is
+    /// read for each connection, so that a client keeps working when the secret changes. If it
+    /// cannot be read within half of the connect timeout, `auth_token` is used instead.
     pub auth_token_file: Option<PathBuf>,
     /// How to speak TLS with servers that are reached over TCP (default: no TLS). Without the
     /// feature `tls`, this is always `None`.
@@ -57,7 +57,7 @@ impl Settings {
     /// The secret for a new connection; `None` if there is none. A file that is not read by
     /// `deadline` counts as unreadable: a file server or the writer of a pipe may not respond.
     fn auth_token(&self, deadline: Instant) -> Result<Option<String>, Error> {
-        static ALL: Lookups<PathBuf, String> = Lookups::new(|file| secret::read(file));
+        static ALL: Lookups<PathBuf, String> = Lookups::new(|file| secret::read_first(file));
         let read = |file: &PathBuf| {
             let read = ALL.look_up(file, deadline);
             read.map_err(|error| Error::AuthTokenFile(file.clone(), error))

@@ -137,7 +137,7 @@ impl ClusterSettings {
 }
 
 fn read_password(file: &Path) -> Result<String, String> {
-    secret::read(file).map_err(|error| unusable_file("etcd password", file, reason(&error)))
+    secret::read_first(file).map_err(|error| unusable_file("etcd password", file, reason(&error)))
 }
 
 /// Which server is active, as far as this server knows.

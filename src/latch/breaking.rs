@@ -20,7 +20,7 @@ use super::{options, print, FILE_ERROR, LOST, NO_PERMISSION, PROTOCOL};
 pub(super) fn run(options: &options::Break) -> CommandResult {
     let target = Target::new(options.client(None)?, &options.key, None, None);
     let file = options.admin_token_file.as_deref();
-    let admin_token = file.map(secret::read).transpose();
+    let admin_token = file.map(secret::read_first).transpose();
     let admin_token = admin_token.map_err(|error| unusable(file, &reason(&error)))?;
     let mut server = target.connect()?;
     let mut holders =

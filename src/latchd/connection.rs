@@ -98,7 +98,7 @@ pub fn serve(stream: &Stream, mut seat: Seat, rules: &SessionRules, watch: &Hang
 
 /// Closes a connection whose client has sent nothing in time.
 pub fn turn_away(stream: &Stream, rules: &SessionRules) {
-    let ending = match rules.auth_token {
+    let ending = match rules.auth_tokens {
         Some(_) => Ending::AuthFailed,
         None => Ending::ReadTimeout,
     };

@@ -16,6 +16,7 @@ mod shutdown;
 mod statistics;
 #[cfg_attr(not(feature = "tls"), path = "tls/absent.rs")]
 mod tls;
+mod tokens;
 
 use std::env;
 use std::ffi::OsString;
@@ -38,12 +39,11 @@ use crate::log::{LogRules, SourceThrottle};
 use crate::net::connections::Connections;
 use crate::net::inherited::{self, Inherited};
 use crate::net::listener::Listener;
+use crate::net::tls::Certificate;
 use crate::protocol::abilities::Abilities;
-use crate::protocol::limits;
 use crate::server::{self, refuse, CANNOT_START, USAGE};
 use crate::sys::notify::notify;
 use crate::sys::random;
-use crate::sys::secret;
 use crate::sys::trusted;
 use crate::table::{Caps, Holdings};
 use crate::text::{reason, unusable_file, Escaped};
@@ -53,6 +53,7 @@ use handover::{Handover, HandoverFile};
 use http::Door;
 use options::{AuthTokenSource, Options, Resolved};
 use requests::Offer;
+use tokens::{TokenUse, Tokens};
 
 const PROGRAM: &str = "latchd";
 
@@ -101,9 +102,7 @@ fn run(
     server::leave_no_core();
     let signals = server::catch_signals()?;
     let auth = resolved.auth.as_ref();
-    let auth_token = auth.map(read_auth_token).transpose()?;
-    let admin_token = options.admin_token_file.as_deref();
-    let admin_token = admin_token.map(read_admin_token).transpose()?;
+    let [auth_tokens, admin_tokens] = read_tokens(options, auth)?;
     let cluster = resolved.cluster.map(ClusterSettings::checked).transpose()?;
     let log = server::start_log(PROGRAM, log)?;
     let handover = HandoverFile::lock(options.handover_file.as_deref())?;
@@ -115,9 +114,10 @@ fn run(
     let fences = open_fences(options.fence_state_file.as_deref(), left.as_ref())?;
     let certificate = tls::certificate(options.tls_files())?;
     let shown = certificate.clone();
+    let tokens = [auth_tokens.clone(), admin_tokens.clone()];
     // Up to this point SIGTERM ends the process at once, even while it waits for another server to
     // unlock the fence file.
-    let reload = move || shown.iter().for_each(tls::reload);
+    let reload = move || reload(shown.as_ref(), &tokens);
     let signals = server::watch_signals(signals, &log, reload)?;
     let door = Door::bind(resolved.http, certificate.as_ref())?;
     let listeners = serve::listen(options, resolved.sockets, inherited, certificate)?;
@@ -130,14 +130,14 @@ fn run(
     if let (Some(file), Some(left)) = (&handover, left) {
         file.restore(&left, &arbiter)?;
     }
-    let secret_len = auth_token.as_deref().map_or(0, <[u8]>::len);
+    let secret_len = auth_tokens.as_ref().map_or(0, |tokens| tokens.max_len());
     let connections = Arc::new(room_for_connections(options, secret_len));
     let session_rules = Arc::new(SessionRules {
         offer: offer(options),
         read_timeout: options.read_timeout,
         write_timeout: options.write_timeout,
-        auth_token,
-        admin_token,
+        auth_tokens,
+        admin_tokens,
         auth_refusals: SourceThrottle::default(),
         cap_warnings: SourceThrottle::default(),
         log: log.clone(),
@@ -276,31 +276,29 @@ fn start_arbiter(options: &Options, (fences, reserver): Fences) -> Result<Arc<Ar
     Ok(arbiter)
 }
 
-fn read_auth_token(auth: &AuthTokenSource) -> Result<Box<[u8]>, String> {
-    match auth {
+/// Reads the auth tokens and the admin tokens that the options ask for.
+fn read_tokens(
+    options: &Options,
+    auth: Option<&AuthTokenSource>,
+) -> Result<[Option<Arc<Tokens>>; 2], String> {
+    let auth_tokens = auth.map(|auth| match auth {
         AuthTokenSource::Argument(secret) | AuthTokenSource::Variable(secret) => {
-            Ok(secret.as_bytes().into())
+            Ok(Tokens::single(secret.as_bytes()))
         }
-        AuthTokenSource::File(path) => {
-            Ok(read_secret_file("auth token", path)?.into_bytes().into())
-        }
-    }
+        AuthTokenSource::File(path) => Tokens::read(TokenUse::Auth, path),
+    });
+    let admin_tokens = options.admin_token_file.as_deref();
+    let admin_tokens = admin_tokens.map(|path| Tokens::read(TokenUse::Admin, path));
+    Ok([
+        auth_tokens.transpose()?.map(Arc::new),
+        admin_tokens.transpose()?.map(Arc::new),
+    ])
 }
 
-/// Reads the admin token that `break` requires. It must be a single word, because it shares a line
-/// with other words.
-fn read_admin_token(path: &Path) -> Result<Box<[u8]>, String> {
-    let token = read_secret_file("admin token", path)?;
-    if !limits::is_admin_token(&token) {
-        let max_len = limits::MAX_ADMIN_TOKEN_LEN;
-        let why = format!("a token is one word of at most {max_len} bytes");
-        return Err(unusable_file("admin token", path, why));
-    }
-    Ok(token.into_bytes().into())
-}
-
-fn read_secret_file(purpose: &str, path: &Path) -> Result<String, String> {
-    secret::read(path).map_err(|error| unusable_file(purpose, path, reason(&error)))
+/// Reads again what can be changed without a restart.
+fn reload(certificate: Option<&Arc<Certificate>>, tokens: &[Option<Arc<Tokens>>; 2]) {
+    certificate.into_iter().for_each(tls::reload);
+    tokens.iter().flatten().for_each(|tokens| tokens.reload());
 }
 
 fn warn_about(

@@ -37,7 +37,7 @@ pub(super) fn open<'c>(
 ) -> Result<RequestSource, Ending> {
     // `auth` has three lines, each with its own deadline, so it cannot take longer than this.
     let auth_due = Instant::now() + 3 * rules.read_timeout;
-    let is_secret = rules.auth_token.is_some();
+    let is_secret = rules.auth_tokens.is_some();
     let mut opening = Opener {
         input,
         outbox,
@@ -65,7 +65,7 @@ impl Opener<'_, '_> {
     fn run(&mut self) -> Result<RequestSource, Ending> {
         let source = self.source()?;
         self.answer_first_words()?;
-        if self.rules.auth_token.is_some() {
+        if self.rules.auth_tokens.is_some() {
             self.authenticate()?;
         }
         Ok(source)

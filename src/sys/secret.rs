@@ -20,14 +20,35 @@ const MAX_SECRET_LEN: usize = 65_536;
 /// secret.
 const MAX_FILE_LEN: u64 = 128 * 1024;
 
-/// Reads the secret in a file, and trims the white space around it. No error shows the secret.
-pub fn read(path: &Path) -> io::Result<String> {
+/// Reads the secrets in a file, one in each line, and trims the white space around them. There is
+/// at least one. Empty lines do not count. No error shows a secret.
+pub fn read_lines(path: &Path) -> io::Result<Vec<String>> {
+    let content = content(path)?;
+    let lines = content
+        .trim()
+        .lines()
+        .filter(|line| !line.trim().is_empty());
+    let secrets: Result<Vec<String>, _> =
+        lines.map(|line| check(line).map(str::to_owned)).collect();
+    match secrets {
+        Ok(secrets) if secrets.is_empty() => check("").map(|_| secrets),
+        secrets => secrets,
+    }
+    .map_err(io::Error::other)
+}
+
+/// Reads the first secret in a file that [`read_lines`] accepts: the one that a client presents.
+pub fn read_first(path: &Path) -> io::Result<String> {
+    Ok(read_lines(path)?.swap_remove(0))
+}
+
+fn content(path: &Path) -> io::Result<String> {
     let mut content = String::new();
     let mut limited = open(path)?.take(MAX_FILE_LEN + 1);
     if limited.read_to_string(&mut content)? as u64 > MAX_FILE_LEN {
         return Err(io::Error::other("it is too long for a token"));
     }
-    check(&content).map(str::to_owned).map_err(io::Error::other)
+    Ok(content)
 }
 
 /// Opens a file with a secret. Accepts the pipe of a shell's `<(command)`, because that pipe has a
@@ -77,7 +98,26 @@ mod tests {
     use std::fs;
 
     #[test]
-    fn a_secret_file_has_one_line_that_fits_into_a_request() {
+    fn a_file_of_several_secrets_has_one_in_each_line() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("secrets");
+        for (content, expected) in [
+            ("new", Ok(&["new"][..])),
+            (" new\t\r\n\n old token \n", Ok(&["new", "old token"])),
+            ("\n \n", Err("the token is empty")),
+            ("new\nol\rd", Err("the token has a line end in it")),
+        ] {
+            fs::write(&path, content).expect("the directory is ours");
+            let found = read_lines(&path).map_err(|error| error.to_string());
+            let expected = expected.map(|lines| lines.iter().map(|it| (*it).to_owned()).collect());
+            assert_eq!(found, expected.map_err(str::to_owned), "{content:?}");
+        }
+        fs::write(&path, "new\nold\n").expect("the directory is ours");
+        assert_eq!(read_first(&path).expect("it is usable"), "new");
+    }
+
+    #[test]
+    fn a_secret_in_a_file_fits_into_a_request() {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("secret");
         let longest = [b'x'; MAX_SECRET_LEN];
@@ -86,7 +126,7 @@ mod tests {
             (&longest, Ok(MAX_SECRET_LEN)),
             (b"", Err("the token is empty")),
             (b" \n\t\r\n", Err("the token is empty")),
-            (b"a\nb", Err("the token has a line end in it")),
+            (b"ab\nc", Ok(2)),
             (b"a\rb", Err("the token has a line end in it")),
             (b"a\xff", Err("stream did not contain valid UTF-8")),
             (
@@ -95,14 +135,14 @@ mod tests {
             ),
         ] {
             fs::write(&path, content).expect("the directory is ours");
-            let found = read(&path).map(|secret| secret.len());
+            let found = read_first(&path).map(|secret| secret.len());
             let found = found.map_err(|error| error.to_string());
             assert_eq!(found, expected.map_err(str::to_owned));
         }
         let file = File::options().write(true).open(&path);
         let is_set = file.and_then(|file| file.set_len(MAX_FILE_LEN + 1));
         is_set.expect("a hole takes no room");
-        let error = read(&path).expect_err("it is too long");
+        let error = read_first(&path).expect_err("it is too long");
         assert_eq!(error.to_string(), "it is too long for a token");
     }
 }

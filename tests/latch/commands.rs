@@ -789,12 +789,25 @@ fn a_missing_auth_token_is_77_and_an_unreadable_file_74() {
 }
 
 #[test]
+fn of_several_auth_tokens_the_first_is_presented() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let file = directory.path().join("secret");
+    let file = file.to_str().expect("text");
+    fs::write(file, "new\nold\n").expect("write");
+    for (token, expected) in [("new", 0), ("old", 77)] {
+        let daemon = Daemon::start_alone(&["--auth-token", token]);
+        let presented = status(&daemon, &["ping", "--auth-token-file", file]);
+        assert_eq!(presented, expected, "{token}");
+    }
+}
+
+#[test]
 fn a_file_without_a_usable_auth_token_is_74() {
     let daemon = Daemon::start(&[]);
     let directory = tempfile::tempdir().expect("a directory");
     let file = directory.path().join("secret");
     let file = file.to_str().expect("text");
-    fs::write(file, "a\nb").expect("write");
+    fs::write(file, "a\rb").expect("write");
     let output = output(&mut latch(&daemon, &["ping", "--auth-token-file", file]));
     let reason = "the token has a line end in it";
     assert_eq!(

@@ -962,7 +962,7 @@ fn the_port_alone_is_printed() {
 fn a_file_without_a_good_secret_is_refused() {
     let dir = tempfile::tempdir().expect("there is room");
     let (bad, missing) = (dir.path().join("secret"), dir.path().join("missing"));
-    fs::write(&bad, "a\nb").expect("the directory is ours");
+    fs::write(&bad, "a\rb").expect("the directory is ours");
     for path in [bad, missing] {
         let line = refusal(Daemon::command().arg("--auth-token-file").arg(&path), 1);
         assert!(line.contains(&text_of(&path)), "{line:?}");

@@ -35,7 +35,7 @@ enum Awaited {
 
 impl<'a> Input<'a> {
     pub(super) fn new(stream: &'a Stream, rules: &SessionRules) -> Self {
-        let secret_len = rules.auth_token.as_deref().map_or(0, <[u8]>::len);
+        let secret_len = rules.max_token_len();
         Input {
             stream,
             lines: LineReader::new(move |index, command| line_limit(secret_len, index, command)),

@@ -5,7 +5,7 @@ use std::io::{ErrorKind, IoSlice, Read};
 use std::net::Shutdown;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use parking_lot::RwLock;
@@ -17,6 +17,7 @@ use super::outbox::Outbox;
 use super::{Ending, SessionRules};
 use crate::latchd::opening::{open, RequestSource};
 use crate::latchd::requests::Offer;
+use crate::latchd::tokens::Tokens;
 use crate::log::{Log, SourceThrottle};
 use crate::net::hangup::HangupWatch;
 use crate::net::stream::Stream;
@@ -61,8 +62,8 @@ fn rules(auth_token: Option<Box<[u8]>>) -> SessionRules {
         },
         read_timeout: HOUR,
         write_timeout: Some(Duration::ZERO),
-        auth_token,
-        admin_token: None,
+        auth_tokens: auth_token.map(|token| Arc::new(Tokens::single(&token))),
+        admin_tokens: None,
         auth_refusals: SourceThrottle::default(),
         cap_warnings: SourceThrottle::default(),
         replies: RwLock::default(),

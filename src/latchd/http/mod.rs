@@ -30,7 +30,6 @@ use crate::net::workers::Workers;
 use crate::protocol::metrics::exposition;
 use crate::server::{self, no_thread};
 use crate::sys::memory::{self, Purpose};
-use crate::sys::secret;
 use answer::{HttpAnswer, Sent, FULL, JSON, METRICS};
 use request::{HttpRefusal, HttpRequest, Resource, MAX_HEAD_LEN};
 
@@ -152,7 +151,7 @@ impl Guide {
     /// Reads a request; `None` if the client does not send one in time.
     fn read(&self, stream: &Stream) -> Option<Result<HttpRequest, HttpRefusal>> {
         let due = Instant::now() + REQUEST_TIME;
-        let secret_len = self.rules.auth_token.as_deref().map_or(0, <[u8]>::len);
+        let secret_len = self.rules.max_token_len();
         // A secret in Base64 has four bytes for every three.
         let max_len = MAX_HEAD_LEN + 2 * secret_len;
         let _reservation = memory::reserve(2 * max_len, Purpose::Newcomer)?;
@@ -197,10 +196,10 @@ impl Guide {
     /// Whether the request has the secret or the server has none. A request without any secret is
     /// not logged, because a browser always tries that first.
     fn is_let_in(&self, request: &HttpRequest, stream: &Stream) -> bool {
-        let Some(token) = &self.rules.auth_token else {
+        let Some(tokens) = &self.rules.auth_tokens else {
             return true;
         };
-        let is_right = |given: &Vec<u8>| secret::is_same(token, given);
+        let is_right = |given: &Vec<u8>| tokens.accept(given);
         let is_let_in = request.secret.as_ref().is_some_and(is_right);
         if !is_let_in && request.secret.is_some() {
             let refusals = &self.rules.auth_refusals;
