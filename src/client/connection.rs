@@ -114,6 +114,8 @@ pub struct Connection {
     awaited: VecDeque<Opening>,
     /// Whether the server has accepted the introduction.
     pub(super) is_welcome: bool,
+    /// Whether the server has answered `error` to `hello`, which it does not know.
+    pub(super) is_old: bool,
     /// The abilities that the server has named.
     pub(super) abilities: Abilities,
     /// The abilities that the claims over this connection need.

@@ -450,9 +450,10 @@ impl<'a> Lock<'a> {
     }
 
     /// Connects, introduces the client and makes a claim. If a server closes the connection or does
-    /// not reply, tries each other server of the cluster once. An old server may close the
-    /// connection because it does not know introductions, so the claim is sent once more without an
-    /// introduction.
+    /// not reply, tries each other server of the cluster once. A server that closes the connection
+    /// after it has answered `error` to `hello` is old: it gets the claim once more, without an
+    /// introduction. A close before that answer says nothing about the server's age. It may be full
+    /// or restarting, or a proxy may stand before it.
     fn introduced<T>(
         &self,
         deadline: Option<Instant>,
@@ -462,14 +463,15 @@ impl<'a> Lock<'a> {
         let mut is_introduced = true;
         let mut others = self.client.server_of(self.key).other_count();
         loop {
-            let mut is_welcome = false;
+            let (mut is_welcome, mut is_old) = (false, false);
             let connected = self.connect_by(deadline, others);
             let claimed = connected.and_then(|mut connection| {
-                if is_introduced {
-                    connection.introduce(tag);
+                match is_introduced {
+                    true => connection.introduce(tag),
+                    false => connection.introduce_later(tag),
                 }
                 let claimed = claim(&mut connection);
-                is_welcome = connection.is_welcome;
+                (is_welcome, is_old) = (connection.is_welcome, connection.is_old);
                 Ok((connection, claimed?))
             });
             let is_over = deadline.is_some_and(|deadline| Instant::now() >= deadline);
@@ -477,10 +479,11 @@ impl<'a> Lock<'a> {
                 // The server has accepted the introduction. A claim that fails after that has lost
                 // its place in the queue, so the caller decides whether to try again.
                 claimed if is_welcome => return claimed,
+                Err(Error::Closed { .. }) if is_old => is_introduced = false,
                 Err(Error::Closed { .. } | Error::NoReply { .. }) if others > 0 && !is_over => {
+                    is_introduced = true;
                     others -= 1;
                 }
-                Err(Error::Closed { .. }) if is_introduced => is_introduced = false,
                 claimed => return claimed,
             }
         }

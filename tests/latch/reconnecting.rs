@@ -9,9 +9,10 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::support::latch::{output, text};
 use crate::support::silent::{free_addr, refusing_addr};
 use crate::support::stalls::{fair_test, in_time};
-use crate::support::{eventually, Daemon, PATIENCE};
+use crate::support::{eventually, program, Daemon, PATIENCE};
 use latchd::client::{Address, Client, Error, Guard, Loss, Settings};
 
 pub const TOKEN: &str = "0123456789abcdef0123456789abcdef";
@@ -729,4 +730,75 @@ fn a_server_that_restarts_has_released_the_lock() {
     assert_eq!(loss, Loss::Closed);
     assert!(!guard.is_held());
     assert_eq!(daemon.stats()["locks"], serde_json::json!([]));
+}
+
+/// It may be full, or restart. A connection without an introduction could not adopt the lock later.
+#[test]
+fn a_close_before_the_answer_to_hello_is_a_failed_attempt() {
+    let commands: [&[&str]; 2] = [&["run", "k", "--", "true"], &["acquire", "k"]];
+    for arguments in commands {
+        let (listener, addr) = listener();
+        let server = thread::spawn(move || drop(Peer::accept(&listener)));
+        let mut command = Command::new(program("latch"));
+        command
+            .args(arguments)
+            .env("LATCH_SERVER", addr.to_string());
+        let failed = output(&mut command);
+        server.join().expect("it was asked");
+        assert_eq!(failed.status.code(), Some(69), "{arguments:?}");
+        let said = text(&failed.stderr);
+        assert!(said.contains("the server closed the connection"), "{said}");
+    }
+}
+
+#[test]
+fn after_a_close_the_next_attempt_introduces_itself_again() {
+    let (listener, addr) = listener();
+    let server = thread::spawn(move || {
+        drop(Peer::accept(&listener));
+        let mut peer = Peer::accept(&listener);
+        assert_eq!(peer.any_request(), "hello _ adopt");
+        peer.answer("ok adopt slots");
+        assert!(peer.any_request().starts_with("tag _ "));
+        peer.answer("ok");
+        peer.grant(60);
+        assert_eq!(peer.any_request(), format!("r k {TOKEN}"));
+        peer.answer("ok");
+    });
+    let mut command = Command::new(program("latch"));
+    let arguments = ["run", "k", "--shared", "--retry", "--", "true"];
+    command
+        .args(arguments)
+        .env("LATCH_SERVER", addr.to_string());
+    let ended = output(&mut command);
+    assert_eq!(ended.status.code(), Some(0), "{}", text(&ended.stderr));
+    server.join().expect("it was asked");
+}
+
+/// As the first servers of this protocol do after each request that they do not know.
+#[test]
+fn a_server_that_answers_error_and_closes_is_asked_plainly() {
+    let (listener, addr) = listener();
+    thread::scope(|scope| {
+        scope.spawn(move || {
+            let mut first = Peer::accept(&listener);
+            assert_eq!(first.any_request(), "hello _ adopt");
+            first.any_request();
+            first.answer("error");
+            drop(first);
+            let mut second = Peer::accept(&listener);
+            assert_eq!(second.any_request().split(' ').next(), Some("l"));
+            second.answer(&format!("ok {TOKEN} 30"));
+            drop(second);
+            // Each later connection introduces itself: the server may be a newer one by then.
+            let mut third = Peer::accept(&listener);
+            assert_eq!(third.any_request(), "hello _ adopt");
+            third.answer("ok adopt");
+            third.give_to_adopter_and_take_back(30);
+        });
+        let guard = guard_of(&addr.to_string());
+        eventually(PATIENCE, "the end is noticed", || !guard.is_held());
+        eventually(PATIENCE, "it is held again", || guard.is_held());
+        guard.release().expect("held");
+    });
 }

@@ -1,12 +1,16 @@
 //! A server that restarts in order again and again, under the jobs of many clients.
 
+use std::io::Read;
+use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use crate::support::latch::{latch, signal, Latch};
+use crate::support::latch::{is_held, latch, run, signal, text, wait, Latch};
 use crate::support::silent::free_addr;
-use crate::support::{eventually, parse_grant, Client, Daemon, Event, Signal, PATIENCE};
+use crate::support::{
+    eventually, parse_grant, waiter_count, Client, Daemon, Event, Scheme, Signal, PATIENCE,
+};
 
 /// How many clients of an older kind come and go, two for each key.
 const OLD_CLIENTS: usize = 4;
@@ -142,5 +146,69 @@ fn asked(client: &mut Client, command: &str, key: &str, argument: &str) -> Optio
         Event::Line(line) => Some(String::from_utf8(line).expect("UTF-8")),
         Event::Nothing => panic!("no reply to {command}"),
         _ => None,
+    }
+}
+
+/// How many workers there are for a server that serves eight, and how many jobs they have together.
+const CROWD: usize = 20;
+const CROWD_JOBS: usize = 240;
+
+/// A server at its cap closes a connection without a word. That says nothing about its age.
+#[test]
+fn a_crowd_at_the_cap_of_connections_loses_no_job() {
+    let daemon = Daemon::start_directly(Scheme::Plain, &["--max-connections", "8"]);
+    let arguments = ["run", "k", "--shared", "--retry", "--", "true"];
+    thread::scope(|scope| {
+        for _ in 0..CROWD {
+            scope.spawn(|| {
+                for _ in 0..CROWD_JOBS / CROWD {
+                    let ended = run(&daemon, &arguments);
+                    assert_eq!(ended.status.code(), Some(0), "{}", text(&ended.stderr));
+                }
+            });
+        }
+    });
+}
+
+/// How many jobs wait while the server restarts, and how often it does.
+const WAITING_JOBS: usize = 24;
+const RESTARTS_UNDER_WAITERS: usize = 52;
+
+/// The jobs share a key, with a lock that `hello` must allow, and wait behind a job that is handed
+/// over. A server that ends at any moment of an introduction is not taken for an old one.
+#[test]
+fn fifty_two_restarts_lose_no_waiting_job() {
+    let service = Service::new();
+    let mut daemon = service.start();
+    let start = |options: &[&str]| {
+        let arguments = [&["run", "k"], options].concat();
+        let mut command = latch(&daemon, &arguments);
+        Latch::start(command.stderr(Stdio::piped()))
+    };
+    let addr = daemon.addr();
+    let stats = || Client::tcp(addr).stats();
+    let mut holder = start(&["--", "sleep", "3600"]);
+    eventually(PATIENCE, "the holder holds", || is_held(&daemon, "k"));
+    let options = ["--shared", "--retry", "--", "true"];
+    let mut waiting = [(); WAITING_JOBS].map(|()| start(&options));
+    daemon.wait_for_waiters("k", WAITING_JOBS as u64);
+    for restart in 1..=RESTARTS_UNDER_WAITERS {
+        daemon.signal(Signal::TERM);
+        let ended = daemon.wait_exit(PATIENCE).expect("it ends");
+        assert_eq!(ended.code(), Some(0), "{}", daemon.log());
+        daemon = service.start();
+        // Each server ends while some of the clients are still introducing themselves.
+        eventually(PATIENCE, "a job waits again", || {
+            waiter_count(&stats(), "k") > 0
+        });
+        assert_eq!(holder.try_wait().expect("a child"), None, "{restart}");
+    }
+    signal(&holder, Signal::TERM);
+    for job in &mut waiting {
+        let status = wait(job);
+        let mut said = String::new();
+        let stderr = job.stderr.as_mut().expect("piped");
+        stderr.read_to_string(&mut said).expect("text");
+        assert_eq!(status, Some(0), "{said}");
     }
 }

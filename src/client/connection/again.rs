@@ -34,6 +34,7 @@ impl Connection {
             opening: Vec::new(),
             awaited: VecDeque::new(),
             is_welcome: false,
+            is_old: false,
             abilities: Abilities::default(),
             needs: Abilities::default(),
             cancelled_by: Vec::new(),

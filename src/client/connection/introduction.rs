@@ -22,10 +22,15 @@ const OURS: Abilities = Abilities {
 
 impl Connection {
     /// Queues `hello`, and the tag unless it is empty, to be sent before the next request. A server
-    /// that does not know these requests may close the connection.
+    /// that does not know these requests answers `error`, and may then close the connection.
     pub(in crate::client) fn introduce(&mut self, tag: &str) {
-        self.tag = Some(tag.to_owned());
+        self.introduce_later(tag);
         self.write_introduction();
+    }
+
+    /// Sends the introduction over later streams only, not over this one.
+    pub(in crate::client) fn introduce_later(&mut self, tag: &str) {
+        self.tag = Some(tag.to_owned());
     }
 
     /// Queues the auth token and the introduction, to be sent before the first request over a new
@@ -104,7 +109,8 @@ impl Connection {
                 }
                 (Opening::Tag, Reply::Ok) => self.is_welcome = true,
                 // An older server does not know the request, or lists no abilities.
-                (Opening::Hello, Reply::Ok) | (Opening::Hello | Opening::Tag, Reply::Error) => {}
+                (Opening::Hello, Reply::Error) => self.is_old = true,
+                (Opening::Hello, Reply::Ok) | (Opening::Tag, Reply::Error) => {}
                 _ => return Err(self.refusal(&reply)),
             }
             self.awaited.pop_front();
