@@ -565,12 +565,6 @@ impl Connection {
         }
     }
 
-    /// Whether grants can outlive a server that refuses connections: the server hands them over
-    /// when it restarts, or another server of the cluster takes over.
-    pub(super) fn may_return(&self) -> bool {
-        self.abilities.keeps || self.server.other_count() > 0
-    }
-
     /// The socket, for polling; `None` if the connection is closed.
     pub(super) fn socket(&self) -> Option<BorrowedFd<'_>> {
         self.stream.as_ref().map(AsFd::as_fd)

@@ -44,9 +44,7 @@ pub enum Loss {
 impl fmt::Display for Loss {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Loss::Closed => {
-                "the connection to the server ended: the lock was released, or broken by another"
-            }
+            Loss::Closed => "the connection to the server ended, and the lock with it",
             Loss::Refused => "the server refused to renew it: it was released or broken by another",
             Loss::Deadline => "the server did not renew it in time",
             Loss::Forked => "it belongs to the process that acquired it, and this is its child",
@@ -68,7 +66,7 @@ impl fmt::Display for Loss {
 /// new connection, it adopts the lock with its token, and the lock is held as before. If the server
 /// refuses the adoption, the lock is lost: the server released it when the connection ended, or
 /// cannot adopt locks. The lock is also lost if the server has refused connections for two seconds,
-/// unless its grants survive a restart or it is in a cluster.
+/// unless its grants survive a restart or the end of a connection, or it is in a cluster.
 ///
 /// If a server does not answer a renewal within a second, it may be slow, or its host or the
 /// network may have failed. The keeper then adopts the lock over a second connection, to the same
@@ -109,6 +107,8 @@ pub struct Guard {
     asked: Asked,
     /// The process that acquired the lock.
     owner: u32,
+    /// Whether the lock can live on without a connection until its lease ends.
+    outlives_connection: bool,
 }
 
 struct Shared {
@@ -221,6 +221,7 @@ impl Guard {
             key: Some(held.key.clone()),
             server: held.connection.server.clone(),
         };
+        let outlives_connection = held.connection.outlives_connection();
         let keeper = Keeper::new(held, Arc::clone(&shared))?;
         let keeper = thread::Builder::new()
             .name("keeper".into())
@@ -234,7 +235,14 @@ impl Guard {
             slot_numbers,
             asked,
             owner: process::id(),
+            outlives_connection,
         })
+    }
+
+    /// Whether the lock can live on without a connection until its lease ends. The end of this
+    /// process then does not release it.
+    pub(crate) fn outlives_connection(&self) -> bool {
+        self.outlives_connection
     }
 
     /// The key that is held.
@@ -380,10 +388,11 @@ impl Guard {
     }
 
     /// Releases the lock, and reports whether the server agreed. If no server answers, tries again
-    /// for about ten seconds, but not after the end of the lease. If a renewal is under way, first
-    /// waits for its answer, at most until the end of the lease. When a callback of this guard
-    /// calls it, it does not block: the lock is released after the callback, and `Ok` does not mean
-    /// that the server agreed.
+    /// for about ten seconds, but not after the end of the lease. In a cluster, and if the server
+    /// releases nothing when a connection ends, tries until the end of the lease. If a renewal is
+    /// under way, first waits for its answer, at most until the end of the lease. When a callback
+    /// of this guard calls it, it does not block: the lock is released after the callback, and `Ok`
+    /// does not mean that the server agreed.
     ///
     /// # Errors
     ///
@@ -519,6 +528,7 @@ mod tests {
                 server: "alone".parse().expect("an address"),
             },
             owner: process::id(),
+            outlives_connection: false,
         }
     }
 

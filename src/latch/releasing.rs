@@ -18,6 +18,10 @@ const RELEASE_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long the release may take without a connection: longer than the guard tries.
 const AWAY_TIMEOUT: Duration = Duration::from_secs(12);
 
+/// How much longer the release of a lock that outlives its connection may take than the lease: the
+/// time that the guard waits for its last answer.
+const LAST_ANSWER: Duration = Duration::from_secs(2);
+
 /// The result of a release.
 enum Release {
     /// The server has released or kept the lock as asked, or releases it when the connection ends.
@@ -83,7 +87,9 @@ fn finish_release(place: &str, release: Release) -> Result<(), Failure> {
 fn begin_release(guard: Guard, kept_until: Option<Moment>) -> impl FnOnce() -> Release {
     let loss = guard.loss();
     let (was_held, lease_ends_at) = (guard.is_held(), guard.lease_ends_at());
-    let was_leased = Moment::now() < lease_ends_at;
+    let now = Moment::now();
+    let was_leased = now < lease_ends_at;
+    let outlives_connection = guard.outlives_connection();
     let (sender, released) = channel();
     // If no thread can be started, the lock is released at the end of this process.
     let _ = thread::Builder::new()
@@ -95,11 +101,13 @@ fn begin_release(guard: Guard, kept_until: Option<Moment>) -> impl FnOnce() -> R
                 None => guard.release(),
             });
         });
-    // When this process ends, so does the connection, and the server releases the lock. Only a lock
-    // that is to be kept, or that has no connection, is worth a long wait.
-    let within = match was_held && kept_until.is_none() {
-        true => RELEASE_TIMEOUT,
-        false => AWAY_TIMEOUT,
+    // When this process ends, so does the connection, and the server usually releases the lock.
+    // Only a lock that outlives its connection, is to be kept, or has no connection is worth a long
+    // wait.
+    let within = match (outlives_connection, was_held && kept_until.is_none()) {
+        (true, _) => lease_ends_at.saturating_since(now) + LAST_ANSWER,
+        (false, true) => RELEASE_TIMEOUT,
+        (false, false) => AWAY_TIMEOUT,
     };
     let until = Instant::now() + within;
     move || {
@@ -113,7 +121,7 @@ fn begin_release(guard: Guard, kept_until: Option<Moment>) -> impl FnOnce() -> R
                 Release::NotKept(error.reason())
             }
             Ok(Err(error)) if kept_until.is_some() && was_held => Release::NotKept(error.reason()),
-            Err(_) if was_held => Release::Done,
+            Err(_) if was_held && !outlives_connection => Release::Done,
             _ if was_leased => Release::Unheard(lease_ends_at.saturating_since(Moment::now())),
             _ => Release::Lost(Loss::Deadline.to_string()),
         }

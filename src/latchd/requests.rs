@@ -227,6 +227,7 @@ mod tests {
             adopt: true,
             slots: false,
             keeps: false,
+            stays: false,
         },
     };
 

@@ -13,6 +13,8 @@ pub struct Abilities {
     pub slots: bool,
     /// The server's grants survive its orderly end.
     pub keeps: bool,
+    /// The server's grants survive the end of their connections, until their leases end.
+    pub stays: bool,
 }
 
 impl Abilities {
@@ -24,6 +26,7 @@ impl Abilities {
                 "adopt" => abilities.adopt = true,
                 "slots" => abilities.slots = true,
                 "keeps" => abilities.keeps = true,
+                "stays" => abilities.stays = true,
                 _ => {}
             }
         }
@@ -36,6 +39,7 @@ impl Abilities {
         is_there(needed.adopt, self.adopt)
             && is_there(needed.slots, self.slots)
             && is_there(needed.keeps, self.keeps)
+            && is_there(needed.stays, self.stays)
     }
 
     fn words(self) -> impl Iterator<Item = &'static str> {
@@ -43,6 +47,7 @@ impl Abilities {
             (self.adopt, "adopt"),
             (self.slots, "slots"),
             (self.keeps, "keeps"),
+            (self.stays, "stays"),
         ];
         all.into_iter().filter(|it| it.0).map(|it| it.1)
     }

@@ -12,7 +12,8 @@ use std::time::{Duration, Instant};
 use crate::support::latch::{output, text};
 use crate::support::silent::{free_addr, refusing_addr};
 use crate::support::stalls::{fair_test, in_time};
-use crate::support::{eventually, program, Daemon, PATIENCE};
+use crate::support::wire_cutter::WireCutter;
+use crate::support::{eventually, program, Daemon, Scheme, PATIENCE};
 use latchd::client::{Address, Client, Error, Guard, Loss, Settings};
 
 pub const TOKEN: &str = "0123456789abcdef0123456789abcdef";
@@ -801,4 +802,25 @@ fn a_server_that_answers_error_and_closes_is_asked_plainly() {
         eventually(PATIENCE, "it is held again", || guard.is_held());
         guard.release().expect("held");
     });
+}
+
+/// A forwarder that is away refuses connections, while the server behind it keeps the lock.
+#[test]
+fn a_refusal_is_an_outage_if_a_disconnect_releases_nothing() {
+    let daemon = Daemon::start_directly(Scheme::Plain, &["--no-auto-release-on-disconnect"]);
+    let front = free_addr();
+    let (reached, forward) = (TcpListener::bind(front).expect("a port"), daemon.addr());
+    let cutter = WireCutter::behind(reached, forward);
+    let server: Address = front.to_string().parse().expect("an address");
+    let lock = Client::new([server]);
+    let guard = lock.lock("k").lease(Duration::from_secs(30)).acquire();
+    let guard = guard.expect("granted");
+    let losses = losses(&guard);
+    cutter.close();
+    eventually(PATIENCE, "the end is noticed", || !guard.is_held());
+    // Longer than a server that is alone may refuse connections.
+    assert!(losses.recv_timeout(Duration::from_secs(4)).is_err());
+    let _back = WireCutter::behind(TcpListener::bind(front).expect("its port"), forward);
+    eventually(PATIENCE, "it is held again", || guard.is_held());
+    guard.release().expect("held");
 }

@@ -412,8 +412,12 @@ fn a_wait_at_a_server_without_hello_is_no_outage() {
     let server = thread::spawn(move || {
         // It restarts at the end of each wait.
         for _ in 0..WAITS {
-            let request = Peer::accept(&listener).any_request();
+            let mut introducing = Peer::accept(&listener);
+            let request = introducing.any_request();
             assert!(request.starts_with("hello _ "), "{request}");
+            introducing.any_request();
+            introducing.answer("error");
+            drop(introducing);
             let mut claiming = Peer::accept(&listener);
             let request = claiming.request();
             assert!(request.starts_with("l k "), "{request}");

@@ -20,6 +20,8 @@ struct Shared {
     wires: Mutex<Vec<Arc<Wire>>>,
     /// New connections are closed at once.
     hangs_up: AtomicBool,
+    /// It listens no longer.
+    is_closed: AtomicBool,
     /// The replies of the next connection go nowhere.
     swallows_next: AtomicBool,
     /// A new connection ends for the server behind the first requests, but replies are passed on.
@@ -38,11 +40,19 @@ pub struct Wire {
 impl WireCutter {
     pub fn before(server: SocketAddr) -> WireCutter {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        WireCutter::behind(listener, server)
+    }
+
+    /// Runs one that listens here already.
+    pub fn behind(listener: TcpListener, server: SocketAddr) -> WireCutter {
         let addr = listener.local_addr().expect("its address");
         let shared = Arc::<Shared>::default();
         let ours = Arc::clone(&shared);
         thread::spawn(move || {
             for client in listener.incoming().map_while(Result::ok) {
+                if ours.is_closed.load(Ordering::SeqCst) {
+                    break;
+                }
                 if ours.hangs_up.load(Ordering::SeqCst) {
                     continue;
                 }
@@ -83,6 +93,19 @@ impl WireCutter {
     /// Whether new connections are closed at once.
     pub fn hang_up(&self, hangs_up: bool) {
         self.shared.hangs_up.store(hangs_up, Ordering::SeqCst);
+    }
+
+    /// Listens no longer, and cuts all connections.
+    pub fn close(&self) {
+        self.shared.is_closed.store(true, Ordering::SeqCst);
+        // It wakes up for one more connection, and then its listener is gone.
+        let mut last = TcpStream::connect(self.addr).expect("it listens");
+        let _ = last.read(&mut [0]);
+        eventually(PATIENCE, "it listens no longer", || {
+            TcpStream::connect(self.addr).is_err()
+        });
+        let wires = self.shared.wires.lock().unwrap();
+        wires.iter().for_each(|wire| wire.cut());
     }
 
     /// Whether new connections end for the server behind the first requests, while replies are

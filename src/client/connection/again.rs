@@ -50,4 +50,17 @@ impl Connection {
             ..Connection::unconnected(&self.server, &self.settings)
         }
     }
+
+    /// Whether grants can outlive a server that refuses connections: the server hands them over
+    /// when it restarts, another server of the cluster takes over, or a proxy before the server
+    /// refuses them while the server keeps the grants.
+    pub(in crate::client) fn may_return(&self) -> bool {
+        self.abilities.keeps || self.outlives_connection()
+    }
+
+    /// Whether a grant can live on although its connection has ended and no client releases it: the
+    /// server keeps it, or the next server of the cluster has it on record.
+    pub(in crate::client) fn outlives_connection(&self) -> bool {
+        self.abilities.stays || self.server.other_count() > 0
+    }
 }

@@ -18,6 +18,7 @@ const OURS: Abilities = Abilities {
     adopt: true,
     slots: false,
     keeps: false,
+    stays: false,
 };
 
 impl Connection {

@@ -14,7 +14,8 @@ use crate::sys::moment::Moment;
 /// another server of the cluster.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// How long a keeper tries to release a lock if no server answers.
+/// How long a keeper tries to release a lock if no server answers. It tries until the end of the
+/// lease if the end of the connection does not release the lock.
 const RELEASE_TIME: Duration = Duration::from_secs(10);
 
 /// The connection to a server that has not answered a renewal. The server may be slow, the network
@@ -150,7 +151,10 @@ impl Keeper {
     /// if there is no connection.
     fn end_by(&mut self, order: Order) -> Result<(), Error> {
         let lease_ends_at = self.held.asked_at + self.held.grant.lease;
-        let gives_up_at = lease_ends_at.min(Moment::now() + RELEASE_TIME);
+        let gives_up_at = match self.held.connection.outlives_connection() {
+            true => lease_ends_at,
+            false => lease_ends_at.min(Moment::now() + RELEASE_TIME),
+        };
         let mut outage = Outage::new(Moment::now());
         let mut was_sent = false;
         loop {
