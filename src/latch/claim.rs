@@ -10,15 +10,11 @@ use crate::cli::failure::Failure;
 use crate::cli::waiting::{wait_on_thread, Interrupts, Verbosity, WaitingLine};
 use crate::client::{Error, Guards};
 use crate::supervise::{Event, SignalWatch};
-use crate::sys::random;
 
+use super::backoff::Backoff;
 use super::releasing::release_all;
 use super::servers::{wait_of, Target, ROUND_TRIP};
 use super::PROGRAM;
-
-/// The first and the maximum pause before the server is asked again.
-const FIRST_PAUSE: Duration = Duration::from_millis(100);
-const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
 /// An outage is over once a connection has lasted for this long after the server's first answer.
 const STEADY: Duration = Duration::from_secs(1);
@@ -91,7 +87,7 @@ impl Asking {
 
     /// Asks for all keys. With `--retry`, asks again after a failure that may be temporary.
     fn ask(&self) -> Result<Guards, Failure> {
-        let mut outage = ServerOutage::new();
+        let mut outage = Backoff::new();
         let ends_at = self.ends_at();
         loop {
             let guards = Guards::none();
@@ -119,13 +115,21 @@ impl Asking {
             // one. If the second one has not lasted longer than the first, the outage goes on.
             let steady = |at: Instant| at.elapsed() >= STEADY + at.duration_since(asked_at);
             if answered_at.is_some_and(steady) && !was_silent {
-                outage = ServerOutage::new();
+                outage = Backoff::new();
             }
             // Also ask for all locks again if one was lost during the wait for another.
             let may_pass = error.is_transient() || matches!(error, Error::Lost(..));
-            let pause = may_pass.then(|| outage.pause(self.retry, ends_at));
-            match pause.flatten() {
+            let longest = match &error {
+                // The users of the old limit finish one after the other: this is worth the wait.
+                Error::LimitMismatch(_) if self.timeout.is_some() => Some(Duration::MAX),
+                Error::LimitMismatch(_) => Some(self.retry),
+                _ => may_pass.then_some(self.retry),
+            };
+            match longest.and_then(|longest| outage.pause(longest, ends_at)) {
                 Some(pause) => thread::sleep(pause),
+                None if self.is_busy_ok && matches!(error, Error::LimitMismatch(_)) => {
+                    return Err(Failure::silent(0));
+                }
                 None => return Err(target.failure(&error)),
             }
         }
@@ -172,54 +176,5 @@ impl Asking {
     fn describe(&self) -> String {
         let (at, name) = self.current.lock().clone();
         self.targets[at].describe_wait(name.as_deref())
-    }
-}
-
-/// A period in which the server is unavailable.
-struct ServerOutage {
-    began: Instant,
-    next_pause: Duration,
-}
-
-impl ServerOutage {
-    fn new() -> ServerOutage {
-        ServerOutage {
-            began: Instant::now(),
-            next_pause: FIRST_PAUSE,
-        }
-    }
-
-    /// How long to wait before the next attempt; `None` if no time is left for one. Pauses double
-    /// up to a limit. Each is shortened at random by up to half, so that waiters do not all connect
-    /// at once when the server is back.
-    fn pause(&mut self, longest: Duration, ends_at: Option<Instant>) -> Option<Duration> {
-        let gives_up_at = self.began.checked_add(longest);
-        let until = [gives_up_at, ends_at].into_iter().flatten().min();
-        let left = until.map(|until| until.saturating_duration_since(Instant::now()));
-        if left.is_some_and(|left| left.is_zero()) {
-            return None;
-        }
-        let kept = 1024 - random::number().unwrap_or(0) as u32 % 512;
-        let pause = self.next_pause * kept / 1024;
-        self.next_pause = (self.next_pause * 2).min(LONGEST_PAUSE);
-        Some(left.map_or(pause, |left| pause.min(left)))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn pauses_grow_with_jitter_and_end_with_the_outage() {
-        let mut outage = ServerOutage::new();
-        let mut longest = FIRST_PAUSE;
-        for _ in 0..10 {
-            let pause = outage.pause(Duration::MAX, None).expect("no end");
-            assert!(pause >= longest / 2 && pause <= longest, "{pause:?}");
-            longest = (longest * 2).min(LONGEST_PAUSE);
-        }
-        assert_eq!(outage.pause(Duration::ZERO, None), None);
-        assert_eq!(outage.pause(Duration::MAX, Some(outage.began)), None);
     }
 }

@@ -1,7 +1,7 @@
 //! The commands that ask a server once: wait, renew, release and ping.
 
 use crate::cli::failure::{CommandResult, Failure};
-use crate::client::{Connection, Error};
+use crate::client::{Connection, Error, Slot};
 
 use super::servers::Target;
 use super::{failure, options, print, report, shown, token, LOST, PROGRAM, UNAVAILABLE};
@@ -24,9 +24,33 @@ pub(super) fn renew(options: &options::Renew) -> CommandResult {
     let token = token(options.token.as_deref())?;
     let client = options.client(None)?;
     let target = Target::new(client, &options.key, options.lease, options.limit);
-    let renewed = target.ask(|connection| connection.renew(&target.key, target.slot, token));
+    let (key, slot) = (&target.key, target.slot);
+    let renewed = target.ask(|connection| {
+        let renewed = of_either_kind(slot, |slot| connection.renew(key, slot, token))?;
+        // A renewal does not shorten the lease of a kept lock.
+        let holder = connection.holder(key, token.fence()).ok().flatten();
+        Ok(holder.map_or(renewed, |holder| holder.lease_left.max(renewed)))
+    });
     let lease = renewed.map_err(|error| not_held(&target, &error))?;
     print(&format!("{}\n", lease.as_secs()))
+}
+
+/// Sends a request about a token as one of a lock and as one of a semaphore, beginning with the
+/// kind of `slot`: the server knows the kind, and the user need not.
+fn of_either_kind<T>(
+    slot: Slot,
+    mut request: impl FnMut(Slot) -> Result<T, Error>,
+) -> Result<T, Error> {
+    match request(slot) {
+        Err(Error::Refused(_)) => {
+            let limit = match slot.limit {
+                None => Some(1),
+                Some(_) => None,
+            };
+            request(Slot { limit, ..slot })
+        }
+        answered => answered,
+    }
 }
 
 pub(super) fn release(options: &options::Release) -> CommandResult {
@@ -35,7 +59,9 @@ pub(super) fn release(options: &options::Release) -> CommandResult {
     let mut asked_count = 0;
     let released = target.ask(|connection| {
         asked_count += 1;
-        connection.release(&target.key, target.slot, token)
+        of_either_kind(target.slot, |slot| {
+            connection.release(&target.key, slot, token)
+        })
     });
     match released {
         // An earlier attempt may have released the lock, and its answer may have been lost.

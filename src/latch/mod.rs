@@ -1,5 +1,6 @@
 //! The program `latch`: locks and semaphores of a `latchd` server, for the shell. See latch(1).
 
+mod backoff;
 mod breaking;
 mod claim;
 mod commands;

@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::process;
 use std::sync::Arc;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -13,11 +14,13 @@ use crate::cli::output::exact_time;
 use crate::cli::waiting::{Verbosity, WaitingLine};
 use crate::client::environment::{self, Overrides};
 use crate::client::{
-    Address, Claimed, Client, Connection, Error, Granted, Guard, Lock, Queue, Slot, Token, Wait,
+    Address, Claimed, Client, Connection, Error, Granted, Guard, Kind, Lock, Queue, Slot, Token,
+    Wait,
 };
 use crate::text::Plain;
 
-use super::{failure, queue, shown, usage, BUSY, FILE_ERROR, LOST, PROGRAM, UNAVAILABLE};
+use super::backoff::Backoff;
+use super::{failure, queue, shown, usage, BUSY, FILE_ERROR, LOST, PROGRAM, PROTOCOL, UNAVAILABLE};
 
 /// How much longer than `--timeout` a command may take: one round trip.
 pub(super) const ROUND_TRIP: Duration = Duration::from_secs(1);
@@ -180,11 +183,24 @@ impl Target {
             move || target.describe_wait(name.lock().as_deref())
         };
         let _line = WaitingLine::start(PROGRAM, Verbosity::OnTerminal, describe);
-        let learn_name = |connection: &Connection| *name.lock() = connection.name_at_server();
-        match self.lock().claim(Instant::now(), wait, learn_name) {
-            Ok(Claimed::Granted(granted)) => Ok(granted),
-            Ok(Claimed::InVain(connection)) => Err(Failure::new(BUSY, self.busy(connection, wait))),
-            Err(error) => Err(self.failure(&error)),
+        let (began, mut outage) = (Instant::now(), Backoff::new());
+        let ends_at = timeout.and_then(|timeout| began.checked_add(timeout));
+        loop {
+            let learn_name = |connection: &Connection| *name.lock() = connection.name_at_server();
+            let error = match self.lock().claim(began, wait, learn_name) {
+                Ok(Claimed::Granted(granted)) => return Ok(granted),
+                Ok(Claimed::InVain(connection)) => {
+                    return Err(Failure::new(BUSY, self.busy(connection, wait)));
+                }
+                Err(error) => error,
+            };
+            // Within a timeout, the users of another limit may finish.
+            let may_pass = ends_at.is_some() && matches!(error, Error::LimitMismatch(_));
+            let pause = may_pass.then(|| outage.pause(Duration::MAX, ends_at));
+            match pause.flatten() {
+                Some(pause) => thread::sleep(pause),
+                None => return Err(self.failure(&error)),
+            }
         }
     }
 
@@ -214,6 +230,19 @@ impl Target {
     /// Who holds the key and who waits for it; `None` if it is not in use.
     pub(super) fn queue(&self) -> Result<Option<Queue>, Error> {
         self.client.queue(&self.key)
+    }
+
+    /// Why a claim with this kind and limit is refused: how the key is in use now, if the server
+    /// tells it.
+    fn mismatch(&self, error: &Error) -> String {
+        let in_use = self.queue().ok().flatten().map(|queue| match queue.kind {
+            Kind::Lock => "a lock, without --limit".to_owned(),
+            Kind::Semaphore => format!("a semaphore with --limit {}", queue.limit),
+        });
+        match in_use {
+            Some(in_use) => format!("the key is in use as {in_use}"),
+            None => error.reason(),
+        }
     }
 
     /// Connects to another socket of the server.
@@ -252,6 +281,7 @@ impl Target {
                 lost_lock(&place_of(key, &asked.server), &loss.to_string())
             }
             Error::InvalidKey | Error::InvalidArgument(_) => failure(shown(&self.key), error),
+            Error::LimitMismatch(_) => self.fails(PROTOCOL, &self.mismatch(error)),
             _ => failure(self.place(), error),
         }
     }

@@ -1561,3 +1561,73 @@ fn fences_never_go_back_whenever_a_caller_is_killed() {
     assert_eq!(check_fence(&file, newest, None).status, Some(0));
     assert_eq!(check_fence(&file, newest - 1, None).status, Some(1));
 }
+
+/// As in a deployment that changes the limit host by host.
+#[test]
+fn a_claim_with_a_new_limit_waits_for_the_users_of_the_old() {
+    let daemon = Daemon::start(&[]);
+    let waits: [&[&str]; 3] = [
+        &["run", "k", "--limit", "3", "--timeout", "60", "--", "true"],
+        &["run", "k", "--limit", "3", "--retry", "--", "true"],
+        &["wait", "k", "--limit", "3", "--timeout", "60"],
+    ];
+    for arguments in waits {
+        let mut holder = daemon.connect();
+        let token = holder.request("sl", "k", "0 2 600");
+        let token = token.split(' ').nth(1).expect("a token");
+        let mut waiting = Latch::start(&mut latch(&daemon, arguments));
+        thread::sleep(Duration::from_millis(300));
+        assert_eq!(waiting.try_wait().expect("a child"), None, "{arguments:?}");
+        assert_eq!(holder.request("sr", "k", token), "ok");
+        assert_eq!(wait(&mut waiting), Some(0), "{arguments:?}");
+    }
+}
+
+#[test]
+fn a_key_with_another_limit_is_named_and_can_count_as_busy() {
+    let daemon = Daemon::start(&[]);
+    let mut holder = daemon.connect();
+    let grant = holder.request("sl", "k", "0 2 600");
+    assert!(grant.starts_with("ok "), "{grant}");
+    holder.acquire_for("lock", 0, 600);
+    for (key, in_use) in [
+        ("k", "the key is in use as a semaphore with --limit 2"),
+        ("lock", "the key is in use as a lock, without --limit"),
+    ] {
+        for options in [&["--limit", "3"][..], &["--limit", "3", "--timeout", "1"]] {
+            let arguments = [&["run", key], options, &["--", "true"]].concat();
+            let failed = run(&daemon, &arguments);
+            assert_eq!(failed.status.code(), Some(76), "{arguments:?}");
+            let said = text(&failed.stderr);
+            assert!(said.ends_with(&format!("{in_use}\n")), "{said}");
+        }
+        let arguments = ["run", key, "--limit", "3", "-n", "--busy-ok", "--", "false"];
+        let ended = run(&daemon, &arguments);
+        assert_eq!(ended.status.code(), Some(0));
+        assert_eq!(text(&ended.stderr), "");
+    }
+}
+
+#[test]
+fn a_release_and_a_renewal_need_no_limit() {
+    let daemon = Daemon::start(&[]);
+    let arguments = ["acquire", "k", "--limit", "2", "--lease", "600"];
+    let token = text(&run(&daemon, &arguments).stdout);
+    let token = token.trim();
+    let renewed = run(&daemon, &["renew", "k", token, "--lease", "900"]);
+    assert_eq!(text(&renewed.stdout), "900\n", "{renewed:?}");
+    assert_eq!(status(&daemon, &["release", "k", token]), 0);
+    assert_eq!(status(&daemon, &["release", "k", token]), 70);
+    let token = text(&run(&daemon, &["acquire", "k"]).stdout);
+    let arguments = ["release", "k", token.trim(), "--limit", "2"];
+    assert_eq!(status(&daemon, &arguments), 0);
+}
+
+#[test]
+fn a_renewal_of_a_kept_lock_prints_the_lease_that_is_left() {
+    let daemon = Daemon::start(&[]);
+    let token = text(&run(&daemon, &["acquire", "k", "--lease", "3600"]).stdout);
+    let renewed = run(&daemon, &["renew", "k", token.trim(), "--lease", "5"]);
+    let left: u64 = text(&renewed.stdout).trim().parse().expect("a number");
+    assert!((3000..=3600).contains(&left), "{left}");
+}
