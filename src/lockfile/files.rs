@@ -111,7 +111,7 @@ impl<'a> LockFiles<'a> {
     fn write_at_start(&self, file: &File, bytes: &[u8]) -> io::Result<()> {
         file.write_all_at(bytes, 0)?;
         if self.options.is_synced {
-            file.sync_all()?;
+            file.sync_all().map_err(without_sync)?;
         }
         Ok(())
     }
@@ -264,6 +264,10 @@ impl Files for LockFiles<'_> {
         rewritten
     }
 
+    fn may_remove(&self) -> io::Result<bool> {
+        self.directory.may_remove(self.name)
+    }
+
     fn remove(&self) -> io::Result<()> {
         self.directory.remove(self.name)
     }
@@ -308,6 +312,16 @@ fn supported(locked: io::Result<bool>) -> io::Result<Option<bool>> {
     match locked {
         Err(error) if error.kind() == io::ErrorKind::Unsupported => Ok(None),
         other => other.map(Some),
+    }
+}
+
+/// Says what to do if the file system cannot sync a file at all. Passes on any other error.
+fn without_sync(error: io::Error) -> io::Error {
+    match error.kind() {
+        io::ErrorKind::InvalidInput | io::ErrorKind::Unsupported => io::Error::other(
+            "the file system cannot sync a file (Invalid argument); see --no-sync in sema(1)",
+        ),
+        _ => error,
     }
 }
 

@@ -162,7 +162,9 @@ impl Semaphore {
     /// [`SemaphoreError::AlreadyLocked`] if another process holds the lock, or if something other
     /// than a regular file is at the path. In the second case waiting cannot help, so
     /// [`Semaphore::acquire`] returns [`SemaphoreError::InvalidPath`] instead.
-    /// [`SemaphoreError::NotALockFile`] if the file belongs to another program, or a system error.
+    /// [`SemaphoreError::InvalidPath`] for the other reasons for which [`Semaphore::acquire`]
+    /// returns it. [`SemaphoreError::NotALockFile`] if the file belongs to another program, or a
+    /// system error.
     pub fn try_acquire(&self) -> SemaphoreResult<SemaphoreGuard<'_>> {
         self.try_acquire_with_info(LockInfo::new())
     }
@@ -172,7 +174,7 @@ impl Semaphore {
     pub fn try_acquire_with_info(&self, info: LockInfo) -> SemaphoreResult<SemaphoreGuard<'_>> {
         match self.attempt_guard(&info)? {
             Attempt::Granted(guard) => Ok(guard),
-            Attempt::Busy(busy) => Err(busy.to_error()),
+            Attempt::Busy(busy) => Err(busy.to_error(&self.path)),
         }
     }
 
@@ -182,9 +184,10 @@ impl Semaphore {
     ///
     /// [`SemaphoreError::Timeout`] if the time is up. The other errors come without waiting:
     /// [`SemaphoreError::InvalidPath`] if the lock can never be taken, because a mount point or
-    /// something other than a regular file is at the path, or because this user may not create
-    /// files in the directory or replace a stale lock; [`SemaphoreError::NotALockFile`] if the file
-    /// belongs to another program; or a system error.
+    /// something other than a regular file is at the path, because this user may not create files
+    /// in the directory or replace a stale lock, or because the lock is stale and the file system
+    /// has no locks on files; [`SemaphoreError::NotALockFile`] if the file belongs to another
+    /// program; or a system error.
     pub fn acquire(&self) -> SemaphoreResult<SemaphoreGuard<'_>> {
         self.acquire_with_info(LockInfo::new())
     }
@@ -242,7 +245,7 @@ impl Semaphore {
                 }
                 obstacle => match obstacle.hopeless_reason() {
                     Some(reason) => path::invalid(reason, &self.path),
-                    None => busy.to_error(),
+                    None => busy.to_error(&self.path),
                 },
             }),
             Err(error) => Err(error),
@@ -290,14 +293,14 @@ impl Semaphore {
         match takeover::acquire(&files, &taker)? {
             Outcome::Done(file) => Ok(Attempt::Granted(hold(directory, file)?)),
             Outcome::Blocked(obstacle, content) => {
-                let is_final = obstacle.hopeless_reason().is_some();
+                let busy = self.busy(obstacle, content, &host)?;
                 // If this process may not create a file in this directory, waiting for the lock
                 // cannot help.
-                let obstacle = match is_final || directory.may_change_names() {
-                    true => obstacle,
-                    false => Obstacle::UnwritableDirectory,
+                let obstacle = match busy.is_hopeless() {
+                    true => busy.obstacle,
+                    false => takeover::obstacle_in(&directory).unwrap_or(busy.obstacle),
                 };
-                Ok(Attempt::Busy(self.busy(obstacle, content, &host)?))
+                Ok(Attempt::Busy(Busy { obstacle, ..busy }))
             }
         }
     }
@@ -371,7 +374,8 @@ impl Semaphore {
     ///
     /// [`SemaphoreError::Timeout`] if the lock is still held after `timeout`;
     /// [`SemaphoreError::InvalidPath`], without waiting, if something other than a regular file is
-    /// at the path; or a system error.
+    /// at the path, or if the lock is stale and this process can never take it over; or a system
+    /// error.
     pub fn wait(&self, timeout: Option<Duration>) -> SemaphoreResult<()> {
         let limit = WaitLimit::new(timeout, None);
         match wait_any(std::slice::from_ref(self), &limit)? {

@@ -43,16 +43,28 @@ pub(super) fn check(path: &Path) -> Result<(), SemaphoreError> {
 pub(super) fn resolve(path: &Path) -> Result<LockPath, SemaphoreError> {
     check(path)?;
     let parent = parent_of(path);
-    let is_missing = match fs::metadata(parent) {
-        Ok(found) => !found.is_dir(),
-        // Any other error comes up again when the directory is used.
-        Err(error) => error.kind() == io::ErrorKind::NotFound,
-    };
-    if is_missing {
+    if is_missing(parent) {
         return Err(invalid("parent directory does not exist", parent));
     }
     // For an absolute path, this works even if the working directory is gone.
-    follow(path::absolute(path)?)
+    let absolute = path::absolute(path)?;
+    let followed = follow(absolute.clone())?;
+    let is_link = followed.directory != parent_of(&absolute);
+    if is_link && is_missing(&followed.directory) {
+        let target = followed.directory.display();
+        let reason = format!("the link leads into a directory that does not exist, {target}");
+        return Err(invalid(&reason, path));
+    }
+    Ok(followed)
+}
+
+/// Whether there is no directory at this path.
+fn is_missing(directory: &Path) -> bool {
+    match fs::metadata(directory) {
+        Ok(found) => !found.is_dir(),
+        // Any other error comes up again when the directory is used.
+        Err(error) => error.kind() == io::ErrorKind::NotFound,
+    }
 }
 
 /// Follows links in the last component, but no link that another user may have planted.

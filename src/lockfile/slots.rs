@@ -87,7 +87,7 @@ impl Slots {
         let limit = WaitLimit::new(Some(Duration::ZERO), None);
         match acquire_any(&self.slots, &LockInfo::new(), &limit)? {
             (_, Attempt::Granted(guard)) => Ok(guard),
-            (_, Attempt::Busy(busy)) => Err(busy.to_error()),
+            (slot, Attempt::Busy(busy)) => Err(busy.to_error(slot.path())),
         }
     }
 

@@ -112,10 +112,15 @@ pub struct Busy {
 }
 
 impl Busy {
-    pub(super) fn to_error(&self) -> SemaphoreError {
-        SemaphoreError::AlreadyLocked {
-            holder_pid: self.details.pid,
-            locked_since: self.details.timestamp,
+    /// Returns the error for a caller that does not wait for the lock at `path`.
+    pub(super) fn to_error(&self, path: &Path) -> SemaphoreError {
+        match self.obstacle.hopeless_reason() {
+            // The older library says of a directory that the lock is held.
+            Some(reason) if self.obstacle != Obstacle::NotAFile => invalid(reason, path),
+            _ => SemaphoreError::AlreadyLocked {
+                holder_pid: self.details.pid,
+                locked_since: self.details.timestamp,
+            },
         }
     }
 
@@ -253,17 +258,21 @@ impl Semaphore {
         Busy { obstacle, details }
     }
 
-    /// Whether another process has the file locked, so that a takeover would fail even if the lock
-    /// is stale.
-    pub(super) fn is_kept_locked(&self) -> SemaphoreResult<bool> {
+    /// Why this process cannot take over the lock, which is stale; `None` if it can, or if the lock
+    /// is free.
+    pub(super) fn obstacle_to_takeover(&self) -> SemaphoreResult<Option<Obstacle>> {
         let directory = self.directory()?;
-        let files = self.files(&directory);
-        Ok(match takeover::find(&files)? {
-            Found::File(found) => {
-                takeover::lock(&files, found, Duration::ZERO)?.flock == Flock::HeldByOther
-            }
-            _ => false,
-        })
+        if let Some(obstacle) = takeover::obstacle_in(&directory) {
+            return Ok(Some(obstacle));
+        }
+        let host = self.host(&directory)?;
+        let may_take = |content: &Content| self.may_take(content, Flock::Acquired, &host);
+        Ok(
+            match takeover::could_acquire(&self.files(&directory), &may_take)? {
+                Outcome::Done(()) => None,
+                Outcome::Blocked(obstacle, _) => Some(obstacle),
+            },
+        )
     }
 
     /// Removes the lock if it is stale. Also removes temporary files that crashes have left in the

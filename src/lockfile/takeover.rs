@@ -36,7 +36,7 @@
 use std::io;
 use std::time::Duration;
 
-use crate::sys::directory::{Entry, FileId};
+use crate::sys::directory::{Directory, Entry, FileId};
 
 use super::file_system::FileSystem;
 use super::staleness::{Content, Flock};
@@ -96,6 +96,9 @@ pub(super) trait Files {
     /// A reader can see a mixture of both. If this fails, the file is unchanged or has lost the
     /// lock's name.
     fn rewrite(&self, file: &Self::File, record: &[u8], mode: u32) -> io::Result<()>;
+    /// Whether this process may remove the lock's name, as far as permissions and attributes of the
+    /// file and its directory show. This is not a step, because it only predicts an error.
+    fn may_remove(&self) -> io::Result<bool>;
     /// Removes the lock's name.
     fn remove(&self) -> io::Result<()>;
     /// Waits for processes that judged the file earlier and may still act on their judgement.
@@ -166,6 +169,8 @@ pub enum Obstacle {
     NotRemovable,
     /// This user may not make files in the directory.
     UnwritableDirectory,
+    /// The file system is read-only.
+    ReadOnlyFileSystem,
     /// The lock is stale, but the file system has no file locks, which a safe takeover needs.
     NoLocks,
     /// Another process changed the lock at the same time.
@@ -192,13 +197,25 @@ impl Obstacle {
             Obstacle::UnwritableDirectory => {
                 Some("this user may not create and remove files in the directory")
             }
+            Obstacle::ReadOnlyFileSystem => Some("the file system is read-only"),
+            Obstacle::NoLocks => Some(
+                "stale, but the file system does not support locks on files; sema clean --force \
+                 removes it",
+            ),
             Obstacle::NotALockFile => Some("not a lock file"),
-            Obstacle::NotStale
-            | Obstacle::Locked
-            | Obstacle::NoLocks
-            | Obstacle::Contended
-            | Obstacle::Unreadable => None,
+            Obstacle::NotStale | Obstacle::Locked | Obstacle::Contended | Obstacle::Unreadable => {
+                None
+            }
         }
+    }
+}
+
+/// Why no lock in this directory can be taken; `None` if nothing is known to prevent it.
+pub(super) fn obstacle_in(directory: &Directory) -> Option<Obstacle> {
+    match directory.may_change_names() {
+        true => None,
+        false if directory.is_read_only() => Some(Obstacle::ReadOnlyFileSystem),
+        false => Some(Obstacle::UnwritableDirectory),
     }
 }
 
@@ -301,14 +318,11 @@ fn take_over<F: Files>(
     files.creation()?;
     // The file may have changed, or lost its name, before this process locked it.
     let locked = lock(files, found, Duration::ZERO)?;
-    let (file, judged) = (locked.file, locked.content);
-    let can_rewrite = match locked.flock {
-        Flock::Acquired => locked.is_writable && files.may_rewrite(&file)?,
-        // A rewrite would need flock(2), because a guard keeps its file locked in this way.
-        Flock::HeldByNonParticipant => false,
-        Flock::HeldByOther => return Ok(Takeover::Blocked(Obstacle::Locked, judged)),
-        Flock::Unknown => return Ok(Takeover::Blocked(Obstacle::NoLocks, judged)),
+    let can_rewrite = match can_rewrite(files, &locked)? {
+        Ok(can_rewrite) => can_rewrite,
+        Err(why) => return Ok(Takeover::Blocked(why, locked.content)),
     };
+    let (file, judged) = (locked.file, locked.content);
     let verdict = (taker.may_take)(&judged);
     // The name is checked after the judgement. Until then, the lock may turn out not to be stale,
     // and its holder could release it although this process has the file locked. A stale lock
@@ -338,9 +352,52 @@ fn take_over<F: Files>(
         Ok(()) if can_rewrite && files.identity()? == Some(id) => Ok(Takeover::Taken(file)),
         Ok(()) => Ok(Takeover::NameGone),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Takeover::NameGone),
+        Err(error) if error.kind() == io::ErrorKind::ReadOnlyFilesystem => {
+            Ok(Takeover::Blocked(Obstacle::ReadOnlyFileSystem, judged))
+        }
         Err(error) if is_forbidden(&error) => Ok(Takeover::Blocked(Obstacle::NotRemovable, judged)),
         Err(error) => Err(error),
     }
+}
+
+/// Whether the file of a stale lock can be rewritten. If not, a taker has to remove it. The
+/// obstacle says why this process can do neither.
+fn can_rewrite<F: Files>(
+    files: &F,
+    locked: &LockedFile<F::File>,
+) -> io::Result<Result<bool, Obstacle>> {
+    Ok(match locked.flock {
+        Flock::Acquired => Ok(locked.is_writable && files.may_rewrite(&locked.file)?),
+        // A rewrite would need flock(2), because a guard keeps its file locked in this way.
+        Flock::HeldByNonParticipant => Ok(false),
+        Flock::HeldByOther => Err(Obstacle::Locked),
+        Flock::Unknown => Err(Obstacle::NoLocks),
+    })
+}
+
+/// Whether this process could take the lock now: it is free, or it is stale and [`acquire`] would
+/// take it over. Changes nothing.
+pub(super) fn could_acquire<F: Files>(
+    files: &F,
+    may_take: &dyn Fn(&Content) -> Verdict,
+) -> io::Result<Outcome<()>> {
+    let found = match find(files)? {
+        Found::Nothing => return Ok(Outcome::Done(())),
+        Found::Unusable(why) => return Ok(Outcome::Blocked(why, None)),
+        Found::File(found) => found,
+    };
+    // Fails if `acquire` would fail for this reason.
+    files.creation()?;
+    let locked = lock(files, found, Duration::ZERO)?;
+    let verdict = match can_rewrite(files, &locked)? {
+        Ok(can_rewrite) if can_rewrite || files.may_remove()? => may_take(&locked.content),
+        Ok(_) => may_take(&locked.content).and(Err(Obstacle::NotRemovable)),
+        Err(why) => Err(why),
+    };
+    Ok(match verdict {
+        Ok(()) => Outcome::Done(()),
+        Err(why) => Outcome::Blocked(why, Some(locked.content)),
+    })
 }
 
 /// A file that this process has tried to lock.

@@ -86,11 +86,13 @@ pub(crate) fn wait_any<'a>(
     until_any(slots, None, limit, &|slot| {
         Ok(match slot.look()? {
             Some(busy) if !busy.details.is_stale => Attempt::Busy(busy),
-            Some(busy) if slot.is_kept_locked()? => Attempt::Busy(Busy {
-                obstacle: Obstacle::Locked,
-                ..busy
-            }),
-            _ => Attempt::Granted(()),
+            // A stale lock that this process cannot take over is not free: a loop that waits for
+            // the lock and then tries to take it would never pause.
+            Some(busy) => match slot.obstacle_to_takeover()? {
+                Some(obstacle) => Attempt::Busy(Busy { obstacle, ..busy }),
+                None => Attempt::Granted(()),
+            },
+            None => Attempt::Granted(()),
         })
     })
 }

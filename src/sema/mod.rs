@@ -45,6 +45,9 @@ const LOST: u8 = 70;
 const FILE_ERROR: u8 = 74;
 const BUSY: u8 = 75;
 
+/// The beginning of a message about a file.
+const IO_ERROR: &str = "IO error: ";
+
 /// The first line of the message if the lock is held and the command does not wait.
 const ALREADY_HELD: &str = "Lock already held";
 
@@ -52,7 +55,7 @@ impl Failure {
     /// The reason why the file at this path cannot be used.
     fn at(path: &Path, cause: impl Display) -> Failure {
         let path = shown_path(path);
-        Failure::new(FILE_ERROR, format_args!("IO error: {path}: {cause}"))
+        Failure::new(FILE_ERROR, format_args!("{IO_ERROR}{path}: {cause}"))
     }
 
     /// An error of the library about this path.
@@ -76,6 +79,11 @@ impl Failure {
     /// Prints the reason with the prefix of `command`, and returns the exit status.
     fn explain(self, command: Option<SemaCommand>) -> u8 {
         if let Some(message) = self.message {
+            // These words are only for scripts that read the messages of the older program.
+            let message = match is_like_latch(command) {
+                true => message.strip_prefix(IO_ERROR).unwrap_or(&message),
+                false => &message,
+            };
             complain(&format!("{}{message}\n", prefix(command)));
         }
         self.status
@@ -324,9 +332,6 @@ fn clean(request: &SemaRequest) -> CommandResult {
 fn why_not_cleaned(obstacle: Obstacle) -> Option<&'static str> {
     match obstacle {
         Obstacle::Unreadable => Some("this user may not read the file"),
-        Obstacle::NoLocks => {
-            Some("stale, but the file system does not support locks on files; see --force")
-        }
         Obstacle::Locked => Some("stale, but another process keeps the file locked"),
         other => impediment(other),
     }

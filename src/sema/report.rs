@@ -183,7 +183,6 @@ fn note(busy: &Busy) -> Option<&'static str> {
         Obstacle::Locked if busy.details.pid.is_some_and(runs) => None,
         Obstacle::Locked => Some("another process keeps the file locked"),
         Obstacle::Unreadable => Some("this user may not read the file"),
-        Obstacle::NoLocks => Some("stale, but the file system does not support locks on files"),
         Obstacle::Contended => Some("another process changed it at the same time"),
         other => other.hopeless_reason(),
     }

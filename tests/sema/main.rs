@@ -1032,12 +1032,19 @@ fn an_error_of_the_system_is_3_and_names_the_path() {
     let place = Place::new();
     fs::create_dir(place.path("directory")).expect("a directory");
     let long = "x".repeat(500);
+    symlink("nowhere/f", place.path("link")).expect("a link");
     let not_a_file = "IO error: directory: not a regular file";
+    let nowhere = place.path("nowhere");
+    let dangling = format!(
+        "Invalid path: the link leads into a directory that does not exist, {}: link",
+        nowhere.display()
+    );
     for (arguments, reason) in [
         (
             &["try", "nowhere/f"][..],
             "Invalid path: parent directory does not exist: nowhere",
         ),
+        (&["try", "link"], &dangling),
         (&["try", ""], "Invalid path: it is empty"),
         (&["acquire", "  "], "Invalid path: it is empty"),
         (&["status", ""], "Invalid path: it is empty"),
@@ -1079,6 +1086,10 @@ fn an_error_of_the_system_is_3_and_names_the_path() {
             "run" => (74, "sema"),
             _ => (3, "Error"),
         };
+        let reason = match arguments[0] {
+            "run" => reason.trim_start_matches("IO error: "),
+            _ => reason,
+        };
         assert_eq!(output.status.code(), Some(status), "{arguments:?}");
         assert!(
             stderr.starts_with(&format!("{prefix}: {reason}")),
@@ -1096,7 +1107,7 @@ fn an_error_of_the_system_is_3_and_names_the_path() {
         let failed = "status: failed\ntype: IO_ERROR\nmessage: IO error\n";
         assert_eq!(text(&output.stderr), format!("{failed}{cause}"));
     }
-    assert_eq!(place.names(), ["directory"]);
+    assert_eq!(place.names(), ["directory", "link"]);
 }
 
 #[test]
@@ -1180,14 +1191,20 @@ fn an_error_of_the_system_names_no_holder() {
         (&["acquire", "old"], 3, stale),
         (&["acquire", "old", "-q", "--json"], 3, stale),
         (&["run", "old", "--", "true"], 74, stale),
+        (&["run", "old", "-n", "--busy-ok", "--", "true"], 74, stale),
         (&["hold", "old"], 74, stale),
+        (&["wait", "old"], 3, &live.replace("f:", "old:")),
         (&["try", "f"], 3, live),
         (&["acquire", "f"], 3, live),
         (&["run", "f", "--", "true"], 74, live),
     ] {
         let output = place.as_nobody("sema", arguments);
-        let prefix = if status == 3 { "Error" } else { "sema" };
-        let expected = format!("{prefix}: IO error: {reason}\n");
+        let prefix = if status == 3 {
+            "Error: IO error"
+        } else {
+            "sema"
+        };
+        let expected = format!("{prefix}: {reason}\n");
         assert_eq!(text(&output.stderr), expected, "{arguments:?}");
         assert_eq!(output.status.code(), Some(status), "{arguments:?}");
     }
@@ -1206,10 +1223,12 @@ fn a_stale_lock_of_another_user_is_no_reason_to_wait() {
     let place = Place::new();
     fs::set_permissions(place.path("."), fs::Permissions::from_mode(0o1777)).expect("it is ours");
     place.write("old", "pid=99999999\ntimestamp=1\n");
-    let output = place.as_nobody("sema", &["acquire", "old"]);
-    let why = "Error: IO error: old: stale, but this user may not remove the file\n";
-    assert_eq!(text(&output.stderr), why);
-    assert_eq!(output.status.code(), Some(3));
+    for command in ["acquire", "wait"] {
+        let output = place.as_nobody("sema", &[command, "old"]);
+        let why = "Error: IO error: old: stale, but this user may not remove the file\n";
+        assert_eq!(text(&output.stderr), why, "{command}");
+        assert_eq!(output.status.code(), Some(3), "{command}");
+    }
     // A live lock of another user is waited for.
     place.write(
         "live",
@@ -1894,6 +1913,94 @@ fn a_living_holder_is_not_stale_where_flock_is_refused() {
     assert_eq!(holder.try_wait().expect("a child"), None);
     kill_process(pid, Signal::TERM).expect("the command lives");
     holder.wait().expect("a child");
+}
+
+/// A lock that a crash has left on a file system without flock: no process holds it, and none can
+/// take it over.
+#[test]
+fn a_stale_lock_without_flock_is_an_error_and_no_holder() {
+    let strace = needs!("strace");
+    let place = Place::new();
+    place.write("f", &format!("pid={NO_PROCESS}\ntimestamp=1\n"));
+    let why = "f: stale, but the file system does not support locks on files; sema clean --force \
+               removes it\n";
+    for error in ["ENOSYS", "ENOLCK", "EBADF", "EOPNOTSUPP"] {
+        for (arguments, status) in [
+            (&["run", "f", "-n", "--busy-ok", "--", "true"][..], 74),
+            (&["run", "f", "--", "true"], 74),
+            (&["hold", "f", "-n"], 74),
+            (&["try", "f"], 3),
+            (&["acquire", "f"], 3),
+            (&["wait", "f"], 3),
+            (&["clean", "f"], 3),
+        ] {
+            let inject = format!("inject=flock:error={error}");
+            let mut command = strace.command();
+            command
+                .args(["-f", "-e", &inject, "-o", "/dev/null"])
+                .arg(program("sema"))
+                .args(arguments)
+                .current_dir(place.directory.path())
+                .stdin(Stdio::null())
+                .stdout(Stdio::piped())
+                .stderr(Stdio::piped());
+            let output = finish(&mut command);
+            let prefix = if status == 3 {
+                "Error: IO error"
+            } else {
+                "sema"
+            };
+            let expected = format!("{prefix}: {why}");
+            assert_eq!(text(&output.stderr), expected, "{error} {arguments:?}");
+            assert_eq!(output.status.code(), Some(status), "{error} {arguments:?}");
+            assert_eq!(place.names(), ["f"], "{error} {arguments:?}");
+        }
+    }
+}
+
+/// Even root may not remove such a file.
+#[test]
+fn a_stale_lock_that_is_immutable_is_not_free() {
+    let (_root, chattr) = (needs!(root), needs!("chattr"));
+    let place = Place::new();
+    place.write("f", &format!("pid={NO_PROCESS}\ntimestamp=1\n"));
+    let chattr = |flag: &str| {
+        let mut command = chattr.command();
+        command
+            .args([flag, "f"])
+            .current_dir(place.directory.path());
+        command.stderr(Stdio::null()).status().expect("chattr runs")
+    };
+    if !chattr("+i").success() {
+        return eprintln!("skipped: the file system has no such attribute");
+    }
+    let outputs = ["try", "wait"].map(|command| (command, place.sema(&[command, "f"])));
+    assert!(chattr("-i").success());
+    for (command, output) in outputs {
+        let why = "Error: IO error: f: stale, but this user may not remove the file\n";
+        assert_eq!(text(&output.stderr), why, "{command}");
+        assert_eq!(output.status.code(), Some(3), "{command}");
+    }
+}
+
+#[test]
+fn a_file_that_cannot_be_synced_names_the_option() {
+    let strace = needs!("strace");
+    let place = Place::new();
+    let mut command = strace.command();
+    command
+        .args(["-f", "-e", "inject=fsync:error=EINVAL", "-o", "/dev/null"])
+        .args([program("sema"), "run", "f", "--", "true"])
+        .current_dir(place.directory.path())
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let output = finish(&mut command);
+    let why = "sema: f: the file system cannot sync a file (Invalid argument); see --no-sync in \
+               sema(1)\n";
+    assert_eq!(text(&output.stderr), why);
+    assert_eq!(output.status.code(), Some(74));
+    assert_eq!(place.names(), [""; 0]);
 }
 
 #[test]

@@ -153,9 +153,13 @@ fn a_mount_point_is_refused_at_once() {
             (&["hold", "f"], 74),
         ] {
             let output = place.sema(arguments);
-            let prefix = if status == 3 { "Error" } else { "sema" };
+            let prefix = if status == 3 {
+                "Error: IO error"
+            } else {
+                "sema"
+            };
             let why = "it is a mount point, so others may see another file";
-            let expected = format!("{prefix}: IO error: f: {why}\n");
+            let expected = format!("{prefix}: f: {why}\n");
             assert_eq!(text(&output.stderr), expected, "{arguments:?}");
             assert_eq!(output.status.code(), Some(status), "{arguments:?}");
         }

@@ -95,6 +95,10 @@ impl Files for ReplacedFiles {
         unreachable!("the file has lost its name")
     }
 
+    fn may_remove(&self) -> io::Result<bool> {
+        unreachable!("the file has lost its name")
+    }
+
     fn remove(&self) -> io::Result<()> {
         unreachable!("the file has lost its name")
     }

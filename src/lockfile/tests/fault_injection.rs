@@ -153,6 +153,10 @@ impl Files for FaultyFiles<'_> {
         self.files.rewrite(file, record, mode)
     }
 
+    fn may_remove(&self) -> io::Result<bool> {
+        self.files.may_remove()
+    }
+
     fn remove(&self) -> io::Result<()> {
         self.step();
         self.files.remove()

@@ -626,6 +626,10 @@ impl<'a> Files for &'a Replay<'a> {
         self.done(FileStep::Truncate(file.handle, record.len()))
     }
 
+    fn may_remove(&self) -> io::Result<bool> {
+        Ok(true)
+    }
+
     fn remove(&self) -> io::Result<()> {
         self.done(FileStep::Remove)
     }

@@ -19,10 +19,12 @@ use nix::fcntl::{fcntl, FcntlArg};
 use nix::libc;
 use rustix::fs::{
     accessat, flock, fstat, fsync, linkat, openat, statat, statx, unlinkat, Access, AtFlags,
-    FileType, FlockOperation, Mode, OFlags, Stat, StatxFlags, CWD,
+    FileType, FlockOperation, Mode, OFlags, Stat, StatxAttributes, StatxFlags, CWD,
 };
 use rustix::io::{retry_on_intr, Errno};
+use rustix::process::geteuid;
 
+use super::trusted::is_own;
 use crate::text::Escaped;
 
 /// The error for `file`. If its directory is missing, the error names the directory.
@@ -120,6 +122,35 @@ impl Directory {
         let access = Access::WRITE_OK | Access::EXEC_OK;
         let asked = accessat(&self.0, ".", access, AtFlags::EACCESS);
         !matches!(asked, Err(Errno::ACCESS | Errno::PERM | Errno::ROFS))
+    }
+
+    /// Whether the file system is read-only; `false` if the system cannot tell.
+    pub fn is_read_only(&self) -> bool {
+        let asked = accessat(&self.0, ".", Access::WRITE_OK, AtFlags::EACCESS);
+        matches!(asked, Err(Errno::ROFS))
+    }
+
+    /// Whether this process may remove the file under `name`, as far as permissions and attributes
+    /// show; `true` if there is no such file.
+    pub fn may_remove(&self, name: impl AsRef<Path>) -> io::Result<bool> {
+        const STICKY: u32 = 0o1000;
+        let Some(file) = self.stat(&name)? else {
+            return Ok(true);
+        };
+        let directory = fstat(&self.0)?;
+        let is_root = geteuid().is_root();
+        let is_kept = directory.st_mode & STICKY != 0
+            && ![file.st_uid, directory.st_uid].into_iter().any(is_own)
+            && !is_root;
+        let fixed = StatxAttributes::IMMUTABLE | StatxAttributes::APPEND;
+        let is_fixed = |name: &Path, flags| {
+            let found = statx(&self.0, name, flags, StatxFlags::empty());
+            found.is_ok_and(|found| found.stx_attributes.intersects(fixed))
+        };
+        Ok(self.may_change_names()
+            && !is_kept
+            && !is_fixed(name.as_ref(), AtFlags::SYMLINK_NOFOLLOW)
+            && !is_fixed(Path::new(""), AtFlags::EMPTY_PATH))
     }
 
     /// Opens the regular file under `name`. Does not follow a link, and does not open a device,
