@@ -21,13 +21,10 @@ use super::error::{SemaphoreError, SemaphoreResult};
 use super::files::{read, LockFileOptions, LockFiles};
 use super::host::seconds_since_1970;
 use super::record::{Record, TIMESTAMP};
+use super::staleness::beat_for;
 use super::takeover;
 use super::watch::{Watch, STACK_LEN};
 use super::Semaphore;
-
-/// The time between two heartbeats is a third of the stale timeout, but within these bounds.
-const SHORTEST_BEAT: Duration = Duration::from_secs(1);
-const LONGEST_BEAT: Duration = Duration::from_secs(20 * 60);
 
 /// The time between two checks of the lock's name. The checks are needed because inotify may be
 /// missing, and does not report changes by other hosts.
@@ -299,13 +296,6 @@ fn watch_over(held: &Weak<HeldFile>, on_lost: Option<LostCallback>, watch: &Watc
     }
 }
 
-/// The time between two heartbeats for a stale timeout.
-fn beat_for(stale_timeout: Option<Duration>) -> Duration {
-    stale_timeout.map_or(LONGEST_BEAT, |timeout| {
-        (timeout / 3).clamp(SHORTEST_BEAT, LONGEST_BEAT)
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use std::fs;
@@ -443,9 +433,9 @@ mod tests {
         let seconds = Duration::from_secs;
         assert_eq!(beat_for(Some(seconds(3600))), seconds(1200));
         assert_eq!(beat_for(Some(seconds(30))), seconds(10));
-        assert_eq!(beat_for(Some(Duration::ZERO)), SHORTEST_BEAT);
-        assert_eq!(beat_for(Some(Duration::MAX)), LONGEST_BEAT);
-        assert_eq!(beat_for(None), LONGEST_BEAT);
+        assert_eq!(beat_for(Some(Duration::ZERO)), Duration::from_secs(1));
+        assert_eq!(beat_for(Some(Duration::MAX)), Duration::from_secs(1200));
+        assert_eq!(beat_for(None), Duration::from_secs(1200));
     }
 
     #[test]

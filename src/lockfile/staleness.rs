@@ -19,6 +19,17 @@ const CLOCK_IS_SET: u64 = 1_767_225_600;
 /// its lock.
 const START_TOLERANCE: u64 = 2;
 
+/// The time between two heartbeats is a third of the stale timeout, but within these bounds.
+const SHORTEST_BEAT: Duration = Duration::from_secs(1);
+const LONGEST_BEAT: Duration = Duration::from_secs(20 * 60);
+
+/// The time between two heartbeats of a guard, for a stale timeout.
+pub(super) fn beat_for(stale_timeout: Option<Duration>) -> Duration {
+    stale_timeout.map_or(LONGEST_BEAT, |timeout| {
+        (timeout / 3).clamp(SHORTEST_BEAT, LONGEST_BEAT)
+    })
+}
+
 /// The rule by which a lock counts as stale.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -151,7 +162,7 @@ pub(super) fn judge(
     rule: StaleRule,
     host: &impl Host,
 ) -> Judgement {
-    let alive = liveness(content, flock, host);
+    let alive = liveness(content, flock, timeout, host);
     let is_dead_for_sure = alive == Alive::No && is_death_certain(content, flock, host);
     let may_be_dead = alive != Alive::Yes && origin(&content.record, host.id()) != Origin::Unknown;
     // While another process has the file locked, the lock cannot be taken over, however old it is.
@@ -160,7 +171,14 @@ pub(super) fn judge(
         Some(_) if is_dead_for_sure => Some(0),
         Some(timeout) if counts_as_dead => {
             let stale_at = timeout.as_secs().saturating_add(1);
-            Some(stale_at.saturating_sub(age(content, host)))
+            let by_age = stale_at.saturating_sub(age(content, host));
+            let is_missing = alive == Alive::Unknown
+                && origin(&content.record, host.id()) == Origin::Here
+                && proves_by_process(content, flock, host);
+            Some(match is_missing {
+                true => by_age.min(proof_in(content, Some(timeout), host)),
+                false => by_age,
+            })
         }
         _ => None,
     };
@@ -211,7 +229,20 @@ fn is_of_a_boot_before_the_clock(content: &Content, host: &impl Host) -> bool {
             || host.booted_at().is_some_and(|time| time < CLOCK_IS_SET))
 }
 
-fn liveness(content: &Content, flock: Flock, host: &impl Host) -> Alive {
+/// In how many seconds a missing process proves that the guard of a lock is gone, where the guard's
+/// lock on the file may be invisible; 0 if it does now. A virtual machine that was restored from a
+/// snapshot has the boot id and the process numbers of another one that is still running, and only
+/// the heartbeat shows that the guard is there. The heartbeat also sets the time of the file, which
+/// does not depend on the clock of the guard's machine.
+fn proof_in(content: &Content, timeout: Option<Duration>, host: &impl Host) -> u64 {
+    let beats = 2 * beat_for(timeout);
+    let proves_at = beats.as_secs() + 1;
+    let written = host.file_system_now();
+    let written = written.map_or(0, |now| now.saturating_sub(content.modified));
+    proves_at.saturating_sub(age(content, host).min(written))
+}
+
+fn liveness(content: &Content, flock: Flock, timeout: Option<Duration>, host: &impl Host) -> Alive {
     let (record, own) = (&content.record, host.id());
     let promise = promise(content, own);
     match (promise, flock) {
@@ -230,23 +261,32 @@ fn liveness(content: &Content, flock: Flock, host: &impl Host) -> Alive {
         Some(process) if !process.is_zombie && is_the_one(record, info.timestamp, &process) => {
             Alive::Yes
         }
+        _ if promise == Promise::Supports && proof_in(content, timeout, host) > 0 => Alive::Unknown,
         _ => Alive::No,
     }
 }
 
 /// Whether a holder that seems dead is certainly dead, so that the lock is stale at any age.
 fn is_death_certain(content: &Content, flock: Flock, host: &impl Host) -> bool {
+    match promise(content, host.id()) {
+        Promise::Decides if is_unlocked(flock) => true,
+        _ if proves_by_process(content, flock, host) => true,
+        _ => is_of_an_earlier_boot(&content.record, host),
+    }
+}
+
+/// Whether the end of the guard's process, which [`liveness`] looks up, makes the lock stale at any
+/// age: the guard's lock on the file may be invisible to this process.
+fn proves_by_process(content: &Content, flock: Flock, host: &impl Host) -> bool {
     let (record, own) = (&content.record, host.id());
-    let is_unlocked = matches!(flock, Flock::Acquired | Flock::HeldByNonParticipant);
     let is_of_same_namespace = record.boot.is_some()
         && record.boot == own.boot
         && record.pid_namespace == own.pid_namespace;
-    match promise(content, own) {
-        Promise::Decides if is_unlocked => true,
-        // The guard's lock may be invisible to this process, but the guard's process is gone, too.
-        Promise::Supports if is_unlocked && is_of_same_namespace => true,
-        _ => is_of_an_earlier_boot(record, host),
-    }
+    promise(content, own) == Promise::Supports && is_unlocked(flock) && is_of_same_namespace
+}
+
+fn is_unlocked(flock: Flock) -> bool {
+    matches!(flock, Flock::Acquired | Flock::HeldByNonParticipant)
 }
 
 /// Whether the process is the one in the record, and not a later process with the same number.
@@ -725,8 +765,8 @@ mod tests {
                 here,
                 "x-fs=overlay:7\n",
                 ext4,
-                No,
-                true,
+                Unknown,
+                false,
             ),
             (
                 "other, boot",
@@ -752,7 +792,7 @@ mod tests {
                 "x-boot=b\n",
                 "x-fs=xfs:7\n",
                 ext4,
-                No,
+                Unknown,
                 false,
             ),
             (
@@ -770,11 +810,11 @@ mod tests {
                 here,
                 "x-fs=65735546:7\n",
                 fuse,
-                No,
-                true,
+                Unknown,
+                false,
             ),
             ("FUSE, older release", PID, here, "", fuse, Yes, false),
-            ("FUSE, older, dead", DEAD, here, "", fuse, No, true),
+            ("FUSE, older, dead", DEAD, here, "", fuse, Unknown, false),
         ];
         for (what, pid, origin, fs, found_on, alive, is_stale) in rows {
             // Young, so that no age makes it stale.
@@ -789,6 +829,36 @@ mod tests {
             let found = (unlocked.alive, unlocked.is_stale);
             assert_eq!(found, (*alive, *is_stale), "{what}");
             assert!(!judged(Flock::HeldByOther).is_stale, "{what}");
+        }
+    }
+
+    /// Another guest of the same snapshot has the same ids, its own processes and its own locks.
+    #[test]
+    fn a_missing_process_proves_an_end_after_two_heartbeats() {
+        const BEATS: u64 = 2 * TIMEOUT / 3;
+        let own = "x-host=h\nx-boot=b\nx-pidns=n\nx-start=100000\nx-fs=65735546:7\n";
+        for (timestamp, modified, alive, stale_in) in [
+            (NOW, NOW, Alive::Unknown, BEATS + 1),
+            (NOW - BEATS, NOW - BEATS, Alive::Unknown, 1),
+            (NOW - BEATS - 1, NOW - BEATS - 1, Alive::No, 0),
+            // The clock of the guard's machine is behind, but its heartbeat goes on.
+            (NOW - BEATS - 1, NOW - 1, Alive::Unknown, BEATS),
+            (NOW - 1, NOW - BEATS - 1, Alive::Unknown, BEATS),
+        ] {
+            let text = lines(DEAD, timestamp, &format!("{own}x-live=flock\n"));
+            let content = content_on(Some(FileSystem::of_type("fuse", 7)), &text, modified);
+            let (timeout, rule) = (Some(Duration::from_secs(TIMEOUT)), StaleRule::default());
+            let judged = judge(
+                &content,
+                Flock::Acquired,
+                timeout,
+                rule,
+                &VirtualHost::new(),
+            );
+            let found = (judged.alive, judged.stale_in);
+            let by_age = TIMEOUT + 1 - (NOW - timestamp);
+            let expected = (alive, Some(stale_in.min(by_age)));
+            assert_eq!(found, expected, "{timestamp} {modified}");
         }
     }
 

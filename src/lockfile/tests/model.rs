@@ -128,6 +128,8 @@ enum Mutation {
     StaleWhenEmpty,
     /// A process that has created an empty file does not look whether it is still empty.
     NoLookAtNewFile,
+    /// A guard of another guest counts as gone at once, although its timestamp is young.
+    NoHeartbeat,
 }
 
 /// Which processes may write the file of another.
@@ -151,6 +153,9 @@ struct Variant {
     links_make_inodes: bool,
     /// A process can be asleep for so long that the empty file that it has created is old.
     has_old_empty_files: bool,
+    /// Each process is in another guest of one snapshot: with equal ids, but with its own locks and
+    /// processes. For two processes only.
+    has_guests: bool,
     mutation: Option<Mutation>,
 }
 
@@ -311,10 +316,14 @@ impl ModelDisk {
     fn lock(&mut self, handle: Handle) -> Flock {
         let Variant { mutation, .. } = self.variant;
         let may_write = self.variant.may_write(handle.0);
-        let inode = self.inode(&handle);
         if mutation == Some(Mutation::NoFlock) {
             return Flock::Acquired;
         }
+        let is_of_another = |locked_by: Handle| locked_by.0 != handle.0;
+        if self.variant.has_guests && self.inode(&handle).locked_by.is_some_and(is_of_another) {
+            return Flock::Acquired;
+        }
+        let inode = self.inode(&handle);
         if !inode.lock_range(handle, RangeLock::Read) {
             return Flock::HeldByOther;
         }
@@ -463,6 +472,10 @@ impl Replay<'_> {
                 Ok(StepResult::Alive(true))
             )
         };
+        // No process of the other guest is seen here, but the heartbeat of a living one is.
+        if self.variant.has_guests {
+            return self.variant.mutation == Some(Mutation::NoHeartbeat) || is_gone();
+        }
         // A process that is dead has been dead for longer than the timeout.
         text.contains(LIVE_LINE) || is_gone()
     }
@@ -1276,6 +1289,25 @@ const LOCKS: [(&str, Option<&str>); 3] = [
     ("left by a guard", STALE_LIVE),
     ("free", None),
 ];
+
+#[test]
+fn two_guests_of_one_snapshot_never_hold_a_lock_together() {
+    let guests: [Program; 2] = [guarded, guarded];
+    for creates_in_place in [false, true] {
+        let variant = Variant {
+            creates_in_place,
+            has_guests: true,
+            ..Variant::default()
+        };
+        let _ = assert_never_two("two guests", &guests, None, variant, 1);
+        let mutant = Variant {
+            mutation: Some(Mutation::NoHeartbeat),
+            ..variant
+        };
+        let search = Search::run(&guests, None, mutant, 0);
+        assert!(search.double_grant.is_some(), "{mutant:?}");
+    }
+}
 
 fn assert_never_two(
     what: &str,
