@@ -117,7 +117,7 @@ complete -c sema -n '__fish_seen_subcommand_from run' -l mode -x -d 'octal permi
 complete -c sema -n '__fish_seen_subcommand_from run' -l no-sync -d 'do not wait for the disk'
 complete -c sema -n '__fish_seen_subcommand_from run' -l settle -x -a 'never takeover always' -d 'never, takeover or always: wait 20 ms for programs that do not lock the file (takeover)'
 complete -c sema -n '__fish_seen_subcommand_from run' -s E -l busy-status -x -d 'exit status if the lock is not granted in time (75)'
-complete -c sema -n '__fish_seen_subcommand_from run' -l busy-ok -d 'exit with 0 if the lock is not granted in time, and print nothing'
+complete -c sema -n '__fish_seen_subcommand_from run' -l busy-ok -d 'exit with 0 if the lock is not granted in time, and has been held for less than this time'
 complete -c sema -n '__fish_seen_subcommand_from run' -l on-lost -x -a 'term ignore' -d 'if the lock is lost, end the program: term or ignore (term)'
 complete -c sema -n '__fish_seen_subcommand_from run' -l kill-after -x -d 'how long the program may take to end once the lock is lost (10)'
 complete -c sema -n '__fish_seen_subcommand_from run' -l leftovers -x -a 'end wait leave' -d 'processes left in the program'\''s group: end (after a second), wait for them, leave (end)'

@@ -31,6 +31,7 @@ pub fn duration(text: &str) -> Option<Duration> {
             "s" => 1_000_000_000,
             "m" => 60 * 1_000_000_000,
             "h" => 3600 * 1_000_000_000,
+            "d" => 24 * 3600 * 1_000_000_000,
             // A number without a unit must be alone, because in `1m30` the unit of 30 is not clear.
             "" if number == text => 1_000_000_000,
             _ => return None,
@@ -161,7 +162,7 @@ mod tests {
             "1.s",
             "1..2",
             "1.2.3",
-            "1d",
+            "1w",
             "1m30",
             "30s1m",
             "1s1s",

@@ -29,7 +29,7 @@ use crate::lockfile::{
 };
 use crate::supervise;
 use crate::text::{reason, Plain};
-use options::{SemaCommand, SemaOptions, SemaRequest, SHORT_USAGE};
+use options::{BusyOk, SemaCommand, SemaOptions, SemaRequest, SHORT_USAGE};
 use report::{complain, holder_text, print, shown_path, Object};
 
 const PROGRAM: &str = "sema";
@@ -385,7 +385,13 @@ fn refuse(slot: &Semaphore, busy: &Busy, request: &SemaRequest) -> CommandResult
         _ => "Timeout waiting for lock",
     };
     let is_json_alone = options.json && matches!(command, Try | Release);
-    if !options.quiet && !is_json_alone && !options.busy_ok {
+    // A holder whose age is unknown may have held the lock for any time.
+    let is_below = |limit| (busy.details.age).is_some_and(|age| Duration::from_secs(age) < limit);
+    let is_fine = options.busy_ok.is_some_and(|ok| match ok {
+        BusyOk::Always => true,
+        BusyOk::Below(limit) => is_below(limit),
+    });
+    if !options.quiet && !is_json_alone && !is_fine {
         let prefix = match is_like_latch(Some(command)) {
             true => "sema: ",
             false => "",
@@ -399,7 +405,7 @@ fn refuse(slot: &Semaphore, busy: &Busy, request: &SemaRequest) -> CommandResult
         print_json(&report::held(busy))?;
     }
     Ok(match is_like_latch(Some(command)) {
-        true if options.busy_ok => DONE,
+        true if is_fine => DONE,
         true => options.busy_status.unwrap_or(BUSY),
         false => HELD,
     })

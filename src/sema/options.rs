@@ -95,7 +95,7 @@ const fn row(
 
 impl OptionRow {
     fn names(&self) -> impl Iterator<Item = &'static str> {
-        let words = self.head.split([',', ' ']);
+        let words = self.head.split([',', ' ', '[']);
         words.filter(|word| word.starts_with('-'))
     }
 
@@ -110,7 +110,12 @@ impl OptionRow {
     }
 
     fn has_value(&self) -> bool {
-        !self.head.ends_with(self.name())
+        !self.has_optional_value() && !self.head.ends_with(self.name())
+    }
+
+    /// Whether the option may have a value, after an equals sign.
+    fn has_optional_value(&self) -> bool {
+        self.head.contains("[=")
     }
 }
 
@@ -185,9 +190,9 @@ const OPTIONS: [OptionRow; 22] = [
         "exit status if the lock is not granted in time (75)",
     ),
     row(
-        "--busy-ok",
+        "--busy-ok[=time]",
         &[Run],
-        "exit with 0 if the lock is not granted in time, and print nothing",
+        "exit with 0 if the lock is not granted in time, and has been held for less than this time",
     ),
     row(
         "--on-lost what",
@@ -208,6 +213,13 @@ const OPTIONS: [OptionRow; 22] = [
     row("-V, --version", ALL, "print the version and exit"),
 ];
 
+/// For how long another process may have held the lock if `run` is to exit with 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum BusyOk {
+    Always,
+    Below(Duration),
+}
+
 /// The values of the options; `None` stands for the default.
 #[derive(Debug, Default)]
 pub(super) struct SemaOptions {
@@ -223,7 +235,7 @@ pub(super) struct SemaOptions {
     pub(super) config: SemaphoreConfig,
     pub(super) lock: SemaphoreOptions,
     pub(super) busy_status: Option<u8>,
-    pub(super) busy_ok: bool,
+    pub(super) busy_ok: Option<BusyOk>,
     /// Whether the command that `run` starts goes on if the lock is lost.
     pub(super) ignores_loss: bool,
     pub(super) kill_after: Option<Duration>,
@@ -275,7 +287,12 @@ impl SemaOptions {
                 self.lock = lock.settle(choice(value, all)?);
             }
             "--busy-status" => self.busy_status = Some(number(value, 0..=u8::MAX)?),
-            "--busy-ok" => self.busy_ok = true,
+            "--busy-ok" => {
+                self.busy_ok = Some(match value {
+                    "" => BusyOk::Always,
+                    value => BusyOk::Below(time(value)?),
+                });
+            }
             "--on-lost" => self.ignores_loss = choice(value, [("term", false), ("ignore", true)])?,
             "--kill-after" => self.kill_after = Some(time(value)?),
             "--leftovers" => self.leftovers = choice(value, Leftovers::NAMES)?,
@@ -424,6 +441,8 @@ fn set(
     let value = match (row.has_value(), attached) {
         (true, attached) => attached.or_else(|| rest.next()),
         (false, None) => Some(OsString::new()),
+        (false, Some(value)) if row.has_optional_value() && !value.is_empty() => Some(value),
+        (false, Some(_)) if row.has_optional_value() => None,
         (false, Some(_)) => return Err(format!("{name} takes no value")),
     };
     let value = value.ok_or_else(|| format!("{name} requires a value"))?;
@@ -485,7 +504,7 @@ fn help() -> String {
             let _ = writeln!(text, "{:30}({})", "", names.join(", "));
         }
     }
-    text.push_str("\nA time is in seconds, or has units: 250ms, 1.5s, 2m, 1m30s, 1h.\n");
+    text.push_str("\nA time is in seconds, or has units: 250ms, 1.5s, 2m, 1m30s, 1h, 2d.\n");
     text
 }
 

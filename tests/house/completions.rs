@@ -611,6 +611,8 @@ impl Opt {
             Some((names, value)) if !value.starts_with('-') => (names, Some(value)),
             _ => (head, None),
         };
+        // `--long[=value]`
+        let names = names.split('[').next().unwrap_or_default();
         let (short, long) = match names.split_once(", ") {
             Some((short, long)) => (Some(short.to_owned()), long),
             None => (None, names),

@@ -915,7 +915,7 @@ fn bad_usage_gives_one_line_and_touches_nothing() {
         ),
         (&["acquire", "g", "--timeout="], "invalid timeout value"),
         (
-            &["acquire", "g", "--timeout", "1d"],
+            &["acquire", "g", "--timeout", "1w"],
             "invalid timeout value",
         ),
         (
@@ -1001,8 +1001,8 @@ fn bad_usage_gives_one_line_and_touches_nothing() {
         (&["hold", "g", "h"], "unexpected argument: h"),
         (&["hold", "g", "-w", "1m30"], "invalid timeout value"),
         (
-            &["run", "g", "--kill-after", "1d", "--", "true"],
-            "invalid value '1d' for --kill-after: expected a time, such as 90, 1m30s or 500ms",
+            &["run", "g", "--kill-after", "1w", "--", "true"],
+            "invalid value '1w' for --kill-after: expected a time, such as 90, 1m30s or 500ms",
         ),
         (
             &["hold", "g", "--kill-after", "1"],
@@ -2349,6 +2349,17 @@ fn a_held_lock_is_75_for_run_or_the_busy_status() {
             "",
         ),
         (&["run", "f", "-n", "--busy-ok", "--", "false"], 0, ""),
+        (&["run", "f", "-n", "--busy-ok=2d", "--", "false"], 0, ""),
+        (
+            &["run", "f", "-n", "--busy-ok=0", "--", "false"],
+            75,
+            "sema: Lock already held\n  Holder PID: 1\n",
+        ),
+        (
+            &["run", "f", "-n", "--busy-ok=0", "-q", "--", "false"],
+            75,
+            "",
+        ),
     ] {
         let output = place.sema(arguments);
         assert_eq!(output.status.code(), Some(code), "{arguments:?}");
