@@ -186,8 +186,15 @@ pub struct ProcessStat {
     pub state: char,
     pub parent: i32,
     pub group: i32,
+    /// A thread of the kernel, which runs no program and has no files open.
+    pub is_kernel_thread: bool,
     /// When the process started, in clock ticks since boot.
     pub start_ticks: u64,
+}
+
+/// Whether the number is that of a kernel thread; `false` if /proc cannot tell.
+pub fn is_kernel_thread(pid: u32) -> bool {
+    stat(pid).is_some_and(|stat| stat.is_kernel_thread)
 }
 
 /// Reads /proc/PID/stat; `None` if the process is gone, or if /proc cannot tell.
@@ -201,6 +208,9 @@ pub fn name(pid: u32) -> Option<String> {
     Some(read(pid, "comm")?.trim_ascii_end().to_owned())
 }
 
+/// The bit in the flags of /proc/PID/stat that marks a kernel thread.
+const PF_KTHREAD: u32 = 0x0020_0000;
+
 fn parse_stat(stat: &str) -> Option<ProcessStat> {
     // The name in parentheses may contain any characters, so the third field comes after the last
     // parenthesis.
@@ -209,8 +219,10 @@ fn parse_stat(stat: &str) -> Option<ProcessStat> {
         state: fields.next()?.chars().next()?,
         parent: fields.next()?.parse().ok()?,
         group: fields.next()?.parse().ok()?,
-        // The 22nd field. The first five have been consumed.
-        start_ticks: fields.nth(22 - 6)?.parse().ok()?,
+        // The ninth field. The first five have been consumed.
+        is_kernel_thread: fields.nth(9 - 6)?.parse::<u32>().ok()? & PF_KTHREAD != 0,
+        // The 22nd field. The first nine have been consumed.
+        start_ticks: fields.nth(22 - 10)?.parse().ok()?,
     })
 }
 
@@ -366,12 +378,26 @@ mod tests {
                 state: 'S',
                 parent: 4,
                 group: 5,
+                is_kernel_thread: false,
                 start_ticks: 22,
             };
             assert_eq!(stat, Some(expected), "{name}");
         }
         assert_eq!(parse_stat("7 (cat) S 4 5"), None);
         assert_eq!(parse_stat(""), None);
+    }
+
+    #[test]
+    fn a_kernel_thread_is_known_by_its_flags() {
+        let stat = |flags: u32| {
+            let behind: Vec<String> = (10..=30).map(|field| field.to_string()).collect();
+            parse_stat(&format!("2 (x) S 0 0 0 0 -1 {flags} {}", behind.join(" ")))
+        };
+        for (flags, expected) in [(2_129_984, true), (4_194_560, false)] {
+            let stat = stat(flags).expect("a line of /proc/PID/stat");
+            assert_eq!((stat.is_kernel_thread, stat.start_ticks), (expected, 22));
+        }
+        assert!(!is_kernel_thread(std::process::id()));
     }
 
     #[test]

@@ -259,6 +259,7 @@ mod tests {
     use crate::lfpd::uucp::mark::LockedFor;
     use crate::lfpd::uucp::names::{content, DevicePath};
     use crate::sys::directory::names_in;
+    use crate::sys::process;
     use std::fs;
     use std::os::unix::fs::{symlink, PermissionsExt};
     use std::process::Command;
@@ -378,6 +379,21 @@ mod tests {
         assert!(lock(LockedFor::ProcessOf(65_534), early));
         assert!(lock(LockedFor::ProcessOf(65_534), late));
         assert!(!lock(LockedFor::AnyProcess, late));
+    }
+
+    #[test]
+    fn a_kernel_thread_holds_no_lock() {
+        let mut pids = process::all().expect("/proc");
+        let Some(thread) = pids.find(|pid| process::is_kernel_thread(*pid)) else {
+            return eprintln!("NOT TESTED: no kernel thread is visible in this PID namespace");
+        };
+        let host = Host::new();
+        fs::write(host.at("own/LCK..ttyS1"), content(thread)).expect("written");
+        fs::write(host.at("other/LCK..ttyS1"), content(thread)).expect("written");
+        host.lock("/dev/ttyS1", own_pid()).expect("free");
+        let path = host.at("own/LCK..ttyS1");
+        let named = fs::read_to_string(path).expect("readable");
+        assert_eq!(named, content(own_pid()));
     }
 
     /// Locks as a process that asks for itself.

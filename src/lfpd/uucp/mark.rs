@@ -75,9 +75,11 @@ impl LockedFor {
     }
 
     /// Whether the process `pid` exists and holds the lock, which was made at `made_at`. If the
-    /// kernel cannot tell, the process counts as the holder.
+    /// kernel cannot tell, the process counts as the holder. A kernel thread never does: it has the
+    /// number of a process of an earlier boot.
     pub(super) fn is_held_by(self, pid: u32, made_at: Duration) -> bool {
         process::is_process(pid)
+            && !process::is_kernel_thread(pid)
             && match self {
                 LockedFor::AnyProcess => true,
                 LockedFor::NoProcess => false,
