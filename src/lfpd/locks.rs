@@ -4,7 +4,7 @@
 use std::fmt;
 use std::io;
 use std::path::PathBuf;
-use std::time::SystemTime;
+use std::time::{Duration, Instant, SystemTime};
 
 use log::{debug, warn};
 use rustix::io::Errno;
@@ -15,12 +15,17 @@ use crate::lfpd::uucp::mark::LockedFor;
 use crate::lfpd::uucp::names::DevicePath;
 use crate::log::Throttle;
 use crate::sys::directory::FileId;
+use crate::sys::file_locks;
 use crate::text::{reason, Escaped};
 
 use super::command::LockTarget;
 use super::holders::Holders;
 use super::peer::{NamedProcess, Peer, PeerRule};
 use super::reply::LfpReply;
+
+/// How long a request reads the kernel's list of locks before the device counts as locked. Any user
+/// can make the list long.
+const LIST_PATIENCE: Duration = Duration::from_secs(1);
 
 /// The rules that say who may lock, and on behalf of which process.
 #[derive(Debug)]
@@ -58,7 +63,7 @@ impl Locks {
         }
     }
 
-    /// Locks a device if `peer` may do that. Blocks for at most two seconds.
+    /// Locks a device if `peer` may do that. Blocks for at most three seconds.
     pub fn lock(&self, peer: Peer, target: &LockTarget<'_>) -> LfpReply<'static> {
         let Some((path, pid)) = checked(target) else {
             return LfpReply::Denied;
@@ -86,6 +91,12 @@ impl Locks {
             seen_at,
             is_peers: process.is_some_and(|process| process.is_peers),
         };
+        // Before the turn, so that a long list delays no other request.
+        match is_locked_by_program(&device, &holder) {
+            Ok(false) => {}
+            Ok(true) => return LfpReply::Busy,
+            Err(error) => return self.failed("lock", shown, &error),
+        }
         match self.files.lock(&device, &holder) {
             Ok(None) => LfpReply::Busy,
             Ok(Some(lock)) => {
@@ -189,6 +200,19 @@ impl Locks {
     }
 }
 
+/// Whether a program other than the holder-to-be has locked the device itself, as pyserial and
+/// picocom do, which make no lock file.
+fn is_locked_by_program(device: &Device, holder: &NewHolder) -> io::Result<bool> {
+    if device.nodes.is_empty() {
+        return Ok(false);
+    }
+    let asker = holder.is_peers.then_some(holder.pid);
+    match file_locks::has_other(&device.nodes, asker, Instant::now() + LIST_PATIENCE) {
+        Err(error) if error.kind() == io::ErrorKind::TimedOut => Ok(true),
+        known => known,
+    }
+}
+
 impl fmt::Display for Peer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
@@ -216,7 +240,6 @@ mod tests {
     use std::process::Command;
     use std::sync::Arc;
     use std::thread;
-    use std::time::{Duration, Instant};
 
     #[test]
     fn an_unlocked_device_leaves_its_watch_to_another_holder() {

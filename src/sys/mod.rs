@@ -5,6 +5,7 @@ pub mod directory;
 pub mod event;
 #[cfg(feature = "cluster")]
 pub mod exec;
+pub mod file_locks;
 pub mod lookups;
 pub mod memory;
 pub mod moment;

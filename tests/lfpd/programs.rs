@@ -2,11 +2,11 @@
 //! those that lock serial devices without it.
 
 use std::fs;
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -110,6 +110,79 @@ fn live_locks_of_other_programs_are_respected() {
         assert_eq!(ask(&mut client, &lock), OKAY, "{program}");
         let unlock = format!("unlock /dev/{device} {own}");
         assert_eq!(ask(&mut client, &unlock), OKAY, "{program}");
+    }
+}
+
+/// A program with a terminal that it locks without a lock file, ended when dropped.
+struct TerminalLocker {
+    child: Child,
+    output: BufReader<ChildStdout>,
+    terminal: String,
+}
+
+impl TerminalLocker {
+    fn start(python: &Program) -> TerminalLocker {
+        let mut child = python
+            .command()
+            .arg(support_file("terminal_locks.py"))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("python3");
+        let mut output = BufReader::new(child.stdout.take().expect("it is a pipe"));
+        let terminal = line_of(&mut output);
+        TerminalLocker {
+            child,
+            output,
+            terminal,
+        }
+    }
+
+    fn lock(&mut self, how: &str) {
+        let stdin = self.child.stdin.as_mut().expect("it is a pipe");
+        writeln!(stdin, "{how}").expect("it reads");
+        assert_eq!(line_of(&mut self.output), how);
+    }
+}
+
+impl Drop for TerminalLocker {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn line_of(output: &mut impl BufRead) -> String {
+    let mut line = String::new();
+    output.read_line(&mut line).expect("text");
+    line.trim_end().to_owned()
+}
+
+#[test]
+fn a_terminal_that_another_program_has_locked_is_busy() {
+    let python = needs!("python3");
+    let mut program = TerminalLocker::start(&python);
+    let server = Lfpd::start(&[]);
+    let mut client = server.connect();
+    let (own, programs) = (std::process::id(), program.child.id());
+    for (how, for_us, for_it) in [
+        ("flock", BUSY, OKAY),
+        ("shared flock", BUSY, OKAY),
+        ("posix", BUSY, OKAY),
+        // The kernel does not tell which process has this one.
+        ("ofd", BUSY, BUSY),
+        ("none", OKAY, OKAY),
+    ] {
+        program.lock(how);
+        for (pid, reply) in [(own, for_us), (programs, for_it)] {
+            let target = format!("{} {pid}", program.terminal);
+            assert_eq!(ask(&mut client, &format!("lock {target}")), reply, "{how}");
+            assert_eq!(server.files().is_empty(), reply == BUSY, "{how}");
+            // What is locked by lfpd can be given back, whoever has the terminal.
+            let unlocked = ask(&mut client, &format!("unlock {target}"));
+            assert_eq!(unlocked, reply, "{how}");
+        }
+        program.lock("none");
     }
 }
 

@@ -10,6 +10,8 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
+use crate::sys::directory::FileId;
+
 use super::names::{numbered_names, DevicePath};
 
 /// The maximum number of links in a path, as in the kernel.
@@ -24,7 +26,7 @@ const SEARCHABLE_BY_ALL: u32 = 0o001;
 /// The folders below /dev in which a device may have other names. Only root can write there.
 const ALIAS_FOLDERS: [&[&[u8]]; 3] = [&[], &[b"serial", b"by-id"], &[b"serial", b"by-path"]];
 
-/// The names of the lock files of a device.
+/// The names of the lock files of a device, and the device's nodes.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Device {
     /// The names of the lock files that we make: without duplicates, and sorted, so that all our
@@ -35,6 +37,9 @@ pub struct Device {
     pub full: Vec<OsString>,
     /// All names under which a program may have locked the device, including those in `written`.
     pub known: Vec<OsString>,
+    /// The nodes with the device's numbers. A program may have locked any of them. Empty if the
+    /// device is not plugged in, and if it was looked up to unlock it.
+    pub nodes: Vec<FileId>,
 }
 
 impl Device {
@@ -44,33 +49,33 @@ impl Device {
     pub fn look_up(path: &DevicePath, root: &Path) -> Option<Device> {
         let target = walk(path, root)?;
         let (aliases, numbers) = match target.node {
-            None => (Vec::new(), Vec::new()),
+            None => (Aliases::default(), Vec::new()),
             Some((_, node)) if is_device(&node) => {
                 let (file_system, device) = (node.st_dev, node.st_rdev);
                 let numbers = numbered_names(major(file_system), major(device), minor(device));
-                (aliases_of(&node, root), numbers)
+                (Aliases::of(&node, root), numbers)
             }
             Some(_) => return None,
         };
-        Some(Device::new(&[path, &target.path], &aliases, numbers))
+        Some(Device::new(&[path, &target.path], aliases, numbers))
     }
 
     /// Looks up the names under which `path` may have been locked, even if the path now leads
     /// elsewhere.
     pub fn look_up_to_unlock(path: &DevicePath, root: &Path) -> Device {
         match walk(path, root) {
-            Some(target) => Device::new(&[path, &target.path], &[], Vec::new()),
-            None => Device::new(&[path], &[], Vec::new()),
+            Some(target) => Device::new(&[path, &target.path], Aliases::default(), Vec::new()),
+            None => Device::new(&[path], Aliases::default(), Vec::new()),
         }
     }
 
-    fn new(paths: &[&DevicePath], aliases: &[DevicePath], numbers: Vec<OsString>) -> Device {
+    fn new(paths: &[&DevicePath], aliases: Aliases, numbers: Vec<OsString>) -> Device {
         let sorted = |mut names: Vec<OsString>| {
             names.sort_unstable();
             names.dedup();
             names
         };
-        let all_paths = paths.iter().copied().chain(aliases);
+        let all_paths = paths.iter().copied().chain(&aliases.paths);
         Device {
             written: sorted(paths.iter().flat_map(|path| path.written_names()).collect()),
             full: paths.iter().map(|path| path.full_name()).collect(),
@@ -80,6 +85,7 @@ impl Device {
                     .chain(numbers)
                     .collect(),
             ),
+            nodes: aliases.nodes,
         }
     }
 }
@@ -163,43 +169,64 @@ fn walk(path: &DevicePath, root: &Path) -> Option<Destination> {
 /// The flags to open a file with O_PATH, which has no effect on a device.
 const NAME_ONLY: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
-/// Finds the other paths of the device `node` in [`ALIAS_FOLDERS`]: nodes with the same numbers,
-/// links to such a node, and the paths to which these links lead.
-fn aliases_of(node: &Stat, root: &Path) -> Vec<DevicePath> {
-    let mut aliases = Vec::new();
-    let is_same = |stat: &Stat| is_device(stat) && stat.st_rdev == node.st_rdev;
-    for folder in ALIAS_FOLDERS {
-        let parts: Vec<Vec<u8>> = folder.iter().map(|part| part.to_vec()).collect();
-        let Some((opened, entries)) = list(&DevicePath::of_parts(parts.clone()), root) else {
-            continue;
+/// The other paths of a device, and all its nodes.
+#[derive(Default)]
+struct Aliases {
+    paths: Vec<DevicePath>,
+    nodes: Vec<FileId>,
+}
+
+impl Aliases {
+    /// Finds the other paths of the device `node` in [`ALIAS_FOLDERS`]: nodes with the same
+    /// numbers, links to such a node, and the paths to which these links lead.
+    fn of(node: &Stat, root: &Path) -> Aliases {
+        let mut aliases = Aliases {
+            paths: Vec::new(),
+            nodes: vec![FileId::from(node)],
         };
-        for entry in entries.map_while(Result::ok) {
-            let name = entry.file_name();
-            let path = || DevicePath::of_parts([&parts[..], &[name.to_bytes().to_vec()]].concat());
-            match entry.file_type() {
-                FileType::CharacterDevice => {
-                    let stat = statat(&opened, name, AtFlags::SYMLINK_NOFOLLOW);
-                    if stat.is_ok_and(|stat| is_same(&stat)) {
-                        aliases.push(path());
-                    }
-                }
-                FileType::Symlink | FileType::Unknown => {
-                    let target = walk(&path(), root);
-                    if let Some(Destination {
-                        path: target,
-                        node: Some((_, stat)),
-                    }) = target
-                    {
-                        if is_same(&stat) {
-                            aliases.extend([path(), target]);
+        let is_same = |stat: &Stat| is_device(stat) && stat.st_rdev == node.st_rdev;
+        for folder in ALIAS_FOLDERS {
+            let parts: Vec<Vec<u8>> = folder.iter().map(|part| part.to_vec()).collect();
+            let Some((opened, entries)) = list(&DevicePath::of_parts(parts.clone()), root) else {
+                continue;
+            };
+            for entry in entries.map_while(Result::ok) {
+                let name = entry.file_name();
+                let part = || vec![name.to_bytes().to_vec()];
+                let path = || DevicePath::of_parts([&parts[..], &part()].concat());
+                match entry.file_type() {
+                    FileType::CharacterDevice => {
+                        let stat = statat(&opened, name, AtFlags::SYMLINK_NOFOLLOW);
+                        if let Some(stat) = stat.ok().filter(is_same) {
+                            aliases.add([path()], &stat);
                         }
                     }
+                    FileType::Symlink | FileType::Unknown => {
+                        let target = walk(&path(), root);
+                        if let Some(Destination {
+                            path: target,
+                            node: Some((_, stat)),
+                        }) = target
+                        {
+                            if is_same(&stat) {
+                                aliases.add([path(), target], &stat);
+                            }
+                        }
+                    }
+                    _ => {}
                 }
-                _ => {}
             }
         }
+        aliases
     }
-    aliases
+
+    fn add<const COUNT: usize>(&mut self, paths: [DevicePath; COUNT], node: &Stat) {
+        self.paths.extend(paths);
+        let node = FileId::from(node);
+        if !self.nodes.contains(&node) {
+            self.nodes.push(node);
+        }
+    }
 }
 
 /// Opens and lists a folder; `None` if there is no such folder.

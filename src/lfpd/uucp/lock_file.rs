@@ -384,6 +384,7 @@ mod tests {
                 written: names[..4].iter().map(OsString::from).collect(),
                 full: vec!["LCK..a_b".into(), "LCK..a".into()],
                 known: Vec::new(),
+                nodes: Vec::new(),
             };
             fs::write(scratch.join(names[0]), content(1)).expect("written");
             for name in &names[1..] {

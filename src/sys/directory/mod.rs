@@ -18,8 +18,8 @@ use std::time::{Duration, Instant};
 use nix::fcntl::{fcntl, FcntlArg};
 use nix::libc;
 use rustix::fs::{
-    accessat, flock, fstat, fsync, linkat, openat, statat, statx, unlinkat, Access, AtFlags,
-    FileType, FlockOperation, Mode, OFlags, Stat, StatxAttributes, StatxFlags, CWD,
+    accessat, flock, fstat, fsync, linkat, makedev, openat, statat, statx, unlinkat, Access,
+    AtFlags, FileType, FlockOperation, Mode, OFlags, Stat, StatxAttributes, StatxFlags, CWD,
 };
 use rustix::io::{retry_on_intr, Errno};
 use rustix::process::geteuid;
@@ -51,6 +51,14 @@ impl FileId {
 
     pub fn of(file: &File) -> io::Result<FileId> {
         Ok(FileId::from(&fstat(file)?))
+    }
+
+    /// Reads an id as /proc/locks has it: the numbers of the device in hexadecimal, and the inode.
+    pub fn parse(text: &str) -> Option<FileId> {
+        let mut parts = text.split(':');
+        let mut number = || u32::from_str_radix(parts.next()?, 16).ok();
+        let device = makedev(number()?, number()?);
+        Some(FileId(device, parts.next()?.parse().ok()?))
     }
 }
 
