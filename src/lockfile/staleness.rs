@@ -6,14 +6,11 @@ use std::time::Duration;
 use super::file_system::FileSystem;
 use super::record::{is_of_lock_file, Record};
 use crate::sys::directory::FileId;
-use crate::sys::process::Process;
+use crate::sys::process::{Process, CLOCK_IS_SET};
 
 /// The maximum difference between correct clocks, in seconds. A timestamp that is further in the
 /// future is from a wrong clock.
 const CLOCK_TOLERANCE: u64 = 60;
-
-/// The start of 2026, in seconds since 1970. A clock that shows an earlier time has never been set.
-const CLOCK_IS_SET: u64 = 1_767_225_600;
 
 /// The maximum time, in seconds, by which a holder can seem to have started after the timestamp of
 /// its lock.

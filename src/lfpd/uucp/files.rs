@@ -256,7 +256,8 @@ fn open_other(path: &Path) -> io::Result<Option<Directory>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lfpd::uucp::mark::LockedFor;
+    use crate::lfpd::uucp::boot;
+    use crate::lfpd::uucp::mark::{self, LockedFor};
     use crate::lfpd::uucp::names::{content, DevicePath};
     use crate::sys::directory::names_in;
     use crate::sys::process;
@@ -393,6 +394,30 @@ mod tests {
         host.lock("/dev/ttyS1", own_pid()).expect("free");
         let path = host.at("own/LCK..ttyS1");
         let named = fs::read_to_string(path).expect("readable");
+        assert_eq!(named, content(own_pid()));
+    }
+
+    #[test]
+    fn a_lock_of_an_earlier_boot_is_replaced() {
+        let host = Host::new();
+        // The first days of 2026: plausible, and before every boot of this program's hosts.
+        let old = std::time::UNIX_EPOCH + Duration::from_secs(process::CLOCK_IS_SET + 86_400);
+        let write = |at: &str, modified_at: SystemTime| {
+            fs::write(host.at(at), content(1)).expect("written");
+            let file = fs::File::options().write(true).open(host.at(at));
+            let set = file.and_then(|file| file.set_modified(modified_at));
+            set.expect("it is ours");
+        };
+        write("own/LCK..ttyS1", SystemTime::now());
+        assert_eq!(host.lock("/dev/ttyS1", own_pid()), None);
+        write("own/LCK..ttyS1", old);
+        write("other/LCK..ttyS1", old);
+        let probe = Directory::open(&host.at("own")).expect("a directory");
+        if !boot::is_older(mark::since_epoch(old), &probe) {
+            return eprintln!("NOT TESTED: the clock was wrong at boot, or files are in memory");
+        }
+        host.lock("/dev/ttyS1", own_pid()).expect("stale");
+        let named = fs::read_to_string(host.at("own/LCK..ttyS1")).expect("readable");
         assert_eq!(named, content(own_pid()));
     }
 

@@ -1,5 +1,6 @@
 //! Lock files of serial devices, in the tradition of UUCP.
 
+mod boot;
 pub mod device;
 pub mod files;
 mod lock_file;

@@ -12,6 +12,7 @@ use rustix::process::geteuid;
 use crate::sys::directory::{lock_within, Directory, Entry, FileId, StagedFile};
 use crate::sys::process;
 
+use super::boot;
 use super::lock_file::{inspect, modified_at, shown, LockFile, NameState, MODE, PRIVATE_NAMES};
 use super::mark::{has_begun_after, since_epoch};
 use super::names::Named;
@@ -52,7 +53,7 @@ impl<'a> Judge<'a> {
             NameState::File(file) => {
                 let is_stale = match std::ptr::eq(directory, self.own) {
                     true => self.is_stale(name, &file),
-                    false => self.is_without_holder(&file),
+                    false => self.is_without_holder(directory, &file),
                 };
                 if is_stale {
                     debug!("ignored-stale file={}", shown(name));
@@ -64,16 +65,19 @@ impl<'a> Judge<'a> {
 
     /// Whether the file, which is in our own directory, locks nothing and may be removed.
     pub(super) fn is_stale(&self, name: &OsStr, file: &LockFile) -> bool {
-        self.is_without_holder(file) || self.is_planted(file) || self.is_abandoned(name, file)
+        self.is_without_holder(self.own, file)
+            || self.is_planted(file)
+            || self.is_abandoned(name, file)
     }
 
     /// Whether the process that the file names has ended, or is not the process that took the lock.
-    fn is_without_holder(&self, file: &LockFile) -> bool {
+    fn is_without_holder(&self, directory: &Directory, file: &LockFile) -> bool {
         let Named::Process(pid) = file.named else {
             return false;
         };
         !file.locked_for.is_held_by(pid, file.modified_at)
             || (self.asker == Some(pid) && is_older_than(file, pid))
+            || boot::is_older(file.modified_at, directory)
     }
 
     /// Whether the file names a process that does not belong to the file's owner. Such a process
