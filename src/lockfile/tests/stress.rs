@@ -12,6 +12,7 @@ use rustix::fs::{flock, FlockOperation};
 use super::fault_injection::{Death, FaultyFiles};
 use super::*;
 use crate::lockfile::files::LockFiles;
+use crate::sys::random;
 
 const NAME: &str = "stress.lock";
 
@@ -119,7 +120,7 @@ fn run(run: &Run) -> Seen {
     // All processes begin with a stale file.
     fs::write(locks.join(NAME), format!("pid={DEAD}\ntimestamp=1\n")).expect("a stale lock");
 
-    let mut seed = getrandom::u64().expect("a seed");
+    let mut seed = random::number().expect("a seed");
     println!("seed {seed}");
     let mut start = |process: u64| {
         seed = seed.wrapping_add(1);
