@@ -5,7 +5,6 @@ use warnings;
 use IO::Socket::INET;
 use POSIX qw(WNOHANG);
 use Socket qw(IPPROTO_TCP TCP_KEEPIDLE TCP_KEEPINTVL TCP_KEEPCNT SOL_SOCKET SO_KEEPALIVE);
-use Time::HiRes qw(clock_gettime sleep);
 
 my ($host, $port, $wait, $lease) = ("localhost", 6388, 10, 30);    # seconds
 my $margin = $lease < 8 ? $lease / 4 : 2;    # stop relying on the lock this long before its end
@@ -13,21 +12,23 @@ my ($key, @command) = @ARGV;
 my ($socket, $token, $ends, $due);
 my ($renewal, $is_adopted) = ("n", 1);
 
-sub now { clock_gettime(7) }    # CLOCK_BOOTTIME counts the time in which the host is suspended
+# The time since boot, which counts the time in which the host is suspended.
+sub now { open(my $uptime, "<", "/proc/uptime") or die "no /proc\n"; (split ' ', <$uptime>)[0] }
+
+sub nap { select(undef, undef, undef, 0.1) }
 
 # The words of the reply, and none if the server does not answer in time.
 sub ask {
     my ($command, $argument, $patience) = @_;
-    local $SIG{ALRM} = sub { die "no answer\n" };
-    my $reply = eval {
-        Time::HiRes::alarm($patience > 0.1 ? $patience : 0.1);
-        syswrite($socket, "$command\n$key\n$argument\n") or die "closed\n";
-        my $line = "";
-        while ($line !~ /\n/) { sysread($socket, $line, 1024, length $line) or die "closed\n" }
-        $line;
-    };
-    Time::HiRes::alarm(0);
-    return split ' ', $reply // "";
+    my ($line, $deadline) = ("", now() + ($patience > 0.1 ? $patience : 0.1));
+    syswrite($socket, "$command\n$key\n$argument\n") or return;
+    while ($line !~ /\n/) {
+        my ($left, $ready) = ($deadline - now(), "");
+        vec($ready, fileno $socket, 1) = 1;
+        return unless $left > 0 && select($ready, undef, undef, $left) > 0;
+        sysread($socket, $line, 1024, length $line) or return;
+    }
+    return split ' ', $line;
 }
 
 sub connect_within {
@@ -70,9 +71,9 @@ if ($child == 0) {
     $SIG{PIPE} = "DEFAULT";
     exec { $command[0] } @command or die "$command[0]: $!\n";
 }
-until (waitpid($child, WNOHANG)) { is_held() ? sleep 0.1 : kill KILL => $child }
+until (waitpid($child, WNOHANG)) { is_held() ? nap() : kill KILL => $child }
 my $status = $? & 127 ? 128 + ($? & 127) : $? >> 8;
-sleep 0.1 while is_held() && !$socket;
+nap() while is_held() && !$socket;
 ($word) = is_held() ? ask("r", $token, 5) : ();
 die "the lock was lost\n" if ($word // "") ne "ok";
 exit $status;

@@ -35,6 +35,8 @@
 mod cluster;
 mod events;
 mod footprint;
+#[path = "../../tests/support/inherited.rs"]
+mod inherited;
 mod lfpd;
 mod load;
 mod lockfile;

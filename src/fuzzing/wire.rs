@@ -81,7 +81,7 @@ impl Heard {
                     reader.advance();
                 }
                 Buffered::TooLong => break "too long",
-                Buffered::Incomplete => match reader.read((&mut rest).take(size)) {
+                Buffered::Incomplete => match reader.read(Read::take(&mut rest, size)) {
                     Ok(()) => {}
                     Err(ReadEnd::Eof) => break "end of file",
                     Err(ReadEnd::Telnet) => break "telnet",

@@ -11,7 +11,7 @@ use crate::cli::failure::{CommandResult, Failure};
 use crate::client::{Address, Connection, Error, Holder};
 use crate::sys::operator_socket;
 use crate::sys::secret;
-use crate::text::{reason, unusable_file};
+use crate::text::{reason, unusable_file, Escaped};
 
 use super::servers::Target;
 use super::table::party;
@@ -47,11 +47,7 @@ pub(super) fn run(options: &options::Break) -> CommandResult {
     match (ended, file) {
         (Ok(()), _) if breaking.broken.is_empty() => Err(target.fails(LOST, not_held)),
         (Ok(()), _) => Ok(0),
-        (Err(Error::NotAllowed(_)), None) => Err(target.fails(
-            NO_PERMISSION,
-            "only root and the user of the server may do this, on its host, and clients with its \
-             admin token; see --admin-token-file",
-        )),
+        (Err(Error::NotAllowed(_)), None) => Err(target.fails(NO_PERMISSION, &refused(&target))),
         (Err(Error::NotAllowed(_)), _) => {
             let why = "the server refused the admin token, or has none";
             Err(target.fails(NO_PERMISSION, why))
@@ -59,6 +55,26 @@ pub(super) fn run(options: &options::Break) -> CommandResult {
         (Err(error @ Error::InvalidArgument(_)), _) => Err(unusable(file, &error.reason())),
         (Err(error), _) => Err(target.failure(&error)),
     }
+}
+
+/// Says who may break a grant, and where the server would have known that it is this user.
+fn refused(target: &Target) -> String {
+    let paths = target.port().map(operator_socket::paths_to_try);
+    let paths = paths
+        .iter()
+        .flatten()
+        .map(|path| Escaped::path(path).to_string());
+    let tried = match paths.collect::<Vec<_>>().join(", ") {
+        paths if paths.is_empty() => String::new(),
+        paths => format!(
+            " (no socket with this grant at {paths}; the log of the server names its socket, or \
+             says no-operator-socket)"
+        ),
+    };
+    format!(
+        "only root and the user of the server may do this, on its host{tried}, and clients with its \
+         admin token; see --admin-token-file"
+    )
 }
 
 /// Lists the holders of the key. This comes first because a server that does not know this request

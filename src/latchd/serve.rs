@@ -1,6 +1,7 @@
 //! The sockets and threads of a running server.
 
 use std::io;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use log::{debug, warn};
@@ -65,10 +66,11 @@ pub(super) fn listen(
 /// Makes the operator's socket. A failure is only logged, because the server works without the
 /// socket.
 fn listen_to_operator(port: u16) -> Option<Listener> {
-    let path = operator_socket::path_to_bind(port);
-    let bound = unix_path::bind(&path, OPERATOR_MODE, None);
-    let warn = |error: &io::Error| {
-        let (path, why) = (Escaped::path(&path), reason(error));
+    let bound = operator_socket::path_to_bind(port).and_then(|path| {
+        unix_path::bind(&path, OPERATOR_MODE, None).map_err(|error| (path, error))
+    });
+    let warn = |(path, error): &(PathBuf, io::Error)| {
+        let (path, why) = (Escaped::path(path), reason(error));
         warn!("no-operator-socket path={path} error=\"{why}\"");
     };
     bound.inspect_err(warn).ok()

@@ -378,7 +378,7 @@ mod tests {
                     reader.advance();
                 }
                 Buffered::TooLong => return (frames, true),
-                Buffered::Incomplete => match reader.read((&mut input).take(size as u64)) {
+                Buffered::Incomplete => match reader.read(Read::take(&mut input, size as u64)) {
                     Ok(()) => {}
                     Err(ReadEnd::Eof) => return (frames, false),
                     Err(end) => panic!("{end:?}"),

@@ -11,6 +11,7 @@ use latchd::client::{Address, Client as Guards};
 
 use crate::house::{Etcd, Server, TAKE_OVER, TTL};
 use crate::support::amount::amount;
+use crate::support::at_the_end::AtTheEnd;
 use crate::support::latch::{wait, Latch};
 use crate::support::limited::raise_our_own_limit;
 use crate::support::needs::needs;
@@ -397,13 +398,4 @@ fn a_rolling_upgrade_ends_no_job() {
     let count = count.load(Ordering::Relaxed);
     println!("{count} jobs");
     assert!(count > 20, "{count}");
-}
-
-/// Ends the work, also when the test fails.
-struct AtTheEnd<'a>(&'a AtomicBool);
-
-impl Drop for AtTheEnd<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
 }

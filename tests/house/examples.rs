@@ -144,9 +144,9 @@ fn the_counters_are_written_for_the_textfile_collector() {
 
 #[test]
 fn a_full_disk_leaves_the_last_counters_to_the_collector() {
-    let root = needs!(root);
+    let admin = needs!(admin);
     let daemon = Daemon::start(&[]);
-    let disk = Mount::tmpfs(root, "64k");
+    let disk = Mount::tmpfs(admin, "64k");
     let file = disk.path.join("latchd.prom");
     let write = || collect_counters(&daemon, &disk.path, &address(&daemon)).0;
     assert_eq!(write(), 0);

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::support::at_the_end::AtTheEnd;
 use crate::support::latch::{is_held, latch, ready, signal, wait, Latch};
 use crate::support::silent::free_port;
 use crate::support::stalls::fairly_within;
@@ -263,6 +264,7 @@ fn survive_cuts(count: usize) {
         (random >> 33) % limit
     };
     thread::scope(|scope| {
+        let _end = AtTheEnd(&is_over);
         let witness = scope.spawn(|| {
             let mut other = daemon.connect();
             while !is_over.load(Ordering::SeqCst) {

@@ -15,6 +15,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::reconnecting::{listener, Peer};
+use crate::support::at_the_end::AtTheEnd;
 use crate::support::latch::{
     is_held, latch, output, run, signal, state, status, text, wait, Latch,
 };
@@ -1496,6 +1497,7 @@ fn fences_never_go_back_whenever_a_caller_is_killed() {
     let seed = std::process::id();
     println!("seed {seed}");
     thread::scope(|scope| {
+        let _end = AtTheEnd(&over);
         let watcher = scope.spawn(|| {
             let mut highest = None;
             while !over.load(Ordering::Acquire) {

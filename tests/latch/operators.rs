@@ -4,6 +4,7 @@ use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::Stdio;
 use std::sync::mpsc;
@@ -11,9 +12,10 @@ use std::thread;
 use std::time::Duration;
 
 use crate::support::latch::{latch, output, ready, run, started, status, text, wait, Latch};
+use crate::support::limited::program_for_all;
 use crate::support::needs::needs;
-use crate::support::silent::{free_addr, refusing_addr};
-use crate::support::{fence, Daemon, Signal, PATIENCE};
+use crate::support::silent::{free_addr, free_port, refusing_addr};
+use crate::support::{fence, program, Daemon, Signal, PATIENCE};
 use latchd::client::{Address, Client, Error, Wait};
 
 /// How a server that is older than tags takes one.
@@ -579,13 +581,76 @@ fn a_break_of_many_grants_has_one_time_limit() {
 
 #[test]
 fn a_server_that_cannot_make_the_socket_serves_all_the_same() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let port = free_port();
+    let path = directory.path().join(format!("latchd-{port}.sock"));
+    fs::write(&path, "not a socket").expect("the directory is ours");
     let mut command = Daemon::command();
-    command.args(["--port", "0", "--print-port"]);
+    command.args(["--port", &port.to_string()]);
     command.env_remove("LATCHD_OPERATOR_SOCKET");
-    command.env("XDG_RUNTIME_DIR", "/nowhere/at/all");
+    command.env("XDG_RUNTIME_DIR", directory.path());
     let daemon = Daemon::from_command(command);
-    daemon.connect().acquire("k", 0);
-    daemon.wait_for_log("no-operator-socket path=/nowhere/at/all/latchd-", PATIENCE);
+    let line = format!("no-operator-socket path={} error=", path.display());
+    daemon.wait_for_log(&line, PATIENCE);
+    daemon.wait_for_log("listening ", PATIENCE);
+}
+
+/// In a container, under su or cron, and on hosts without systemd.
+#[test]
+fn a_plain_user_breaks_without_a_runtime_directory() {
+    const USER: u32 = 54_322;
+    let is_root = rustix::process::geteuid().is_root();
+    let of_user = |name: &str| {
+        let (directory, copy) = program_for_all(program(name));
+        let mut command = Daemon::command_of(copy);
+        command.env_remove("LATCHD_OPERATOR_SOCKET");
+        command.env_remove("XDG_RUNTIME_DIR");
+        if is_root {
+            command.uid(USER).gid(USER);
+        }
+        (directory, command)
+    };
+    let (_server, mut command) = of_user("latchd");
+    command.args(["--port", "0", "--print-port"]);
+    let daemon = Daemon::from_command(command);
+    let mut holder = daemon.connect();
+    holder.acquire_for("k", 0, 60);
+    let address = daemon.addr().to_string();
+    let breaks = || {
+        let (_client, mut command) = of_user("latch");
+        // Another login of the same user may have a directory of its own.
+        command.env("XDG_RUNTIME_DIR", "/nowhere/at/all");
+        command.args(["break", "k", "--server", &address]);
+        output(&mut command)
+    };
+    let broken = breaks();
+    assert_eq!(broken.status.code(), Some(0), "{}", text(&broken.stderr));
+    assert!(text(&broken.stdout).starts_with("broken: "));
+    holder.expect_eof();
+    daemon.signal(Signal::TERM);
+    assert!(daemon.wait_exit(PATIENCE).is_some());
+    let user = if is_root {
+        USER
+    } else {
+        rustix::process::geteuid().as_raw()
+    };
+    // Another server of this user may be there.
+    let _ = fs::remove_dir(format!("/tmp/latchd-{user}"));
+}
+
+#[test]
+fn a_refused_break_names_the_sockets_that_were_tried() {
+    let daemon = Daemon::start(&[]);
+    let mut holder = daemon.connect();
+    holder.acquire_for("k", 0, 60);
+    let refused = run(&daemon, &["break", "k"]);
+    assert_eq!(refused.status.code(), Some(77));
+    let said = text(&refused.stderr);
+    assert!(
+        said.contains(&format!("/run/latchd-{}.sock", daemon.port())),
+        "{said}"
+    );
+    assert!(said.contains("no-operator-socket"), "{said}");
 }
 
 #[test]

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
+use crate::support::at_the_end::AtTheEnd;
 use crate::support::latch::{is_held, latch, run, signal, text, wait, Latch};
 use crate::support::silent::free_addr;
 use crate::support::{
@@ -70,6 +71,7 @@ fn twenty_restarts_under_a_hundred_jobs_end_none() {
     let held = [const { AtomicBool::new(false) }; OLD_CLIENTS / 2];
     let grants = AtomicUsize::new(0);
     thread::scope(|scope| {
+        let _end = AtTheEnd(&is_over);
         for number in 0..OLD_CLIENTS {
             let (held, is_over, grants) = (&held[number / 2], &is_over, &grants);
             let key = format!("old-{}", number / 2);
@@ -102,7 +104,6 @@ fn twenty_restarts_under_a_hundred_jobs_end_none() {
                 assert_eq!(ended, None, "{restart}: the job of {key}");
             }
         }
-        is_over.store(true, Ordering::SeqCst);
     });
     // Those who have come back are no orphans.
     eventually(PATIENCE, "all have come back", || {

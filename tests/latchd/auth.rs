@@ -14,6 +14,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::support::amount::amount;
+use crate::support::at_the_end::AtTheEnd;
 use crate::support::limited::{limit_to, limited};
 use crate::support::needs::{needs, skipped, Program};
 use crate::support::stalls::{fair_test, in_time};
@@ -258,6 +259,7 @@ fn guesses_take_a_tenth_of_a_second_and_delay_no_client_once() {
     let began = Instant::now();
     let is_over = AtomicBool::new(false);
     let (guess_count, mut delays) = thread::scope(|scope| {
+        let _end = AtTheEnd(&is_over);
         let guessers: Vec<_> = (0..guesser_count)
             .map(|_| scope.spawn(|| guess_until(&is_over, addr)))
             .collect();
@@ -415,15 +417,6 @@ fn connect_from(source: &str, to: SocketAddr) -> TcpStream {
     socket.into()
 }
 
-/// Says that it is over when dropped, so that the guessers end with a test that fails, too.
-struct AtTheEnd<'a>(&'a AtomicBool);
-
-impl Drop for AtTheEnd<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-}
-
 fn is_shown_in(daemon: &Daemon, place: &str) -> bool {
     let shown = fs::read(format!("/proc/{}/{place}", daemon.pid())).expect("it runs");
     String::from_utf8_lossy(&shown).contains(SECRET)
@@ -578,16 +571,7 @@ fn ping_as(nc: &Program, gid: &str, socket: &Path) -> Output {
 
 #[test]
 fn a_server_that_every_host_can_use_warns_of_it() {
-    needs!(root);
-    // A container may forbid it.
-    let mut probe = Command::new("unshare");
-    if !probe
-        .args(["--net", "true"])
-        .status()
-        .is_ok_and(|status| status.success())
-    {
-        return skipped(&["network namespace"]);
-    }
+    needs!(admin);
     let log = |args: &[&str]| {
         // A network of its own, without any other host.
         let mut command = limited(&["unshare", "--net"]);

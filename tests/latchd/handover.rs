@@ -13,6 +13,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::support::amount::amount;
+use crate::support::at_the_end::AtTheEnd;
 use crate::support::limited::raise_our_own_limit;
 use crate::support::stalls::{fair_test, fairly_within, in_time};
 use crate::support::{
@@ -338,6 +339,7 @@ fn tries_and_waits_against_quick_releases_lose_no_wake_up() {
         AtomicBool::new(false),
     );
     thread::scope(|scope| {
+        let _end = AtTheEnd(&stop);
         for number in 0..8 {
             let mut client = daemon.connect();
             let (inside, grant_count, stop) = (&inside, &grant_count, &stop);

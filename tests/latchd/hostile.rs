@@ -18,6 +18,7 @@ use rustix::fs::{flock, FlockOperation};
 use rustix::net::{send, SendFlags};
 
 use crate::support::amount::amount;
+use crate::support::at_the_end::AtTheEnd;
 use crate::support::footprint::status_kib;
 use crate::support::limited::{limited, raise_our_own_limit};
 use crate::support::needs::needs;
@@ -399,6 +400,7 @@ fn tries_never_take_the_last_place_of_a_queue() {
     holder.acquire_for("k", 0, 60);
     let stop = AtomicBool::new(false);
     let replies: Vec<String> = thread::scope(|scope| {
+        let _end = AtTheEnd(&stop);
         for _ in 0..3 {
             let (stop, mut client) = (&stop, daemon.connect());
             scope.spawn(move || {

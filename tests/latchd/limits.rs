@@ -6,6 +6,7 @@ use std::sync::Barrier;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::support::at_the_end::AtTheEnd;
 use crate::support::limited::{is_served, limited, raise_our_own_limit, with_processes};
 use crate::support::needs::needs;
 use crate::support::stalls::{fair_test, in_time};
@@ -343,6 +344,7 @@ fn race(
 ) -> usize {
     let stop = AtomicBool::new(false);
     thread::scope(|scope| {
+        let _end = AtTheEnd(&stop);
         let threads: Vec<_> = (0..count)
             .map(|number| {
                 let mut client = daemon.connect();

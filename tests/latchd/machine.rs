@@ -4,7 +4,6 @@
 use std::fs;
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -83,15 +82,7 @@ fn without_proc_a_limited_server_serves() {
         "prlimit",
         "--as=4000000000",
     ];
-    if !rustix::process::geteuid().is_root() {
-        skipped(&["root, to hide /proc"]);
-        return;
-    }
-    let probe = Command::new("unshare").args(["-m", "true"]).status();
-    if !probe.is_ok_and(|status| status.success()) {
-        skipped(&["mount namespace"]);
-        return;
-    }
+    needs!(admin);
     let daemon = Daemon::from_command(limited(&wrapper));
     assert!(is_served(&mut daemon.connect()));
 }

@@ -13,6 +13,7 @@ use rustix::fs::FlockOperation;
 use tempfile::TempDir;
 
 use crate::fences::{inject, may_attach};
+use crate::support::at_the_end::AtTheEnd;
 use crate::support::clock::{clear_up_after, with_a_clock_of_its_own};
 use crate::support::limited::{behind, with_surroundings_of};
 use crate::support::locks::flocked;
@@ -396,6 +397,7 @@ fn twenty_restarts_in_a_row_lose_no_lock_and_give_none_twice() {
     let is_over = AtomicBool::new(false);
     let keys: Vec<String> = (0..6).map(|number| format!("key-{number}")).collect();
     thread::scope(|scope| {
+        let _end = AtTheEnd(&is_over);
         let holders: Vec<_> = keys
             .iter()
             .map(|key| {

@@ -7,10 +7,10 @@ use crate::support::{eventually, PATIENCE};
 #[test]
 fn in_user_space_a_process_has_one_guard_of_a_lock() {
     let [bindfs, mkntfs, ntfs_3g] = needs!("bindfs", "mkntfs", "ntfs-3g");
-    let root = needs!(root);
+    let admin = needs!(admin);
     for mount in [
-        Mount::bindfs(root, &bindfs),
-        Mount::ntfs_3g(root, &mkntfs, &ntfs_3g),
+        Mount::bindfs(admin, &bindfs),
+        Mount::ntfs_3g(admin, &mkntfs, &ntfs_3g),
     ] {
         let path = mount.path.join("a.lock");
         let lock = || Semaphore::with_defaults(&path).expect("a lock path");

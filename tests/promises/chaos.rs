@@ -23,6 +23,7 @@ use crate::place::{Place, Stream};
 use crate::random::{self, setting, Random};
 use crate::service::{House, Service, SHUTDOWN};
 use crate::support::amount::amount;
+use crate::support::at_the_end::AtTheEnd;
 #[cfg(feature = "cluster")]
 use crate::support::cluster::Etcd;
 use crate::support::footprint::{status_kib, Footprint};
@@ -128,15 +129,6 @@ impl Drop for Crowd {
         // Both fail only if it has ended, or was reaped.
         let _ = self.child.kill();
         let _ = self.child.wait();
-    }
-}
-
-/// Ends the noise, also when the test fails.
-struct AtTheEnd<'a>(&'a AtomicBool);
-
-impl Drop for AtTheEnd<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
     }
 }
 

@@ -16,6 +16,7 @@ use crate::history::{Reply, Request};
 use crate::journal::Journal;
 use crate::place::{Place, Stream};
 use crate::random::Random;
+use crate::support::at_the_end::AtTheEnd;
 use crate::support::{fence, parse_grant};
 
 /// How many clients a process has.
@@ -81,6 +82,7 @@ fn the_process_of_the_clients() {
     let journal = Journal::create(&self::journal(directory, process));
     let (is_over, connections) = (AtomicBool::new(false), AtomicU32::new(0));
     thread::scope(|scope| {
+        let _end = AtTheEnd(&is_over);
         for client in 0..CLIENTS {
             let mut client = Client {
                 process,
@@ -98,7 +100,6 @@ fn the_process_of_the_clients() {
         }
         // The end of stdin says that it is time.
         let _ = io::copy(&mut io::stdin(), &mut io::sink());
-        is_over.store(true, Ordering::Relaxed);
     });
 }
 

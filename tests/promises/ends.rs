@@ -5,6 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::support::amount::amount;
+use crate::support::at_the_end::AtTheEnd;
 use crate::support::limited::raise_our_own_limit;
 use crate::support::silent::free_addr;
 use crate::support::stalls::{fair_test, in_time};
@@ -195,6 +196,7 @@ fn after_a_kill_clients_know_and_the_address_is_free() {
     for round in 0..amount(10, 100) {
         let is_over = AtomicBool::new(false);
         daemon = thread::scope(|scope| {
+            let _end = AtTheEnd(&is_over);
             let (killed, is_over) = (&daemon, &is_over);
             let clients: Vec<_> = (0..30)
                 .map(|number| {

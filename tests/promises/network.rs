@@ -62,7 +62,7 @@ fn a_wrong_token_takes_as_long_at_every_door() {
 #[test]
 #[ignore = "long: cargo test --test promises network -- --ignored"]
 fn clients_that_are_cut_off_lose_their_keys_in_35_seconds() {
-    needs!(root);
+    needs!(admin);
     let [ip, nc] = needs!("ip", "nc");
     let mut command = limited(&["unshare", "-n"]);
     command.args(["--host", "0.0.0.0"]);

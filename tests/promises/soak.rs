@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use crate::noise::annoy;
 use crate::place::Place;
 use crate::random::{self, setting, Random};
+use crate::support::at_the_end::AtTheEnd;
 use crate::support::footprint::Footprint;
 use crate::support::{eventually, parse_grant, Client, Daemon, PATIENCE};
 
@@ -57,6 +58,7 @@ fn memory_and_descriptors_stay_flat_however_long_it_runs() {
     };
     let (is_over, claims) = (AtomicBool::new(false), AtomicU64::new(0));
     let looks = thread::scope(|scope| {
+        let _end = AtTheEnd(&is_over);
         for number in 0..CLIENTS + ANNOYING {
             let (mut random, place) = (Random::new(seed ^ number), &place);
             let (is_over, claims, daemon) = (&is_over, &claims, &daemon);

@@ -13,6 +13,7 @@ use std::time::Duration;
 use rustix::process::{kill_process, Pid, Signal};
 
 use crate::support::amount::amount;
+use crate::support::at_the_end::AtTheEnd;
 use crate::support::{fence, parse_grant, Client, Daemon, PATIENCE};
 
 /// How many holders there are in the process that is paused, each with a key of its own.
@@ -155,6 +156,7 @@ fn the_process_of_the_holders() {
     let (server, store) = (address(server), address(store));
     let is_over = AtomicBool::new(false);
     thread::scope(|scope| {
+        let _end = AtTheEnd(&is_over);
         for key in 0..HOLDERS {
             let is_over = &is_over;
             scope.spawn(move || {
@@ -167,7 +169,6 @@ fn the_process_of_the_holders() {
         }
         // The end of stdin says that it is time.
         let _ = io::copy(&mut io::stdin(), &mut io::sink());
-        is_over.store(true, Ordering::Relaxed);
     });
 }
 

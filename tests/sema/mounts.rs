@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::support::mounts::Mount;
-use crate::support::needs::{Program, Root};
+use crate::support::needs::{Admin, Program};
 
 /// The status of `run` and `hold` for a lock that is held.
 const BUSY: i32 = 75;
@@ -12,12 +12,12 @@ const AFTER_TWO_BEATS: [&str; 8] = ["run", "f", "--stale", "3", "-w", "30", "--"
 
 /// A place on each file system in user space, under the name of the file system.
 fn in_user_space(
-    root: Root,
+    admin: Admin,
     [bindfs, mkntfs, ntfs_3g]: [Program; 3],
 ) -> Vec<(&'static str, Place, Mount)> {
     let mounts = [
-        ("bindfs", Mount::bindfs(root, &bindfs)),
-        ("ntfs-3g", Mount::ntfs_3g(root, &mkntfs, &ntfs_3g)),
+        ("bindfs", Mount::bindfs(admin, &bindfs)),
+        ("ntfs-3g", Mount::ntfs_3g(admin, &mkntfs, &ntfs_3g)),
     ];
     let in_mount = |(name, mount): (_, Mount)| (name, Place::within(&mount.path), mount);
     mounts.into_iter().map(in_mount).collect()
@@ -32,7 +32,7 @@ fn seen_in(place: &Place, directory: &Path) -> Place {
 #[test]
 fn a_lock_in_user_space_has_one_holder_at_a_time() {
     let programs = needs!("bindfs", "mkntfs", "ntfs-3g");
-    for (name, place, _mount) in in_user_space(needs!(root), programs) {
+    for (name, place, _mount) in in_user_space(needs!(admin), programs) {
         // The guard of the killed holder tells its command to end, and this one ignores that.
         let script = "trap '' TERM; exec sleep 1000";
         let (mut holder, pid) = place.started(&["--kill-after", "60"], script);
@@ -57,7 +57,7 @@ fn a_lock_in_user_space_has_one_holder_at_a_time() {
 #[test]
 fn a_lock_in_user_space_is_kept_and_is_released() {
     let programs = needs!("bindfs", "mkntfs", "ntfs-3g");
-    for (name, place, _mount) in in_user_space(needs!(root), programs) {
+    for (name, place, _mount) in in_user_space(needs!(admin), programs) {
         // Its heartbeat comes each second, and finds the lock in place.
         let script = "cat f > before; sleep 2.5; cat f > after";
         let output = place.sema(&["run", "f", "--stale", "3", "--", "sh", "-c", script]);
@@ -92,7 +92,7 @@ fn a_lock_in_user_space_is_kept_and_is_released() {
 #[test]
 fn slots_in_user_space_have_one_holder_each() {
     let programs = needs!("bindfs", "mkntfs", "ntfs-3g");
-    for (name, place, _mount) in in_user_space(needs!(root), programs) {
+    for (name, place, _mount) in in_user_space(needs!(admin), programs) {
         let run = ["run", "f", "-n", "--slots", "2", "--", "true"];
         let held: Vec<Child> = (0..2)
             .map(|_| place.started(&["--slots", "2"], "exec sleep 1000").0)
@@ -111,10 +111,10 @@ fn slots_in_user_space_have_one_holder_each() {
 /// An unlocked file proves nothing where the holder may have locked it under another path.
 #[test]
 fn a_lock_seen_under_two_mounts_has_one_holder() {
-    let (root, bindfs) = (needs!(root), needs!("bindfs"));
+    let (admin, bindfs) = (needs!(admin), needs!("bindfs"));
     for (name, mount) in [
-        ("bindfs", Mount::bindfs(root, &bindfs)),
-        ("overlay", Mount::overlay(root)),
+        ("bindfs", Mount::bindfs(admin, &bindfs)),
+        ("overlay", Mount::overlay(admin)),
     ] {
         for is_held_above in [true, false] {
             let (here, there) = match is_held_above {
@@ -146,12 +146,12 @@ fn a_lock_seen_under_two_mounts_has_one_holder() {
 
 #[test]
 fn a_mount_point_is_refused_at_once() {
-    let root = needs!(root);
+    let admin = needs!(admin);
     let place = Place::new();
     for content in ["", "pid=99999999\ntimestamp=1\n"] {
         place.write("host.lock", content);
         place.write("f", "");
-        let _mount = Mount::of_file(root, &place.path("host.lock"), &place.path("f"));
+        let _mount = Mount::of_file(admin, &place.path("host.lock"), &place.path("f"));
         for (arguments, status) in [
             (&["try", "f"][..], 3),
             (&["acquire", "f"], 3),
@@ -180,7 +180,7 @@ fn a_mount_point_is_refused_at_once() {
 /// As in a container, or after a reboot without a clock: only the kernel's locks tell.
 #[test]
 fn a_guard_with_another_boot_id_and_name_is_judged_by_its_lock() {
-    needs!(root);
+    needs!(admin);
     let place = Place::new();
     place.write("boot_id", "00000000-0000-4000-8000-000000000000\n");
     let script = "hostname elsewhere && mount --bind boot_id /proc/sys/kernel/random/boot_id && \

@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use super::*;
+use crate::support::at_the_end::AtTheEnd;
 use crate::support::mounts::Mount;
 
 /// How long one storm lasts, in seconds, unless `LATCHD_STORM_SECONDS` says otherwise.
@@ -121,12 +122,12 @@ fn storm(name: &str, directory: &Path, programs: &[PathBuf]) {
     let place = Place::within(directory);
     let storm = Storm::default();
     thread::scope(|scope| {
+        let _end = AtTheEnd(&storm.is_over);
         for seed in 1..=WORKERS {
             let (storm, place) = (&storm, &place);
             scope.spawn(move || storm.work(place, programs, seed));
         }
         thread::sleep(Duration::from_secs(seconds));
-        storm.is_over.store(true, Ordering::SeqCst);
     });
     let grants = place.read("grants").lines().count();
     let doubles = fs::read_to_string(place.path("doubles")).unwrap_or_default();
@@ -142,14 +143,14 @@ fn storm(name: &str, directory: &Path, programs: &[PathBuf]) {
 #[test]
 #[ignore = "long: cargo test --release --test sema storm -- --ignored --nocapture"]
 fn in_a_storm_of_kills_no_two_are_inside_and_none_is_stuck() {
-    let (root, bindfs) = (needs!(root), needs!("bindfs"));
+    let (admin, bindfs) = (needs!(admin), needs!("bindfs"));
     let mut programs = vec![PathBuf::from(program("sema"))];
     // Another release of sema, to run beside this one.
     programs.extend(std::env::var_os("LATCHD_STORM_OTHER").map(PathBuf::from));
     storm("temporary directory", &std::env::temp_dir(), &programs);
     storm("tmpfs", Path::new("/dev/shm"), &programs);
-    storm("overlayfs", &Mount::overlay(root).path, &programs);
+    storm("overlayfs", &Mount::overlay(admin).path, &programs);
     // An older release grants a lock to two here.
     programs.truncate(1);
-    storm("bindfs", &Mount::bindfs(root, &bindfs).path, &programs);
+    storm("bindfs", &Mount::bindfs(admin, &bindfs).path, &programs);
 }

@@ -9,13 +9,15 @@ impl Server {
     fn in_place_of(_named: latchd::client::Address) -> (Server, latchd::client::Address) {
         for (name, _) in std::env::vars_os() {
             let text = name.to_string_lossy();
-            let prefixes = ["LATCHD_", "DFLOCKD_", "LISTEN_", "NOTIFY_"];
+            let prefixes = ["LATCH_", "LATCHD_", "DFLOCKD_", "LISTEN_", "NOTIFY_"];
             if prefixes.iter().any(|prefix| text.starts_with(prefix)) {
                 std::env::remove_var(&name);
             }
         }
         let server = Server(tempfile::tempdir().expect("there is room for a directory"));
         std::env::set_var("LATCHD_PORT", "off");
+        // Or the server would execute this program once more, and leave the directory of the first.
+        std::env::set_var("LATCHD_MALLOC", "");
         std::env::set_var("LATCHD_UNIX", server.path());
         std::thread::spawn(latchd::latchd_main);
         let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);

@@ -6,6 +6,7 @@
 #![allow(dead_code, unreachable_pub)]
 
 pub mod amount;
+pub mod at_the_end;
 pub mod clock;
 pub mod cluster;
 pub mod footprint;
@@ -149,8 +150,8 @@ impl Daemon {
         daemon
     }
 
-    /// Gives a command which runs `latchd` without arguments, deaf to whatever the environment of
-    /// the test says. Stdin is empty, stdout and stderr are collected unless set otherwise.
+    /// Gives a command which runs `latchd` without arguments. Stdin is empty, stdout and stderr are
+    /// collected unless set otherwise.
     pub fn command() -> Command {
         Daemon::command_of(program("latchd"))
     }
@@ -158,13 +159,7 @@ impl Daemon {
     /// The same of another program, which starts `latchd` or becomes it.
     pub fn command_of(program: impl AsRef<OsStr>) -> Command {
         let mut command = Command::new(program);
-        for (name, _) in std::env::vars_os() {
-            if is_heard_by_the_daemon(&name.to_string_lossy()) {
-                command.env_remove(name);
-            }
-        }
         command
-            .env("LATCHD_OPERATOR_SOCKET", "no")
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
@@ -318,12 +313,6 @@ pub fn waiter_count(stats: &serde_json::Value, key: &str) -> u64 {
         .filter(|entry| entry["key"] == key)
         .filter_map(|entry| entry["waiters"].as_u64())
         .sum()
-}
-
-fn is_heard_by_the_daemon(variable: &str) -> bool {
-    let prefixes = ["LATCHD_", "DFLOCKD_", "LISTEN_"];
-    let names = ["RUST_LOG", "JOURNAL_STREAM", "NOTIFY_SOCKET"];
-    prefixes.iter().any(|prefix| variable.starts_with(prefix)) || names.contains(&variable)
 }
 
 /// Stderr of the daemon, read by a thread so that the pipe never fills up.

@@ -6,7 +6,7 @@ use std::process::{Command, Output};
 
 use tempfile::TempDir;
 
-use super::needs::{Program, Root};
+use super::needs::{Admin, Program};
 
 /// The smallest image that `mkntfs` takes, with room to spare.
 const IMAGE_LEN: u64 = 8 << 20;
@@ -36,12 +36,12 @@ impl Mount {
     }
 
     /// Another view of a directory, in user space.
-    pub fn bindfs(_: Root, bindfs: &Program) -> Mount {
+    pub fn bindfs(_: Admin, bindfs: &Program) -> Mount {
         Mount::new(|mount| run(bindfs.command().args([&mount.below, &mount.path])))
     }
 
     /// A file system of its own, in user space.
-    pub fn ntfs_3g(_: Root, mkntfs: &Program, ntfs_3g: &Program) -> Mount {
+    pub fn ntfs_3g(_: Admin, mkntfs: &Program, ntfs_3g: &Program) -> Mount {
         Mount::new(|mount| {
             let image = mount.scratch.path().join("image");
             let file = fs::File::create(&image).expect("a file");
@@ -52,7 +52,7 @@ impl Mount {
     }
 
     /// A file system in memory, of this size.
-    pub fn tmpfs(_: Root, size: &str) -> Mount {
+    pub fn tmpfs(_: Admin, size: &str) -> Mount {
         Mount::new(|mount| {
             let mut command = Command::new("mount");
             command.args(["-t", "tmpfs", "-o", &format!("size={size}"), "none"]);
@@ -61,7 +61,7 @@ impl Mount {
     }
 
     /// A view of a directory through an overlay, whose upper directory it is.
-    pub fn overlay(_: Root) -> Mount {
+    pub fn overlay(_: Admin) -> Mount {
         Mount::new(|mount| {
             let path = |name: &str| {
                 let path = mount.scratch.path().join(name);
@@ -78,7 +78,7 @@ impl Mount {
     }
 
     /// One file under another path.
-    pub fn of_file(_: Root, file: &Path, path: &Path) -> Mount {
+    pub fn of_file(_: Admin, file: &Path, path: &Path) -> Mount {
         let mount = Mount {
             scratch: tempfile::tempdir().expect("a directory"),
             below: PathBuf::new(),

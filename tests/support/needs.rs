@@ -5,6 +5,7 @@
 //! let strace = needs!("strace");
 //! let [etcd, etcdctl] = needs!("etcd", "etcdctl");
 //! let root = needs!(root);
+//! let admin = needs!(admin);
 //! let own = needs!(own_programs);
 //! ```
 //!
@@ -53,18 +54,29 @@ impl AsRef<OsStr> for Program {
 #[derive(Clone, Copy, Debug)]
 pub struct Root(());
 
+/// Says that this process may mount file systems and make namespaces. The root of a container often
+/// may not.
+#[derive(Clone, Copy, Debug)]
+pub struct Admin(());
+
 /// Says that the programs to test are those that cargo has built, so that a test can look into
 /// them. Others may be static, stripped or for another processor: they load no library, their
 /// functions have no names, and their system calls other ones.
 #[derive(Clone, Copy, Debug)]
 pub struct OwnPrograms(());
 
-/// Gives the programs that are named, [`Root`] or [`OwnPrograms`], or ends the test. A name that is
-/// not in the list does not compile.
+/// Gives the programs that are named, [`Root`], [`Admin`] or [`OwnPrograms`], or ends the test. A
+/// name that is not in the list does not compile.
 macro_rules! needs {
     (root) => {
         match $crate::support::needs::root() {
             Some(root) => root,
+            None => return,
+        }
+    };
+    (admin) => {
+        match $crate::support::needs::admin() {
+            Some(admin) => admin,
             None => return,
         }
     };
@@ -112,6 +124,23 @@ pub fn root() -> Option<Root> {
         skipped(&["root"]);
     }
     is_root.then_some(Root(()))
+}
+
+/// The proof that this process may mount file systems and make namespaces, or `None` and a note.
+/// Tries it, since a container or a security module may refuse what the capabilities allow.
+pub fn admin() -> Option<Admin> {
+    static MAY: LazyLock<bool> = LazyLock::new(|| {
+        let mut unshare = Command::new("unshare");
+        unshare.args(["--mount", "--uts", "--net", "--pid", "--fork"]);
+        let tried = unshare
+            .args(["mount", "-t", "tmpfs", "none", "/tmp"])
+            .output();
+        rustix::process::geteuid().is_root() && tried.is_ok_and(|it| it.status.success())
+    });
+    if !*MAY {
+        skipped(&["right to mount and to make namespaces"]);
+    }
+    MAY.then_some(Admin(()))
 }
 
 /// The proof that cargo has built the programs to test, or `None` and a note.
@@ -167,6 +196,24 @@ fn find(name: &str) -> Option<Program> {
         "strace" => says(&program, &["sh", "-c", "echo traced"], "traced"),
         // There are several, with other options.
         "nc" => says(&program, &["-h"], "OpenBSD"),
+        // Debian's perl-base lacks most modules of perl.
+        "perl" => says(
+            &program,
+            &[
+                "-e",
+                "use IO::Socket::INET; use POSIX; use Socket; print 'modules'",
+            ],
+            "modules",
+        ),
+        // Debian's python3-minimal lacks most of the library.
+        "python3" => says(
+            &program,
+            &[
+                "-c",
+                "import json, pty, select, socket, subprocess, termios; print('modules')",
+            ],
+            "modules",
+        ),
         // A container may have no file systems in user space.
         "bindfs" | "ntfs-3g" => File::open("/dev/fuse").is_ok(),
         _ => true,

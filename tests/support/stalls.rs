@@ -1,7 +1,8 @@
 //! What is timed on a machine that others use as well.
 
+use std::any::Any;
 use std::fmt;
-use std::panic::{catch_unwind, panic_any, resume_unwind, AssertUnwindSafe};
+use std::panic::{catch_unwind, resume_unwind, AssertUnwindSafe, Location};
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -37,22 +38,24 @@ macro_rules! in_time {
 #[allow(unused_imports)]
 pub(crate) use in_time;
 
-/// The panic of [`in_time`].
-struct Late;
+/// What the panics of [`in_time`] begin with.
+const LATE: &str = "not in time: ";
 
+#[track_caller]
 pub fn late(message: fmt::Arguments<'_>) -> ! {
-    eprintln!("not in time: {message}");
-    panic_any(Late)
+    panic!("{LATE}{message}")
 }
 
 /// The verdict of `timed` on times. A bad one counts only if a thread that did nothing but sleep
 /// beside it was woken in time: if not, the machine was late, and `timed` has another chance, which
 /// is noted. What is no matter of time must not be in the verdict.
+#[track_caller]
 pub fn fairly<T, E>(timed: impl FnMut() -> Result<T, E>) -> Result<T, E> {
     fairly_within(STALL, timed)
 }
 
 /// The same, where a machine that is late by `stall` is too late to judge.
+#[track_caller]
 pub fn fairly_within<T, E>(
     stall: Duration,
     mut timed: impl FnMut() -> Result<T, E>,
@@ -66,7 +69,9 @@ pub fn fairly_within<T, E>(
         if verdict.is_ok() || lateness < stall || is_last {
             return verdict;
         }
-        let test = thread::current().name().unwrap_or_default().to_owned();
+        // A thread of a scope has no name.
+        let place = Location::caller().to_string();
+        let test = thread::current().name().map_or(place, str::to_owned);
         println!("once more, since the machine was late by {lateness:?}");
         note("retried", &[&test]);
     }
@@ -75,14 +80,20 @@ pub fn fairly_within<T, E>(
 
 /// Runs a test that asserts times with [`in_time`]. A failure of these counts as it does to
 /// [`fairly`]; any other fails the test.
+#[track_caller]
 pub fn fair_test(mut test: impl FnMut()) {
     let verdict = fairly(|| {
-        catch_unwind(AssertUnwindSafe(&mut test)).or_else(|failure| match failure.is::<Late>() {
+        catch_unwind(AssertUnwindSafe(&mut test)).or_else(|failure| match is_late(&*failure) {
             true => Err(failure),
             false => resume_unwind(failure),
         })
     });
     verdict.unwrap_or_else(|failure| resume_unwind(failure));
+}
+
+fn is_late(failure: &(dyn Any + Send)) -> bool {
+    let message = failure.downcast_ref::<String>();
+    message.is_some_and(|message| message.starts_with(LATE))
 }
 
 /// What `timed` gives, and by how much the machine was late meanwhile.

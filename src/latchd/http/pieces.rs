@@ -34,7 +34,7 @@ pub fn http_request(input: &[u8]) {
 /// Reads a head that arrives in pieces of at most `size` bytes.
 fn read(mut head: &[u8], max_len: usize, size: u64) -> Option<Result<HttpRequest, HttpRefusal>> {
     request::read(max_len, |room| {
-        (&mut head).take(size).read(room).unwrap_or(0)
+        Read::take(&mut head, size).read(room).unwrap_or(0)
     })
 }
 
