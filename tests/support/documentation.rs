@@ -16,8 +16,6 @@ impl Server {
         }
         let server = Server(tempfile::tempdir().expect("there is room for a directory"));
         std::env::set_var("LATCHD_PORT", "off");
-        // Or the server would execute this program once more, and leave the directory of the first.
-        std::env::set_var("LATCHD_MALLOC", "");
         std::env::set_var("LATCHD_UNIX", server.path());
         std::thread::spawn(latchd::latchd_main);
         let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);
