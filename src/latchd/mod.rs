@@ -182,7 +182,7 @@ fn offer(options: &Options) -> Offer {
             adopt: true,
             slots: true,
             keeps: options.etcd.is_some() || options.handover_file.is_some(),
-            stays: !options.auto_release(),
+            lingers: !options.auto_release(),
         },
     }
 }

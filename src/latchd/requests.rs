@@ -227,7 +227,7 @@ mod tests {
             adopt: true,
             slots: false,
             keeps: false,
-            stays: false,
+            lingers: false,
         },
     };
 

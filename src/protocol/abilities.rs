@@ -14,7 +14,7 @@ pub struct Abilities {
     /// The server's grants survive its orderly end.
     pub keeps: bool,
     /// The server's grants survive the end of their connections, until their leases end.
-    pub stays: bool,
+    pub lingers: bool,
 }
 
 impl Abilities {
@@ -26,7 +26,7 @@ impl Abilities {
                 "adopt" => abilities.adopt = true,
                 "slots" => abilities.slots = true,
                 "keeps" => abilities.keeps = true,
-                "stays" => abilities.stays = true,
+                "lingers" => abilities.lingers = true,
                 _ => {}
             }
         }
@@ -39,7 +39,7 @@ impl Abilities {
         is_there(needed.adopt, self.adopt)
             && is_there(needed.slots, self.slots)
             && is_there(needed.keeps, self.keeps)
-            && is_there(needed.stays, self.stays)
+            && is_there(needed.lingers, self.lingers)
     }
 
     fn words(self) -> impl Iterator<Item = &'static str> {
@@ -47,7 +47,7 @@ impl Abilities {
             (self.adopt, "adopt"),
             (self.slots, "slots"),
             (self.keeps, "keeps"),
-            (self.stays, "stays"),
+            (self.lingers, "lingers"),
         ];
         all.into_iter().filter(|it| it.0).map(|it| it.1)
     }

@@ -103,7 +103,7 @@ impl Random {
             adopt: has(),
             slots: has(),
             keeps: has(),
-            stays: has(),
+            lingers: has(),
         }
     }
 

@@ -61,6 +61,6 @@ impl Connection {
     /// Whether a grant can live on although its connection has ended and no client releases it: the
     /// server keeps it, or the next server of the cluster has it on record.
     pub(in crate::client) fn outlives_connection(&self) -> bool {
-        self.abilities.stays || self.server.other_count() > 0
+        self.abilities.lingers || self.server.other_count() > 0
     }
 }

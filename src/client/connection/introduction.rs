@@ -18,7 +18,7 @@ const OURS: Abilities = Abilities {
     adopt: true,
     slots: false,
     keeps: false,
-    stays: false,
+    lingers: false,
 };
 
 impl Connection {
