@@ -780,6 +780,7 @@ fn after_a_close_the_next_attempt_introduces_itself_again() {
 #[test]
 fn a_server_that_answers_error_and_closes_is_asked_plainly() {
     let (listener, addr) = listener();
+    let (has_returned, returned) = mpsc::channel();
     thread::scope(|scope| {
         scope.spawn(move || {
             let mut first = Peer::accept(&listener);
@@ -794,11 +795,12 @@ fn a_server_that_answers_error_and_closes_is_asked_plainly() {
             // Each later connection introduces itself: the server may be a newer one by then.
             let mut third = Peer::accept(&listener);
             assert_eq!(third.any_request(), "hello _ adopt");
+            has_returned.send(()).expect("the test waits for it");
             third.answer("ok adopt");
             third.give_to_adopter_and_take_back(30);
         });
         let guard = guard_of(&addr.to_string());
-        eventually(PATIENCE, "the end is noticed", || !guard.is_held());
+        returned.recv_timeout(PATIENCE).expect("it comes back");
         eventually(PATIENCE, "it is held again", || guard.is_held());
         guard.release().expect("held");
     });

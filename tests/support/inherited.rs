@@ -55,7 +55,12 @@ fn is_heard(name: &str) -> bool {
     let prefixes = ["LATCH_", "LATCHD_", "DFLOCKD_", "LFPD_", "LISTEN_", "SEMA_"];
     let names = ["RUST_LOG", "JOURNAL_STREAM", "NOTIFY_SOCKET"];
     let is_ours = prefixes.iter().any(|prefix| name.starts_with(prefix)) || names.contains(&name);
-    is_ours && !OF_TESTS.iter().any(|prefix| name.starts_with(prefix))
+    is_ours && !is_of_tests(name)
+}
+
+/// Whether this variable is one of the tests themselves.
+pub fn is_of_tests(name: &str) -> bool {
+    OF_TESTS.iter().any(|prefix| name.starts_with(prefix))
 }
 
 fn catch_what_is_ignored() {

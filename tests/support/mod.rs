@@ -11,7 +11,7 @@ pub mod clock;
 pub mod cluster;
 pub mod footprint;
 pub mod group;
-mod inherited;
+pub mod inherited;
 pub mod latch;
 pub mod limited;
 pub mod locks;
@@ -159,6 +159,12 @@ impl Daemon {
     /// The same of another program, which starts `latchd` or becomes it.
     pub fn command_of(program: impl AsRef<OsStr>) -> Command {
         let mut command = Command::new(program);
+        // The daemon would warn of the variables of the tests.
+        for (name, _) in std::env::vars_os() {
+            if inherited::is_of_tests(&name.to_string_lossy()) {
+                command.env_remove(name);
+            }
+        }
         command
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
