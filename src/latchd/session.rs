@@ -50,22 +50,40 @@ impl<'s, 'a> Session<'s, 'a> {
     /// Serves requests until the connection ends. Returns the reason, and how many requests were
     /// malformed.
     pub(super) fn converse(mut self) -> (Ending, u32) {
-        loop {
-            if let Err(ending) = self.go_on() {
-                return (ending, self.malformed_count);
+        let ending = loop {
+            if let Err(ending) = self.serve_arrived() {
+                break ending;
             }
-        }
+            // The loop, the write and the blocking read are one frame. Each function that returns
+            // between this loop and the read costs a request up to half a microsecond, presumably
+            // because other threads ran on the core in the meantime: the processor mispredicts the
+            // return, and the code behind it is cold. Two such functions cost 29.8 us of the
+            // server's time for a pair of acquire and release instead of 27.1 (16 connections on
+            // one core). So what is on the way to these system calls is always inlined. A test
+            // looks at the stacks.
+            if let Err(ending) = self.outbox.flush() {
+                break ending;
+            }
+            match self.input.read(None, &mut self.outbox.out) {
+                Ok(()) => {}
+                Err(Ending::ReadTimeout) if !self.input.is_within_frame() => {
+                    if let Err(ending) = self.stay_idle() {
+                        break ending;
+                    }
+                }
+                Err(ending) => break ending,
+            }
+        };
+        (ending, self.malformed_count)
     }
 
-    fn go_on(&mut self) -> Result<(), Ending> {
-        if self.input.has_frame()? {
-            return self.serve_frame();
+    /// Serves the whole frames that have arrived.
+    #[inline(never)] // what it needs of the stack is free during the read
+    fn serve_arrived(&mut self) -> Result<(), Ending> {
+        while self.input.has_frame()? {
+            self.serve_frame()?;
         }
-        self.outbox.flush()?;
-        match self.input.read(None, &mut self.outbox.out) {
-            Err(Ending::ReadTimeout) if !self.input.is_within_frame() => self.stay_idle(),
-            read => read,
-        }
+        Ok(())
     }
 
     fn serve_frame(&mut self) -> Result<(), Ending> {

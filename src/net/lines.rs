@@ -210,6 +210,7 @@ impl<const N: usize> LineReader<N> {
 
     /// Blocks until the peer sends something, or until the socket's read timeout. Returns at once
     /// if the buffer has bytes after an interrupt that have not been looked at.
+    #[inline(always)] // into the session's loop, which says why
     pub fn read(&mut self, mut stream: impl Read) -> Result<(), ReadEnd> {
         if self.scanned < self.end {
             return Ok(());

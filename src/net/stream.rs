@@ -140,9 +140,7 @@ impl Stream {
 
     /// Writes all of `bytes` within `timeout` (`None`: no limit), like [`write_within`].
     ///
-    /// Inlined into the session's loop, like the read, because a return right after a system call
-    /// is slow. Presumably the processor mispredicts that return, because the kernel has
-    /// overwritten its stack of return addresses.
+    /// Inlined into the session's loop, which says why.
     #[inline(always)]
     pub fn write_within(&self, bytes: &mut &[u8], timeout: Option<Duration>) -> io::Result<()> {
         if let Stream::Tls(stream) = self {
@@ -284,7 +282,7 @@ pub fn discard(limit: Duration, mut read: impl FnMut(&mut [u8], Duration) -> io:
 }
 
 impl Read for &Stream {
-    #[inline(always)] // into the session, as `write_within`
+    #[inline(always)] // into the session's loop, which says why
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         if let Stream::Tls(stream) = self {
             return stream.read(buffer);

@@ -104,7 +104,7 @@ impl<'a> Input<'a> {
     /// Blocks until the client has sent more, or until the deadlines must be checked again. Puts
     /// the replies to telnet commands into `out`. Fails with [`Ending::ReadTimeout`] if the awaited
     /// byte or line end has not arrived by its deadline or by `limit`.
-    #[inline(always)] // for the same reason as `Stream::write_within`
+    #[inline(always)] // into the session's loop, which says why
     pub(in crate::latchd) fn read(
         &mut self,
         limit: Option<Instant>,

@@ -106,7 +106,7 @@ impl<'a> Outbox<'a> {
         }
     }
 
-    #[inline(always)] // for the same reason as `Stream::write_within`
+    #[inline(always)] // into the session's loop, which says why
     pub(in crate::latchd) fn flush(&mut self) -> Result<(), Ending> {
         // A flush that fails is the last one, so none are left from before.
         self.untold = self.rules.wait_for_journal(&mut self.promised);
@@ -227,7 +227,7 @@ fn makes_room(out: &mut Vec<u8>) -> bool {
 }
 
 /// Sends the replies. If that fails, leaves the bytes in `out` that were not sent.
-#[inline(always)] // for the same reason as `Stream::write_within`
+#[inline(always)] // into the session's loop, which says why
 fn flush(out: &mut Vec<u8>, stream: &Stream, rules: &SessionRules) -> Result<(), Ending> {
     if out.is_empty() {
         return Ok(());
