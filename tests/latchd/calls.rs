@@ -1,13 +1,21 @@
-//! What a request costs in system calls.
+//! What a request costs in system calls, and how deep in the stack a session makes them.
 
+use std::collections::HashSet;
 use std::fs;
 use std::process::Command;
 
 use crate::support::limited::{behind, with_surroundings_of};
 use crate::support::needs::needs;
-use crate::support::{eventually, program, Client, Daemon, PATIENCE};
+use crate::support::{eventually, program, Client, Daemon, Signal, PATIENCE};
 
 const PAIR_COUNT: usize = 50;
+
+const SESSION_LOOP: &str = "latchd::latchd::session::Session::converse";
+
+/// The functions of this package on the stack of a session's thread, from the thread's first one to
+/// [`SESSION_LOOP`]. A request does not return through them, but each may touch another page of the
+/// stack.
+const LOOP_DEPTH: usize = 7;
 
 /// The calls of the thread that was the last to receive, in order.
 fn calls_of_session(trace: &str) -> Vec<String> {
@@ -57,4 +65,59 @@ fn an_uncontended_pair_is_two_receives_and_two_sends() {
     let mut compared = pairs().filter(|call| *call != "futex").zip(expected);
     let differing = compared.find(|(call, expected)| call != expected);
     assert_eq!(differing, None, "{calls:?}");
+}
+
+/// Frames, because what they cost does not show in a time that a test could measure: see
+/// `Session::converse`.
+#[test]
+fn a_session_reads_and_writes_in_the_frame_of_its_loop() {
+    let valgrind = needs!("valgrind");
+    let directory = tempfile::tempdir().expect("there is room");
+    let profile = directory.path().join("profile");
+    let mut plain = Command::new(program("latchd"));
+    plain.args(["--port", "0", "--print-port"]);
+    let out = format!("--callgrind-out-file={}", profile.display());
+    let wrapper = [
+        &valgrind.path().to_string_lossy(),
+        "--tool=callgrind",
+        &out,
+        "--compress-strings=no",
+        // These functions are listed once for each stack, with at most this many callers.
+        "--separate-callers60=rustix::net::send_recv::recv",
+        "--separate-callers60=rustix::net::send_recv::send",
+    ];
+    let command = with_surroundings_of(&Daemon::command(), behind(&wrapper, &plain));
+    let daemon = Daemon::from_command(command);
+    let mut client = daemon.connect();
+    for _ in 0..3 {
+        let grant = client.acquire("k", 10);
+        assert_eq!(client.request("n", "k", &grant.token), "ok 33");
+        assert_eq!(client.request("r", "k", &grant.token), "ok");
+    }
+    drop(client);
+    daemon.signal(Signal::TERM);
+    let ended = daemon.wait_exit(6 * PATIENCE);
+    assert!(ended.is_some(), "it drains:\n{}", daemon.log());
+
+    let profile = fs::read_to_string(&profile).expect("callgrind writes it at the end");
+    for call in ["recv", "send"] {
+        let stacks = stacks_of_session(&profile, &format!("rustix::net::send_recv::{call}"));
+        assert!(!stacks.is_empty(), "no {call} in the session's loop");
+        for stack in stacks {
+            assert_eq!(stack[0], SESSION_LOOP, "{call} is called by {stack:#?}");
+            assert_eq!(stack.len(), LOOP_DEPTH, "{call} is called by {stack:#?}");
+        }
+    }
+}
+
+/// The functions of this package on each stack on which the session's loop calls `function`, the
+/// innermost first.
+fn stacks_of_session<'a>(profile: &'a str, function: &str) -> HashSet<Vec<&'a str>> {
+    let names = profile.lines().filter_map(|line| line.strip_prefix("fn="));
+    let of_function = names.filter_map(|name| name.strip_prefix(function)?.strip_prefix('\''));
+    let of_loop = of_function.filter(|callers| callers.split('\'').any(|it| it == SESSION_LOOP));
+    let is_ours = |name: &&str| name.trim_start_matches(['<', '&']).starts_with("latchd::");
+    of_loop
+        .map(|callers| callers.split('\'').filter(is_ours).collect())
+        .collect()
 }
