@@ -1,5 +1,6 @@
 //! A claim's entry: first in the queue of its key, then among its holders.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use super::connection::ConnectionEntry;
@@ -124,10 +125,10 @@ impl LockTable {
     pub(super) fn link_to_connection(&mut self, id: PlaceId, now: Instant) {
         let place = &self.places[id];
         let (conn, is_told) = (place.conn, place.is_told);
-        let entry = self
-            .conns
-            .entry(conn)
-            .or_insert_with(|| ConnectionEntry::new(now));
+        let entry = match self.conns.get_mut(&conn) {
+            Some(entry) => entry,
+            None => add_connection(&mut self.conns, conn, now),
+        };
         entry.list_of(is_told).push(&mut self.places, id);
         entry.count += 1;
     }
@@ -206,4 +207,16 @@ impl LockTable {
         }
         self.places.remove(id);
     }
+}
+
+/// Adds a connection at its first claim.
+#[inline(never)] // later claims need none of its stack, which is large
+fn add_connection(
+    conns: &mut BTreeMap<ConnId, ConnectionEntry>,
+    conn: ConnId,
+    now: Instant,
+) -> &mut ConnectionEntry {
+    conns
+        .entry(conn)
+        .or_insert_with(|| ConnectionEntry::new(now))
 }

@@ -11,6 +11,7 @@ use crate::token::Fence;
 impl Session<'_, '_> {
     /// Answers a request for statistics. `show` writes them in pages. Replies `error` if there is
     /// no memory for a page.
+    #[inline(never)] // other requests need none of its stack, which is large
     pub(super) fn show(
         &mut self,
         show: impl FnOnce(&mut Self) -> Result<(), Ending>,
