@@ -6,6 +6,13 @@
 //!     --server-binary new=target/release/latchd --cores two
 //! ```
 //!
+//! Measure a change to the path of a request beside the commits in `figures.md`, which says why. The
+//! first `--baseline` is the server that the ratio to the first one compares with:
+//!
+//! ```text
+//! target/release/examples/bench own-keys --baseline 37bd583
+//! ```
+//!
 //! What the HTTP door costs while it is asked once a second (long rounds, so that each is):
 //!
 //! ```text
@@ -32,6 +39,7 @@
 //! Exit status: 0 when all went well, 1 when exclusion did not hold, a server failed, or an option
 //! is not valid.
 
+mod baseline;
 mod cluster;
 mod events;
 mod footprint;
@@ -117,6 +125,10 @@ struct Options {
     /// 'name=path --option'; may be given several times
     #[argh(option)]
     server_binary: Vec<Named>,
+    /// a commit whose latchd is measured, too; it is built once, in target/baseline; may be given
+    /// several times
+    #[argh(option)]
+    baseline: Vec<String>,
     /// a server with the protocol of latchd that already runs, as name=address
     #[argh(option)]
     server: Vec<Named>,
@@ -252,6 +264,14 @@ fn measure(options: Options) -> io::Result<()> {
 
 fn plan(options: Options) -> io::Result<Plan> {
     let mut ours = Vec::new();
+    for commit in &options.baseline {
+        let (name, binary) = baseline::latchd_at(commit)?;
+        ours.push(Spec::Latchd {
+            name,
+            binary,
+            arguments: Vec::new(),
+        });
+    }
     for Named { name, value } in options.server_binary {
         let mut words = value.split_whitespace();
         ours.push(Spec::Latchd {
@@ -260,7 +280,7 @@ fn plan(options: Options) -> io::Result<Plan> {
             arguments: words.map(str::to_owned).collect(),
         });
     }
-    if ours.is_empty() {
+    if ours.len() == options.baseline.len() {
         ours.push(Spec::Latchd {
             name: "latchd".to_owned(),
             binary: built("latchd")?,

@@ -1,0 +1,56 @@
+//! An earlier build of latchd, to measure beside the present one.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Builds latchd as it was at `commit`, once for each commit, in `target/baseline` of this package.
+/// Returns a short name of the commit, and where the program is. Needs git, tar and cargo.
+pub fn latchd_at(commit: &str) -> io::Result<(String, PathBuf)> {
+    let package = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let revision = format!("{commit}^{{commit}}");
+    let mut resolve = Command::new("git");
+    resolve.args(["rev-parse", "--verify", "--short=12", &revision]);
+    let name = run(resolve.current_dir(package))?.trim().to_owned();
+
+    let directory = package.join("target/baseline");
+    let program = directory.join(format!("latchd-{name}"));
+    if program.exists() {
+        return Ok((name, program));
+    }
+    let (source, archive) = (directory.join(&name), directory.join(format!("{name}.tar")));
+    fs::create_dir_all(&source)?;
+    let mut pack = Command::new("git");
+    pack.args(["archive", "--output"]).arg(&archive).arg(&name);
+    run(pack.current_dir(package))?;
+    run(Command::new("tar")
+        .arg("-xf")
+        .arg(&archive)
+        .arg("-C")
+        .arg(&source))?;
+    let build = directory.join("build");
+    let mut cargo = Command::new("cargo");
+    cargo.args(["build", "--release", "--locked", "--bin", "latchd"]);
+    run(cargo.arg("--target-dir").arg(&build).current_dir(&source))?;
+    // The rename is last, so that a build that was cut off is not taken for a program.
+    fs::rename(build.join("release/latchd"), &program)?;
+    fs::remove_dir_all(&source)?;
+    fs::remove_file(&archive)?;
+    Ok((name, program))
+}
+
+/// Runs a program, and returns what it prints. Its diagnostics go to this program's stderr.
+fn run(command: &mut Command) -> io::Result<String> {
+    let output = command.stderr(std::process::Stdio::inherit()).output();
+    let program = command.get_program().to_string_lossy().into_owned();
+    let output =
+        output.map_err(|error| io::Error::other(format!("--baseline: {program}: {error}")))?;
+    match output.status.success() {
+        true => String::from_utf8(output.stdout).map_err(io::Error::other),
+        false => Err(io::Error::other(format!(
+            "--baseline: {program}: {}",
+            output.status
+        ))),
+    }
+}
