@@ -83,6 +83,39 @@ impl Granted {
         kept.map(drop)
     }
 
+    /// Returns the grant if the server would keep it for `time` without a connection. To learn
+    /// that, has the server keep it, and takes it back: no request asks without keeping. If this
+    /// process dies in between, the server keeps the lock for `time`. Blocks for at most three times
+    /// the reply timeout, and after an error for as long as [`Guard::release`].
+    pub(super) fn keepable_for(mut self, time: Duration) -> Result<Granted, Error> {
+        self.connection.cancelled_by.clear();
+        match self.keep_and_take_back(time) {
+            Ok(()) => Ok(self),
+            Err(error) => {
+                // The server may keep the grant nevertheless.
+                let _ = guard::release(self);
+                Err(error)
+            }
+        }
+    }
+
+    fn keep_and_take_back(&mut self, time: Duration) -> Result<(), Error> {
+        self.renew_if_late()?;
+        let (key, token) = (&self.key, self.grant.token);
+        let kept = self.connection.keep(key, self.slot.with_lease(time), token);
+        kept.map_err(|error| match error {
+            Error::MaxLocks(asked) | Error::Refused(asked) => Error::NotKept(asked),
+            error => error,
+        })?;
+        // Until the second adoption, the first is provisional: the end of the connection would not
+        // release the lock.
+        for _ in 0..2 {
+            self.asked_at = Moment::now();
+            self.grant.lease = self.connection.adopt(key, self.slot, token)?;
+        }
+        Ok(())
+    }
+
     /// Releases the lock. Waits for the answer for at most `within`.
     pub(crate) fn release(&mut self, within: Duration) -> Result<(), Error> {
         let (key, token) = (&self.key, self.grant.token);

@@ -89,7 +89,7 @@ impl<'a> LockSet<'a> {
         let began = Instant::now();
         let mut guards = Guards::none()?;
         for lock in &self.0 {
-            if guards.add(*lock, began, wait, |_| ())?.is_some() {
+            if guards.add(*lock, began, wait, None, |_| ())?.is_some() {
                 return Ok(None);
             }
         }
@@ -120,12 +120,14 @@ impl Guards {
 
     /// Acquires one more lock. If it is not granted in time, returns the connection over which the
     /// server said so. The loss of a lock that is already held ends the wait. Calls `answered` at
-    /// the same point as [`Lock::claim`].
+    /// the same point as [`Lock::claim`]. With `keep_time`, fails if the server would not keep the
+    /// lock for so long without a connection.
     pub(crate) fn add(
         &mut self,
         lock: Lock<'_>,
         began: Instant,
         wait: Wait,
+        keep_time: Option<Duration>,
         answered: impl FnMut(&Connection),
     ) -> Result<Option<Connection>, Error> {
         let claimed = lock.given_up_at(&self.lost).claim(began, wait, answered);
@@ -134,7 +136,10 @@ impl Guards {
             return Err(lost);
         }
         let guard = match claimed? {
-            Claimed::Granted(granted) => granted.keep()?,
+            Claimed::Granted(granted) => match keep_time {
+                Some(time) => granted.keepable_for(time)?.keep()?,
+                None => granted.keep()?,
+            },
             Claimed::InVain(connection) => return Ok(Some(connection)),
         };
         let lost = self.lost.clone();

@@ -151,10 +151,16 @@ impl Asking {
         *self.current.lock() = (at, None);
         let (began, whole_wait) = (self.began, wait_of(self.timeout));
         let wait = whole_wait.after(began.elapsed());
-        let taken = guards.add(target.lock(), began, whole_wait, |connection| {
-            answered_at = Some(Instant::now());
-            self.current.lock().1 = connection.name_at_server();
-        });
+        let taken = guards.add(
+            target.lock(),
+            began,
+            whole_wait,
+            target.keep_time,
+            |connection| {
+                answered_at = Some(Instant::now());
+                self.current.lock().1 = connection.name_at_server();
+            },
+        );
         let why = match taken {
             Ok(None) => return Ok(()),
             Ok(Some(connection)) => Why::Busy(self.busy(|| target.busy(connection, wait))),

@@ -43,6 +43,7 @@ pub(super) fn run(options: &options::Run, command: &[OsString]) -> CommandResult
     let mut target = asking.targets.remove(0).numbered();
     if options.at_least.is_some() {
         target = target.keepable();
+        target.keep_time = options.at_least;
     }
     let keys = options.keys().map_err(usage)?;
     asking.targets = keys.into_iter().map(|key| target.with_key(key)).collect();

@@ -60,6 +60,8 @@ pub(super) struct Target {
     tag: String,
     is_keepable: bool,
     is_numbered: bool,
+    /// For how long the server must be able to keep the lock when it is granted.
+    pub(super) keep_time: Option<Duration>,
 }
 
 impl Target {
@@ -77,6 +79,7 @@ impl Target {
             tag: String::new(),
             is_keepable: false,
             is_numbered: false,
+            keep_time: None,
         }
     }
 

@@ -106,6 +106,7 @@ impl Figures {
                 one("idle_keys", snapshot.idle_key_count),
                 one("holders", snapshot.holder_count),
                 one("bound_holders", bound_holder_count),
+                one("kept_holders", snapshot.kept_count),
                 one("waiters", snapshot.waiter_count),
                 (
                     "fences_left",
@@ -223,6 +224,7 @@ mod tests {
             semaphore_count: 2,
             idle_key_count: 3,
             holder_count: 4,
+            kept_count: 2,
             waiter_count: 5,
             fences_left: None,
             is_draining: true,
@@ -270,7 +272,8 @@ mod tests {
         assert_eq!(json["counters"]["refusals"]["busy"], 0);
         let gauges = serde_json::json!({
             "connections": 6, "keys": {"lock": 1, "semaphore": 2}, "idle_keys": 3,
-            "holders": 4, "bound_holders": 3, "waiters": 5, "fences_left": null, "draining": 1,
+            "holders": 4, "bound_holders": 3, "kept_holders": 2, "waiters": 5,
+            "fences_left": null, "draining": 1,
             "oldest_wait_s": {"lock": 2.0, "semaphore": 0.0},
             "oldest_hold_s": {"lock": 9.0, "semaphore": 0.0},
         });

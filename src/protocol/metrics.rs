@@ -42,7 +42,7 @@ pub const COUNTERS: [Metric; 10] = [
     ),
 ];
 
-pub const GAUGES: [Metric; 10] = [
+pub const GAUGES: [Metric; 11] = [
     (
         "connections",
         "",
@@ -59,6 +59,11 @@ pub const GAUGES: [Metric; 10] = [
         "bound_holders",
         "",
         "Connections that hold slots and cannot come back for them after a restart.",
+    ),
+    (
+        "kept_holders",
+        "",
+        "Grants kept without a connection, up to --max-kept.",
     ),
     ("waiters", "", "Claims waiting."),
     (

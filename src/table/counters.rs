@@ -59,6 +59,8 @@ pub struct CountersSnapshot {
     /// Known keys that are neither held nor waited for.
     pub idle_key_count: usize,
     pub holder_count: usize,
+    /// Holders without a connection that count against the cap on kept grants.
+    pub kept_count: usize,
     pub waiter_count: usize,
     /// Reserved fences that are still unused; `None` if fences need no reservation.
     pub fences_left: Option<u64>,
@@ -127,6 +129,7 @@ impl LockTable {
             semaphore_count: self.semaphore_count,
             idle_key_count,
             holder_count: self.leases.len(),
+            kept_count: self.kept_count,
             waiter_count: self.waiter_count,
             fences_left: self.fences.reserved_left(),
             is_draining: self.draining,

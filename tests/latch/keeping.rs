@@ -57,14 +57,42 @@ fn a_job_that_outlasts_the_interval_releases_at_its_end() {
 }
 
 #[test]
-fn a_server_that_keeps_nothing_is_told_after_the_job() {
-    let daemon = Daemon::start(&["--max-kept", "0"]);
-    let ended = run(&daemon, &["run", "k", "--at-least", "60", "--", "true"]);
-    assert_eq!(ended.status.code(), Some(0));
-    let said = text(&ended.stderr);
-    let expected = "released before the time of --at-least is over: the server keeps no more";
-    assert!(said.contains(expected), "{said}");
-    assert!(!is_held(&daemon, "k"));
+fn a_server_that_does_not_keep_is_noticed_before_the_job() {
+    let limits: [&[&str]; 3] = [
+        &["--max-kept", "0"],
+        &["--max-kept", "1"],
+        &["--max-keep-time", "59"],
+    ];
+    for limits in limits {
+        let daemon = Daemon::start(limits);
+        if limits[1] == "1" {
+            assert_eq!(status(&daemon, &["acquire", "other"]), 0);
+        }
+        let job = ["run", "k", "--at-least", "60", "--", "echo", "ran"];
+        let refused = run(&daemon, &job);
+        assert_eq!(refused.status.code(), Some(69), "{limits:?}");
+        assert_eq!(text(&refused.stdout), "", "{limits:?}");
+        let said = text(&refused.stderr);
+        assert!(said.contains("the server keeps no more grants"), "{said}");
+        assert!(!is_held(&daemon, "k"));
+    }
+}
+
+/// Until the end of the job, the lock belongs to the connection: it ends with `latch run`.
+#[test]
+fn a_lock_to_be_kept_is_not_kept_during_the_job() {
+    let daemon = Daemon::start(&[]);
+    let look = format!("{} stats --format prometheus", program("latch"));
+    let job = ["run", "k", "--at-least", "60", "--", "sh", "-c", &look];
+    let seen = run(&daemon, &job);
+    let after = run(&daemon, &["stats", "--format", "prometheus"]);
+    for (seen, expected) in [(seen, "0"), (after, "1")] {
+        let seen = text(&seen.stdout);
+        let mut lines = seen.lines();
+        let kept = lines.find(|line| line.starts_with("latchd_kept_holders{"));
+        let count = kept.and_then(|line| line.rsplit(' ').next());
+        assert_eq!(count, Some(expected), "{seen}");
+    }
 }
 
 #[test]

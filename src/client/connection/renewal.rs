@@ -66,6 +66,19 @@ impl Connection {
         self.keep_within(key, slot, token, self.settings.reply_timeout)
     }
 
+    /// Renews a lease, and takes the slot for this connection (`adopt`). Fails and blocks like
+    /// [`Connection::keep`].
+    pub(in crate::client) fn adopt(
+        &mut self,
+        key: &str,
+        slot: Slot,
+        token: Token,
+    ) -> Result<Duration, Error> {
+        let request = Renewal::Adopt.request(key, slot, token)?;
+        let reply = self.exchange(&request, self.reply_due())?;
+        self.renewed(&reply)
+    }
+
     pub(in crate::client) fn keep_within(
         &mut self,
         key: &str,
