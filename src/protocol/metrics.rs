@@ -213,6 +213,7 @@ mod tests {
             semaphore_count: 0,
             idle_key_count: 0,
             holder_count: 0,
+            kept_count: 0,
             waiter_count: 0,
             fences_left: Some(1),
             is_draining: false,
