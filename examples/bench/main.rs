@@ -6,8 +6,8 @@
 //!     --server-binary new=target/release/latchd --cores two
 //! ```
 //!
-//! Measure a change to the path of a request beside the commits in `figures.md`, which says why. The
-//! first `--baseline` is the server that the ratio to the first one compares with:
+//! Measure a change to the path of a request beside the commits in `figures.md`, which says why.
+//! The ratio to the first server is then that to the first `--baseline`:
 //!
 //! ```text
 //! target/release/examples/bench own-keys --baseline 37bd583
@@ -43,8 +43,6 @@ mod baseline;
 mod cluster;
 mod events;
 mod footprint;
-#[path = "../../tests/support/inherited.rs"]
-mod inherited;
 mod lfpd;
 mod load;
 mod lockfile;
