@@ -96,11 +96,20 @@ impl Connection {
     ///
     /// Fails with the errors of [`Connection::queues`].
     pub fn holder(&mut self, key: &str, fence: u64) -> Result<Option<Holder>, Error> {
+        let queue = self.holding(key, fence)?;
+        Ok(queue.and_then(|queue| queue.holders.into_iter().next()))
+    }
+
+    /// Returns the queue of `key` with the holder whose grant has this fence as the only holder;
+    /// `None` if there is no such grant. Blocks and fails like [`Connection::holder`].
+    pub(crate) fn holding(&mut self, key: &str, fence: u64) -> Result<Option<Queue>, Error> {
         super::slot::check_key(key)?;
         let answer = self.json(&Request::Holder { key, fence });
-        let queues = self.parsed(answer)?;
-        let holders = queues.into_iter().flat_map(|queue| queue.holders);
-        Ok(holders.into_iter().find(|holder| holder.fence == fence))
+        let queues = self.parsed(answer)?.into_iter().map(|mut queue| {
+            queue.holders.retain(|holder| holder.fence == fence);
+            queue
+        });
+        Ok(queues.into_iter().find(|queue| !queue.holders.is_empty()))
     }
 
     fn parsed(&self, answer: Result<String, Error>) -> Result<Vec<Queue>, Error> {

@@ -12,6 +12,7 @@ use crate::client::{Error, Guards};
 use crate::supervise::{Event, SignalWatch};
 
 use super::backoff::Backoff;
+use super::nesting::waits_for_itself;
 use super::releasing::release_all;
 use super::servers::{wait_of, Target, ROUND_TRIP};
 use super::PROGRAM;
@@ -83,6 +84,17 @@ impl Asking {
     /// The deadline for the answer of a server.
     pub(super) fn deadline(&self) -> Option<Instant> {
         self.ends_at()?.checked_add(ROUND_TRIP)
+    }
+
+    /// Fails if one of the claims would wait for a lock under which this process runs. `hint` ends
+    /// the message.
+    pub(super) fn refuse_own_locks(&self, hint: &str) -> Result<(), Failure> {
+        let (timeout, deadline) = (self.timeout, self.deadline());
+        let mut targets = self.targets.iter();
+        match targets.find_map(|target| waits_for_itself(target, timeout, deadline)) {
+            Some(why) => Err(self.busy(|| why + hint)),
+            None => Ok(()),
+        }
     }
 
     /// Asks for all keys. With `--retry`, asks again after a failure that may be temporary.

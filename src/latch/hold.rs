@@ -12,6 +12,7 @@ use super::{options, unprintable, PROGRAM};
 /// is closed, a signal arrives or the lock is lost.
 pub(super) fn hold(options: &options::Hold) -> CommandResult {
     let asking = options.asking(PROGRAM)?;
+    asking.refuse_own_locks("")?;
     let mut signals = SignalWatch::new().map_err(Failure::cannot_catch_signals)?;
     let input = StdinWatch::watch().map_err(Failure::cannot_start_thread)?;
     let abandoned = Some(&input.abandoned);

@@ -7,6 +7,7 @@ mod commands;
 mod fence_check;
 mod hold;
 mod keeping;
+mod nesting;
 mod options;
 mod prometheus;
 mod queue;

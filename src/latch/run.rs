@@ -1,24 +1,23 @@
 //! `latch run`: a command under a lock of a server.
 
-use std::env;
 use std::ffi::OsString;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Arc;
-use std::time::Duration;
 
 use rustix::process::Signal;
 
 use crate::cli::failure::{CommandResult, Failure};
-use crate::client::{Guard, Guards, Loss, Token};
+use crate::client::{Guard, Guards, Loss};
 use crate::supervise::{self, Event, Finish, Job, JobEnd, ProgramFile, SignalWatch};
 use crate::sys::moment::Moment;
 use crate::text::reason;
 
 use super::claim::{wait, Asking};
+use super::nesting::OuterGrant;
 use super::options::OnLost;
 use super::releasing::{finish_releases, release_all};
 use super::servers::{lost_lock, place_of_guard};
-use super::{complain, explain, options, shown, usage, BUSY, PROGRAM};
+use super::{complain, explain, options, shown, usage, PROGRAM};
 
 /// The variables that the command finds in its environment: the key, the token, the fence, the
 /// number of its semaphore slot if it has one, the numbers of the slots if it has several, and the
@@ -47,52 +46,36 @@ pub(super) fn run(options: &options::Run, command: &[OsString]) -> CommandResult
     }
     let keys = options.keys().map_err(usage)?;
     asking.targets = keys.into_iter().map(|key| target.with_key(key)).collect();
-    if let Some(status) = already_held(&asking, options, command) {
-        return Ok(status);
+    if options.nested {
+        become_nested(&asking, options, command)?;
     }
+    asking.refuse_own_locks(if options.nested { "" } else { "; see --nested" })?;
     let program_file = ProgramFile::find().map_err(Failure::cannot_start_process)?;
     let mut signals = SignalWatch::new().map_err(Failure::cannot_catch_signals)?;
     let guards = wait(asking, None, &mut signals)?;
     run_under(guards, &program_file, options, command, &mut signals)
 }
 
-/// Returns an exit status if this process already runs under one of the locks, because its claim
-/// would wait for its own lock. With `--nested`, this process instead becomes the command under
-/// that lock, and this function does not return.
-fn already_held(asking: &Asking, options: &options::Run, command: &[OsString]) -> Option<u8> {
-    let never_waits = asking.timeout == Some(Duration::ZERO);
-    let is_meant = options.nested || (!never_waits && options.limit.unwrap_or(1) == 1);
-    if !is_meant {
-        return None;
+/// If this process runs under a lock that covers the claim, becomes the command under that lock and
+/// does not return. Fails if the command would then not get what its options ask for.
+fn become_nested(
+    asking: &Asking,
+    options: &options::Run,
+    command: &[OsString],
+) -> Result<(), Failure> {
+    let target = &asking.targets[0];
+    let outer = OuterGrant::find(target, asking.deadline());
+    if !outer.is_some_and(|outer| outer.covers(target)) {
+        return Ok(());
     }
-    let target = asking.targets.iter().find(|target| {
-        // If the server does not answer, the claim will report it.
-        let token = outer_token(&target.key);
-        token.is_some_and(|token| target.is_held_by(token, asking.deadline()))
-    })?;
-    if options.nested {
-        supervise::become_command(PROGRAM, &command[0], &command[1..]);
+    if options.at_least.is_some() {
+        return Err(usage(format_args!(
+            "{}: --at-least is not for a command that runs under the lock already; give it to the \
+             outer command",
+            target.place()
+        )));
     }
-    complain(format_args!(
-        "{}: this runs under the lock already, and would wait for itself; see --nested",
-        target.place()
-    ));
-    Some(match options.busy_ok {
-        true => 0,
-        false => options.busy_status.unwrap_or(BUSY),
-    })
-}
-
-/// The token, from the environment, of the lock of `key` under which this process runs.
-fn outer_token(key: &str) -> Option<Token> {
-    let [outer_key, token, _, _, _, tokens] =
-        VARIABLES.map(|name| env::var(name).unwrap_or_default());
-    let mut others = tokens.lines().filter_map(|line| line.rsplit_once('='));
-    let token = match outer_key == key {
-        true => &token,
-        false => others.find(|(other, _)| *other == key)?.1,
-    };
-    token.parse().ok()
+    supervise::become_command(PROGRAM, &command[0], &command[1..])
 }
 
 fn run_under(

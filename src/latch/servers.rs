@@ -20,7 +20,9 @@ use crate::client::{
 use crate::text::Plain;
 
 use super::backoff::Backoff;
-use super::{failure, queue, shown, usage, BUSY, FILE_ERROR, LOST, PROGRAM, PROTOCOL, UNAVAILABLE};
+use super::{
+    failure, nesting, queue, shown, usage, BUSY, FILE_ERROR, LOST, PROGRAM, PROTOCOL, UNAVAILABLE,
+};
 
 /// How much longer than `--timeout` a command may take: one round trip.
 pub(super) const ROUND_TRIP: Duration = Duration::from_secs(1);
@@ -142,13 +144,13 @@ impl Target {
         self.client.ask(self.server(), request)
     }
 
-    /// Whether the grant with this token holds the key. False if the server does not answer by
-    /// `deadline`.
-    pub(super) fn is_held_by(&self, token: Token, deadline: Option<Instant>) -> bool {
-        let holder = self.client.ask_by(self.server(), deadline, |connection| {
-            connection.holder(&self.key, token.fence())
+    /// The queue of the key with the grant of this token as the only holder; `None` if the grant
+    /// does not hold the key, or the server does not answer by `deadline`.
+    pub(super) fn holding(&self, token: Token, deadline: Option<Instant>) -> Option<Queue> {
+        let queue = self.client.ask_by(self.server(), deadline, |connection| {
+            connection.holding(&self.key, token.fence())
         });
-        matches!(holder, Ok(Some(_)))
+        queue.ok()?
     }
 
     /// Describes the wait for the key: how many claims are ahead, and who holds the key, as far as
@@ -179,15 +181,19 @@ impl Target {
     /// Claims the key, and fails if it is not granted in time. While it waits, says on a terminal
     /// what it waits for.
     pub(super) fn claim(&self, timeout: Option<Duration>) -> Result<Granted, Failure> {
-        let wait = wait_of(timeout);
+        let (began, wait) = (Instant::now(), wait_of(timeout));
+        let ends_at = timeout.and_then(|timeout| began.checked_add(timeout));
+        let deadline = ends_at.and_then(|end| end.checked_add(ROUND_TRIP));
+        if let Some(why) = nesting::waits_for_itself(self, timeout, deadline) {
+            return Err(Failure::new(BUSY, why));
+        }
         let name = Arc::<Mutex<Option<String>>>::default();
         let describe = {
             let (target, name) = (self.clone(), Arc::clone(&name));
             move || target.describe_wait(name.lock().as_deref())
         };
         let _line = WaitingLine::start(PROGRAM, Verbosity::OnTerminal, describe);
-        let (began, mut outage) = (Instant::now(), Backoff::new());
-        let ends_at = timeout.and_then(|timeout| began.checked_add(timeout));
+        let mut outage = Backoff::new();
         loop {
             let learn_name = |connection: &Connection| *name.lock() = connection.name_at_server();
             let error = match self.lock().claim(began, wait, learn_name) {

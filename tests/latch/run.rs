@@ -1563,3 +1563,69 @@ fn a_command_under_its_own_lock_is_told_so_or_runs_nested() {
     let other = run(&daemon, &["run", "k", "--", "sh", "-c", &script]);
     assert_eq!(text(&other.stdout), "inside\n");
 }
+
+/// The output of `latch INNER` below `latch run k OUTER`.
+fn under(daemon: &Daemon, outer: &str, inner: &str) -> std::process::Output {
+    let script = format!("{} {inner}", program("latch"));
+    let mut arguments = vec!["run", "k"];
+    arguments.extend(outer.split_whitespace());
+    arguments.extend(["--", "sh", "-c", &script]);
+    run(daemon, &arguments)
+}
+
+#[test]
+fn nested_runs_only_under_a_lock_that_covers_it() {
+    let daemon = Daemon::start(&[]);
+    let cases = [
+        ("", "", 0),
+        ("", "--shared", 0),
+        ("--shared", "--shared", 0),
+        ("--shared", "", 75),
+        ("--limit 3 --slots 2", "--limit 3 --slots 2", 0),
+        ("--limit 3 --slots 2", "--limit 3", 0),
+        ("--limit 3", "--limit 3 --slots 3", 75),
+        ("--limit 3", "--limit 5", 76),
+        ("--limit 3", "", 76),
+        ("", "--limit 3", 76),
+    ];
+    for (outer, inner, expected) in cases {
+        let command = format!("run k {inner} --nested -- echo inside");
+        let ended = under(&daemon, outer, &command);
+        let seen = (ended.status.code(), text(&ended.stdout) == "inside\n");
+        assert_eq!(seen, (Some(expected), expected == 0), "{outer:?} {inner:?}");
+    }
+}
+
+#[test]
+fn nested_does_not_drop_the_time_of_at_least() {
+    let daemon = Daemon::start(&[]);
+    let ended = under(&daemon, "", "run k --nested --at-least 60 -- echo inside");
+    assert_eq!((ended.status.code(), &*text(&ended.stdout)), (Some(64), ""));
+    let said = text(&ended.stderr);
+    assert!(
+        said.contains("--at-least is not for a command that runs"),
+        "{said}"
+    );
+}
+
+#[test]
+fn no_command_waits_for_the_lock_under_which_it_runs() {
+    let daemon = Daemon::start(&[]);
+    let cases = [
+        ("", "wait k"),
+        ("", "acquire k"),
+        ("", "reserve k --for 60"),
+        ("", "hold k </dev/null"),
+        ("--shared", "wait k"),
+        ("--limit 2 --slots 2", "wait k --limit 2"),
+        ("--limit 2", "run k --limit 2 --slots 2 -- echo inside"),
+    ];
+    for (outer, inner) in cases {
+        let ended = under(&daemon, outer, inner);
+        assert_eq!(ended.status.code(), Some(75), "{outer:?} {inner:?}");
+        let said = text(&ended.stderr);
+        assert!(said.contains("would wait for itself"), "{said}");
+    }
+    let free = under(&daemon, "--limit 2", "run k --limit 2 -- echo inside");
+    assert_eq!(text(&free.stdout), "inside\n");
+}
