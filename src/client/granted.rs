@@ -85,8 +85,8 @@ impl Granted {
 
     /// Returns the grant if the server would keep it for `time` without a connection. To learn
     /// that, has the server keep it, and takes it back: no request asks without keeping. If this
-    /// process dies in between, the server keeps the lock for `time`. Blocks for at most three times
-    /// the reply timeout, and after an error for as long as [`Guard::release`].
+    /// process dies in between, the server keeps the lock for `time`. Blocks for at most three
+    /// times the reply timeout, and after an error for as long as [`Guard::release`].
     pub(super) fn keepable_for(mut self, time: Duration) -> Result<Granted, Error> {
         self.connection.cancelled_by.clear();
         match self.keep_and_take_back(time) {
