@@ -2,6 +2,7 @@
 
 use std::any::Any;
 use std::fmt;
+use std::fs;
 use std::panic::{catch_unwind, resume_unwind, AssertUnwindSafe, Location};
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread::{self, JoinHandle};
@@ -15,6 +16,10 @@ const NAP: Duration = Duration::from_millis(5);
 
 /// Who is late by so much was kept waiting.
 const STALL: Duration = Duration::from_millis(20);
+
+/// On a machine where more threads than this want each core, work takes a multiple of its time,
+/// although a thread that only sleeps is woken at once.
+const CROWD: f64 = 2.0;
 
 /// The least number of chances on a machine that is late each time.
 const CHANCES: u32 = 5;
@@ -47,8 +52,8 @@ pub fn late(message: fmt::Arguments<'_>) -> ! {
 }
 
 /// The verdict of `timed` on times. A bad one counts only if a thread that did nothing but sleep
-/// beside it was woken in time: if not, the machine was late, and `timed` has another chance, which
-/// is noted. What is no matter of time must not be in the verdict.
+/// beside it was woken in time and saw no crowd at the cores: if not, the machine was late, and
+/// `timed` has another chance, which is noted. What is no matter of time must not be in the verdict.
 #[track_caller]
 pub fn fairly<T, E>(timed: impl FnMut() -> Result<T, E>) -> Result<T, E> {
     fairly_within(STALL, timed)
@@ -64,15 +69,20 @@ pub fn fairly_within<T, E>(
     for chance in 1.. {
         let sleeper = Sleeper::start();
         let verdict = timed();
-        let lateness = sleeper.was_late_by();
+        let seen = sleeper.wake();
+        let is_fair = seen.lateness < stall && seen.crowd() <= CROWD;
         let is_last = chance >= CHANCES && began.elapsed() > PERSISTENCE;
-        if verdict.is_ok() || lateness < stall || is_last {
+        if verdict.is_ok() || is_fair || is_last {
             return verdict;
         }
         // A thread of a scope has no name.
         let place = Location::caller().to_string();
         let test = thread::current().name().map_or(place, str::to_owned);
-        println!("once more, since the machine was late by {lateness:?}");
+        println!(
+            "once more: the machine was late by {:?}, with {:.1} threads for a core",
+            seen.lateness,
+            seen.crowd()
+        );
         note("retried", &[&test]);
     }
     unreachable!("one chance is the last")
@@ -100,33 +110,60 @@ fn is_late(failure: &(dyn Any + Send)) -> bool {
 pub fn lateness_during<T>(timed: impl FnOnce() -> T) -> (T, Duration) {
     let sleeper = Sleeper::start();
     let result = timed();
-    (result, sleeper.was_late_by())
+    (result, sleeper.wake().lateness)
 }
 
 struct Sleeper {
     end: Sender<()>,
-    thread: JoinHandle<Duration>,
+    thread: JoinHandle<Seen>,
+}
+
+/// What a sleeper saw each time it was woken.
+#[derive(Default)]
+struct Seen {
+    lateness: Duration,
+    runnable: usize,
+    samples: usize,
+}
+
+impl Seen {
+    /// How many threads wanted each core, on average.
+    fn crowd(&self) -> f64 {
+        let cores = thread::available_parallelism().map_or(1, usize::from);
+        self.runnable as f64 / (self.samples.max(1) * cores) as f64
+    }
 }
 
 impl Sleeper {
     fn start() -> Sleeper {
         let (end, ended) = mpsc::channel();
         let thread = thread::spawn(move || {
-            let mut latest = Duration::ZERO;
+            let mut seen = Seen::default();
             loop {
                 let asleep = Instant::now();
                 let woken = ended.recv_timeout(NAP);
-                latest = latest.max(asleep.elapsed().saturating_sub(NAP));
+                seen.lateness = seen.lateness.max(asleep.elapsed().saturating_sub(NAP));
                 if woken == Err(RecvTimeoutError::Disconnected) {
-                    return latest;
+                    return seen;
+                }
+                if let Some(runnable) = runnable_threads() {
+                    seen.runnable += runnable;
+                    seen.samples += 1;
                 }
             }
         });
         Sleeper { end, thread }
     }
 
-    fn was_late_by(self) -> Duration {
+    fn wake(self) -> Seen {
         drop(self.end);
         self.thread.join().expect("it only slept")
     }
+}
+
+/// How many other threads of this machine run or wait for a core, if the kernel says so.
+fn runnable_threads() -> Option<usize> {
+    let load = fs::read_to_string("/proc/loadavg").ok()?;
+    let (runnable, _) = load.split(' ').nth(3)?.split_once('/')?;
+    runnable.parse::<usize>().ok()?.checked_sub(1)
 }
