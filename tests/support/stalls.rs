@@ -53,7 +53,8 @@ pub fn late(message: fmt::Arguments<'_>) -> ! {
 
 /// The verdict of `timed` on times. A bad one counts only if a thread that did nothing but sleep
 /// beside it was woken in time and saw no crowd at the cores: if not, the machine was late, and
-/// `timed` has another chance, which is noted. What is no matter of time must not be in the verdict.
+/// `timed` has another chance, which is noted. What is no matter of time must not be in the
+/// verdict.
 #[track_caller]
 pub fn fairly<T, E>(timed: impl FnMut() -> Result<T, E>) -> Result<T, E> {
     fairly_within(STALL, timed)
