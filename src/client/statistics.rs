@@ -216,11 +216,7 @@ pub(crate) fn parse(json: &str) -> Option<Vec<Queue>> {
 }
 
 fn queue(entry: &Value) -> Option<Queue> {
-    let kind = match entry["kind"].as_str()? {
-        "lock" => Kind::Lock,
-        "semaphore" => Kind::Semaphore,
-        _ => return None,
-    };
+    let kind = Kind::from_word(entry["kind"].as_str()?)?;
     let holder_count = entry["holder_count"].as_u64()?;
     // An older server does not report this. Each of its holders has one slot.
     let taken = entry["taken"].as_u64().unwrap_or(holder_count);

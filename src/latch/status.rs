@@ -35,13 +35,6 @@ fn is_held(queue: Option<&Queue>) -> bool {
     })
 }
 
-fn kind(queue: &Queue) -> &'static str {
-    match queue.kind {
-        Kind::Lock => "lock",
-        Kind::Semaphore => "semaphore",
-    }
-}
-
 /// The answer as lines of `key: value`.
 fn lines(key: &str, queue: Option<&Queue>) -> String {
     let shown = |text: &str| Plain(text.as_bytes()).to_string();
@@ -49,7 +42,7 @@ fn lines(key: &str, queue: Option<&Queue>) -> String {
     let Some(queue) = queue else {
         return text;
     };
-    text += &format!("kind: {}\n", kind(queue));
+    text += &format!("kind: {}\n", queue.kind.word());
     // Only a semaphore has a limit to show: a shared lock has any number of holders.
     if queue.kind == Kind::Semaphore {
         text += &format!("limit: {}\n", queue.limit);
@@ -98,7 +91,7 @@ fn json(key: &str, queue: Option<&Queue>) -> String {
     format!(
         "{{\"key\":{key},\"held\":{held},\"kind\":\"{}\",\"limit\":{},\"holder_count\":{},\
          \"waiter_count\":{},\"holders\":[{}]}}\n",
-        kind(queue),
+        queue.kind.word(),
         queue.limit,
         queue.holder_count,
         queue.waiter_count,

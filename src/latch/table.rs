@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use crate::cli::output::rough_time;
-use crate::client::{self, statistics, Kind, Party};
+use crate::client::{self, statistics, Party};
 use crate::text::Escaped;
 
 #[derive(Debug)]
@@ -331,10 +331,7 @@ impl From<client::Queue> for KeyRow {
             holders: holders.collect(),
             waiters: waiters.collect(),
             key: queue.key,
-            kind: match queue.kind {
-                Kind::Lock => "lock",
-                Kind::Semaphore => "semaphore",
-            },
+            kind: queue.kind.word(),
             limit: queue.limit,
             taken: queue.taken,
             is_shared: queue.is_shared,

@@ -5,9 +5,6 @@ use std::time::Duration;
 use super::stats::{put, write_string, Seconds};
 use crate::table::{CountersSnapshot, Key, KeySnapshot, Kind, Refusal};
 
-/// The kinds of keys with their names.
-const KINDS: [(Kind, &str); 2] = [(Kind::Lock, "lock"), (Kind::Semaphore, "semaphore")];
-
 /// The numbers of one server, for its JSON and for Prometheus. They are stored as text, so that a
 /// reader needs no numeric type for each of them.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -41,16 +38,15 @@ pub struct Histogram {
 /// The oldest wait and the oldest hold, both of locks and of semaphores.
 #[derive(Default)]
 pub struct Oldest {
-    waits: [Option<(Key, Duration)>; KINDS.len()],
-    holds: [Option<(Key, Duration)>; KINDS.len()],
+    waits: [Option<(Key, Duration)>; Kind::ALL.len()],
+    holds: [Option<(Key, Duration)>; Kind::ALL.len()],
 }
 
 impl Oldest {
     /// Takes a key into account. A key's first waiter is its oldest waiter, and its first holder is
     /// its oldest holder.
     pub fn add(&mut self, key: &KeySnapshot) {
-        let at = KINDS.iter().position(|(kind, _)| *kind == key.kind);
-        let at = at.expect("all kinds are listed");
+        let at = key.kind as usize;
         for (oldest, places) in [
             (&mut self.waits[at], &key.waiters),
             (&mut self.holds[at], &key.holders),
@@ -135,7 +131,7 @@ impl Figures {
         write_group("gauges", &self.gauges, out);
         for (name, list) in [("wait", &oldest.waits), ("hold", &oldest.holds)] {
             put!(out, "\"oldest_{name}\":{{");
-            for (at, ((_, kind), oldest)) in KINDS.iter().zip(list).enumerate() {
+            for (at, ((_, kind), oldest)) in Kind::ALL.iter().zip(list).enumerate() {
                 separate(at, out);
                 put!(out, "\"{kind}\":");
                 match oldest {
@@ -157,8 +153,8 @@ fn one(name: &'static str, number: impl ToString) -> Figure {
     (name, Amount::One(Some(number.to_string())))
 }
 
-fn by_kind(numbers: [String; KINDS.len()]) -> Amount {
-    let named = KINDS.iter().zip(numbers);
+fn by_kind(numbers: [String; Kind::ALL.len()]) -> Amount {
+    let named = Kind::ALL.iter().zip(numbers);
     Amount::ByName(
         named
             .map(|((_, kind), number)| ((*kind).to_owned(), number))

@@ -1,7 +1,7 @@
 //! The JSON of `stats` for the queues of keys: see latch-protocol(7), STATISTICS.
 
 use super::stats::{put, write_string, Seconds};
-use crate::table::{KeySnapshot, Kind, PlaceSnapshot};
+use crate::table::{KeySnapshot, PlaceSnapshot};
 
 /// The maximum number of holders, and also of waiters, shown for each key in a list of all keys.
 pub const PLACES_OF_EACH: usize = 16;
@@ -18,10 +18,7 @@ pub fn write_key<'a, E>(
     out: &mut Vec<u8>,
     mut drain: impl FnMut(&mut Vec<u8>) -> Result<(), E>,
 ) -> Result<(), E> {
-    let kind = match queue.kind {
-        Kind::Lock => "lock",
-        Kind::Semaphore => "semaphore",
-    };
+    let kind = queue.kind.word();
     out.extend(b"{\"key\":");
     write_string(queue.key.as_str(), out);
     put!(
@@ -84,7 +81,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::table::{ConnId, Key, Limit, Weight};
+    use crate::table::{ConnId, Key, Kind, Limit, Weight};
     use crate::token::Fence;
 
     #[test]

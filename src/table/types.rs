@@ -50,6 +50,21 @@ pub enum Kind {
 }
 
 impl Kind {
+    /// Both kinds, each with its word in JSON and in messages.
+    pub(crate) const ALL: [(Kind, &str); 2] =
+        [(Kind::Lock, "lock"), (Kind::Semaphore, "semaphore")];
+
+    /// The word for this kind.
+    pub(crate) fn word(self) -> &'static str {
+        Kind::ALL[self as usize].1
+    }
+
+    /// The kind with this word.
+    pub(crate) fn from_word(word: &str) -> Option<Kind> {
+        let found = Kind::ALL.iter().find(|(_, own)| *own == word);
+        found.map(|(kind, _)| *kind)
+    }
+
     /// How many slots a key of this kind has.
     pub fn slot_count(self, limit: Limit) -> u32 {
         match self {
