@@ -3,15 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::protocol::limits::MAX_SECONDS;
+use crate::protocol::record;
 use crate::table::{HolderRecord, Key, Kind, Limit, Weight};
 use crate::text::{digits, hex};
 use crate::token::{Fence, Salt, Token};
 
-/// The maximum lease, in seconds. The wire protocol has the same maximum: its nanoseconds fit into
-/// 64 bits.
-const MAX_SECONDS: u64 = i64::MAX as u64 / 1_000_000_000;
-
-/// The first word of a record that is written in named fields.
+/// The first word of a record in named fields, which version 1.1 wrote.
 const NAMED: &str = "n";
 
 /// The names of the keys in etcd. The string is their prefix.
@@ -49,7 +47,11 @@ impl Names {
 /// Reads the holder with this fence from the value of its key; `None` if this version cannot read
 /// the value.
 pub fn decode(fence: Fence, value: &[u8]) -> Option<HolderRecord> {
-    let (letter, fields) = std::str::from_utf8(value).ok()?.split_once(' ')?;
+    let value = std::str::from_utf8(value).ok()?;
+    if value.starts_with('{') {
+        return record::decode(value).filter(|record| record.token.fence == fence);
+    }
+    let (letter, fields) = value.split_once(' ')?;
     let mut record = match letter {
         NAMED => decode_named(fields)?,
         _ => decode_plain(letter, fields)?,
@@ -126,43 +128,20 @@ fn lease(seconds: &str) -> Option<Duration> {
     Some(Duration::from_secs(seconds))
 }
 
-/// The value of a holder's key. An older server cannot read a record with a field that it does not
-/// know, and steps down. So a holder is written in the older form if that form can express it.
+/// The value of a holder's key. Every version can read the plain form, so a holder is written in
+/// that form if it can express the holder.
 pub fn encode(record: &HolderRecord) -> String {
+    let is_plain = record.weight == Weight::plain(record.kind) && record.numbers.is_empty();
+    if !is_plain || record.is_kept || record.tag.is_some() {
+        return record::encode(record);
+    }
     let kind = match record.kind {
         Kind::Lock => 'l',
         Kind::Semaphore => 's',
     };
-    let (limit, lease, salt) = (
-        record.limit.get(),
-        record.lease.as_secs(),
-        record.token.salt.0,
-    );
-    let key = record.key.as_str();
-    let is_plain = record.weight == Weight::plain(record.kind) && record.numbers.is_empty();
-    if is_plain && !record.is_kept && record.tag.is_none() {
-        return format!("{kind} {limit} {lease} {salt:016x} {key}");
-    }
-    let mut value = format!("{NAMED} kind={kind} limit={limit} lease={lease} salt={salt:016x}");
-    if record.weight != Weight::plain(record.kind) {
-        value += &format!(" weight={}", record.weight.get());
-    }
-    if !record.numbers.is_empty() {
-        let numbers: Vec<String> = record.numbers.iter().map(u32::to_string).collect();
-        value += &format!(" numbers={}", numbers.join(","));
-    }
-    if record.is_kept {
-        value += " kept=yes";
-    }
-    if let Some(tag) = &record.tag {
-        value += &format!(" tag={}", with_escapes(tag));
-    }
-    value + &format!(" key={}", with_escapes(key))
-}
-
-/// Escapes spaces, which separate fields, and percent signs.
-fn with_escapes(text: &str) -> String {
-    text.replace('%', "%25").replace(' ', "%20")
+    let (limit, lease) = (record.limit.get(), record.lease.as_secs());
+    let (salt, key) = (record.token.salt.0, record.key.as_str());
+    format!("{kind} {limit} {lease} {salt:016x} {key}")
 }
 
 fn without_escapes(text: &str) -> String {
@@ -198,57 +177,48 @@ mod tests {
     #[test]
     fn a_holder_survives_its_text() {
         let names = Names("a/b".into());
-        for record in [
-            record("k", Kind::Lock, 1),
-            record("with blanks ü", Kind::Semaphore, u32::MAX),
-            HolderRecord {
-                is_kept: true,
-                tag: Some("100% of %20 = x".into()),
-                ..record("a b=%25", Kind::Semaphore, 3)
-            },
-            HolderRecord {
-                tag: Some("".into()),
-                ..record("k", Kind::Lock, 1)
-            },
-            HolderRecord {
-                weight: Weight::ONE,
-                ..record("shared", Kind::Lock, 1)
-            },
-            HolderRecord {
-                weight: Weight::new(3).expect("above zero"),
-                ..record("k", Kind::Semaphore, 3)
-            },
-            HolderRecord {
-                weight: Weight::new(2).expect("above zero"),
-                numbers: [0, 2].into(),
-                ..record("k", Kind::Semaphore, 3)
-            },
-            HolderRecord {
-                numbers: [2].into(),
-                ..record("k", Kind::Semaphore, 3)
-            },
+        for (record, is_plain) in [
+            (record("k", Kind::Lock, 1), true),
+            (record("with blanks ü", Kind::Semaphore, u32::MAX), true),
+            (
+                HolderRecord {
+                    weight: Weight::ONE,
+                    ..record("shared", Kind::Lock, 1)
+                },
+                false,
+            ),
+            (
+                HolderRecord {
+                    is_kept: true,
+                    ..record("k", Kind::Semaphore, 3)
+                },
+                false,
+            ),
         ] {
             let name = names.holder(record.token.fence);
             assert_eq!(name, b"a/b/h/000000000000001a");
             let value = encode(&record);
+            assert_eq!(value.starts_with('{'), !is_plain, "{value}");
             assert_eq!(names.fence_in(&name), Some(record.token.fence));
+            assert_eq!(decode(Fence(0x1b), value.as_bytes()).is_some(), is_plain);
             assert_eq!(decode(Fence(0x1a), value.as_bytes()), Some(record));
         }
         let value = encode(&record("with blanks", Kind::Semaphore, 3));
         assert_eq!(value, "s 3 33 fffffffffffffffe with blanks");
-        let value = encode(&HolderRecord {
+    }
+
+    #[test]
+    fn a_record_of_version_1_1_can_be_read() {
+        let value = "n kind=s limit=3 lease=33 salt=fffffffffffffffe weight=2 numbers=0,2 \
+                     kept=yes tag=100%25%20of%20it key=a%20b";
+        let expected = HolderRecord {
+            weight: Weight::new(2).expect("above zero"),
+            numbers: [0, 2].into(),
             is_kept: true,
-            tag: Some("a b".into()),
-            ..record("k", Kind::Lock, 1)
-        });
-        let expected = "n kind=l limit=1 lease=33 salt=fffffffffffffffe kept=yes tag=a%20b key=k";
-        assert_eq!(value, expected);
-        let value = encode(&HolderRecord {
-            weight: Weight::ONE,
-            ..record("k", Kind::Lock, 1)
-        });
-        let expected = "n kind=l limit=1 lease=33 salt=fffffffffffffffe weight=1 key=k";
-        assert_eq!(value, expected);
+            tag: Some("100% of it".into()),
+            ..record("a b", Kind::Semaphore, 3)
+        };
+        assert_eq!(decode(Fence(0x1a), value.as_bytes()), Some(expected));
     }
 
     #[test]

@@ -6,6 +6,8 @@ pub mod counters;
 pub mod limits;
 pub mod metrics;
 pub mod queues;
+#[cfg(feature = "programs")]
+pub mod record;
 pub mod reply;
 pub mod request;
 pub mod stats;

@@ -39,8 +39,8 @@ pub struct HolderRecord {
     /// The numbers of its slots in ascending order, if the holder has asked for them.
     pub numbers: Arc<[u32]>,
     pub token: Token,
-    /// The length of its lease. A journal gets the longest lease since the grant was made, kept or
-    /// adopted; a hand-over file gets what is left of the present lease.
+    /// The length of its lease once it is restored. A journal gets the longest lease since the
+    /// grant was made, kept or adopted; a hand-over file gets what is left of the present lease.
     pub lease: Duration,
     /// Whether this is a kept grant: its client asked to keep it without a connection.
     pub is_kept: bool,
@@ -143,31 +143,15 @@ impl LockTable {
         let mut records = Vec::with_capacity(self.holders.len());
         for (fence, id) in &self.holders {
             let place = &self.places[*id];
-            let (queue, salt) = (&self.keys[place.key], place.salt);
             let left = place
                 .lease_end()
                 .map(|(end, _)| end.saturating_duration_since(now));
             let Some(left) = left.filter(|left| place.is_told && !left.is_zero()) else {
                 continue;
             };
-            records.push(HolderRecord {
-                key: queue.key.clone(),
-                kind: queue.kind,
-                limit: queue.limit,
-                weight: place.weight,
-                numbers: self.numbers.of(*fence),
-                token: Token {
-                    fence: *fence,
-                    salt,
-                },
-                lease: left,
-                is_kept: place.is_kept,
-                tag: self
-                    .orphan_tags
-                    .get(fence)
-                    .cloned()
-                    .or_else(|| tag_of(place.conn)),
-            });
+            let mut record = self.record(*id, *fence, left);
+            record.tag = record.tag.or_else(|| tag_of(place.conn));
+            records.push(record);
         }
         (next_fence, records)
     }
@@ -196,12 +180,19 @@ impl LockTable {
 
     /// Notes a holder with this lease.
     pub(super) fn note_held(&mut self, id: PlaceId, fence: Fence, lease: Duration) {
-        let Some(pending) = &mut self.pending_changes else {
+        let Some(mut pending) = self.pending_changes.take() else {
             return;
         };
+        let record = self.record(id, fence, lease);
+        pending.changes.push(Change::Held(record));
+        self.pending_changes = Some(pending);
+    }
+
+    /// The record of a holder with this lease. Only an orphan has a tag in the table.
+    fn record(&self, id: PlaceId, fence: Fence, lease: Duration) -> HolderRecord {
         let place = &self.places[id];
         let (queue, salt) = (&self.keys[place.key], place.salt);
-        pending.changes.push(Change::Held(HolderRecord {
+        HolderRecord {
             key: queue.key.clone(),
             kind: queue.kind,
             limit: queue.limit,
@@ -211,7 +202,7 @@ impl LockTable {
             lease,
             is_kept: place.is_kept,
             tag: self.orphan_tags.get(&fence).cloned(),
-        }));
+        }
     }
 
     /// Notes that a lease was renewed, if the new lease is longer than every earlier one.
