@@ -42,6 +42,7 @@ use crate::net::listener::Listener;
 use crate::net::tls::Certificate;
 use crate::protocol::abilities::Abilities;
 use crate::server::{self, refuse, CANNOT_START, USAGE};
+use crate::sys::clock;
 use crate::sys::notify::notify;
 use crate::sys::random;
 use crate::sys::trusted;
@@ -59,9 +60,6 @@ const PROGRAM: &str = "latchd";
 
 /// The bytes of a megabyte, as the log counts them.
 const MEGABYTE: u64 = 1024 * 1024;
-
-/// 1 January 2025. A clock that shows an earlier time has never been set.
-const CLOCK_WAS_SET: Duration = Duration::from_secs(1_735_689_600);
 
 /// Runs the server: reads the arguments and the environment, serves until a signal, and returns the
 /// exit status (latchd(8), EXIT STATUS).
@@ -336,7 +334,7 @@ fn warn_about(
     }
     warn_of_variables();
     let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH);
-    if options.fence_state_file.is_none() && since_epoch.unwrap_or_default() < CLOCK_WAS_SET {
+    if options.fence_state_file.is_none() && since_epoch.unwrap_or_default() < clock::EARLIEST {
         warn!(
             "clock-not-set hint=\"fences begin at the clock, and so may repeat after a restart\""
         );

@@ -5,12 +5,9 @@ use std::time::Duration;
 
 use super::file_system::FileSystem;
 use super::record::{is_of_lock_file, Record};
+use crate::sys::clock;
 use crate::sys::directory::FileId;
-use crate::sys::process::{Process, CLOCK_IS_SET};
-
-/// The maximum difference between correct clocks, in seconds. A timestamp that is further in the
-/// future is from a wrong clock.
-const CLOCK_TOLERANCE: u64 = 60;
+use crate::sys::process::Process;
 
 /// The maximum time, in seconds, by which a holder can seem to have started after the timestamp of
 /// its lock.
@@ -200,14 +197,14 @@ fn age(content: &Content, host: &impl Host) -> u64 {
 fn age_by_clocks(content: &Content, host: &impl Host) -> u64 {
     let (record, now) = (&content.record, host.now());
     if let Some(info) = record.info() {
-        if info.timestamp <= now.saturating_add(CLOCK_TOLERANCE) {
+        if info.timestamp <= now.saturating_add(clock::TOLERANCE.as_secs()) {
             return now.saturating_sub(info.timestamp);
         }
     }
     // If the timestamp is unreadable or from a wrong clock, the clock of the file system decides.
     match host.file_system_now() {
         None => 0,
-        Some(now) if content.modified <= now.saturating_add(CLOCK_TOLERANCE) => {
+        Some(now) if content.modified <= now.saturating_add(clock::TOLERANCE.as_secs()) => {
             now.saturating_sub(content.modified)
         }
         Some(_) => host.unchanged_for(content),
@@ -223,7 +220,9 @@ fn is_of_a_boot_before_the_clock(content: &Content, host: &impl Host) -> bool {
         && agreement(&record.boot, &own.boot) == Agreement::Other
         && agreement(&record.host, &own.host) == Agreement::Same
         && (record.timestamp.is_some_and(|time| time > host.now())
-            || host.booted_at().is_some_and(|time| time < CLOCK_IS_SET))
+            || host
+                .booted_at()
+                .is_some_and(|time| time < clock::EARLIEST.as_secs()))
 }
 
 /// In how many seconds a missing process proves that the guard of a lock is gone, where the guard's

@@ -1,6 +1,7 @@
 //! System services for the programs: directories, secrets, processes, random numbers, threads,
 //! time, and systemd's notifications.
 
+pub mod clock;
 pub mod directory;
 pub mod event;
 #[cfg(feature = "cluster")]

@@ -14,9 +14,6 @@ use rustix::param::clock_ticks_per_second;
 use rustix::process::{pidfd_open, test_kill_process, Pid, PidfdFlags};
 use rustix::time::{clock_gettime, ClockId};
 
-/// The start of 2026, in seconds since 1970. A clock that shows an earlier time has never been set.
-pub const CLOCK_IS_SET: u64 = 1_767_225_600;
-
 /// Facts about an existing process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Process {

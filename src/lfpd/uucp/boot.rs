@@ -7,13 +7,11 @@ use std::time::Duration;
 
 use rustix::fs::{fstatfs, statat, AtFlags, Dir};
 
+use crate::sys::clock;
 use crate::sys::directory::Directory;
-use crate::sys::process::{booted_at, CLOCK_IS_SET};
+use crate::sys::process::booted_at;
 
 use super::lock_file::modified_at;
-
-/// By how much a right clock may be corrected.
-const CLOCK_TOLERANCE: Duration = Duration::from_secs(60);
 
 /// Whether a file in `directory` with this modification time was written before this boot. False
 /// if the clock may have been wrong at any time since the boot, and if the system cannot tell.
@@ -41,11 +39,11 @@ fn is_of_an_earlier_boot(
     booted_at: Duration,
     oldest_node: impl FnOnce() -> Option<Duration>,
 ) -> bool {
-    let is_before = |time: Duration| modified_at + CLOCK_TOLERANCE < time;
-    modified_at.as_secs() >= CLOCK_IS_SET
+    let is_before = |time: Duration| modified_at + clock::TOLERANCE < time;
+    modified_at >= clock::EARLIEST
         && is_before(booted_at)
         && oldest_node()
-            .is_some_and(|oldest| is_before(oldest) && oldest <= booted_at + CLOCK_TOLERANCE)
+            .is_some_and(|oldest| is_before(oldest) && oldest <= booted_at + clock::TOLERANCE)
 }
 
 /// The earliest modification time of a file in /dev; `None` if /dev is not in memory, because its
@@ -89,7 +87,7 @@ mod tests {
     fn only_a_file_before_both_the_boot_and_dev_is_older() {
         const MINUTE: u64 = 60;
         const DAY: u64 = 24 * 60 * MINUTE;
-        let boot = CLOCK_IS_SET + 300 * DAY;
+        let boot = clock::EARLIEST.as_secs() + 300 * DAY;
         for (what, file, oldest_node, is_older) in [
             ("a power cut", boot - DAY, Some(boot), true),
             ("just before", boot - MINUTE - 1, Some(boot), true),
@@ -98,7 +96,12 @@ mod tests {
             ("the clock was at 1970, then set", 100, Some(3), false),
             ("so it was, file before", boot - DAY, Some(3), false),
             ("a file without a time", 0, Some(boot), false),
-            ("unset then", CLOCK_IS_SET - 1, Some(boot), false),
+            (
+                "unset then",
+                clock::EARLIEST.as_secs() - 1,
+                Some(boot),
+                false,
+            ),
             (
                 "a clock 2 days behind, then set",
                 boot - DAY,

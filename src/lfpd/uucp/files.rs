@@ -401,7 +401,7 @@ mod tests {
     fn a_lock_of_an_earlier_boot_is_replaced() {
         let host = Host::new();
         // The first days of 2026: plausible, and before every boot of this program's hosts.
-        let old = std::time::UNIX_EPOCH + Duration::from_secs(process::CLOCK_IS_SET + 86_400);
+        let old = std::time::UNIX_EPOCH + crate::sys::clock::EARLIEST + Duration::from_secs(86_400);
         let write = |at: &str, modified_at: SystemTime| {
             fs::write(host.at(at), content(1)).expect("written");
             let file = fs::File::options().write(true).open(host.at(at));

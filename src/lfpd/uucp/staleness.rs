@@ -9,6 +9,7 @@ use log::debug;
 use rustix::fs::{fstat, Stat};
 use rustix::process::geteuid;
 
+use crate::sys::clock;
 use crate::sys::directory::{lock_within, Directory, Entry, FileId, StagedFile};
 use crate::sys::process;
 
@@ -19,10 +20,6 @@ use super::names::Named;
 
 /// The maximum time between the creation of a lock file and the writing of its content.
 const WRITE_TIME: Duration = Duration::from_secs(5 * 60);
-
-/// The maximum difference between correct clocks. A time that is further in the future is from a
-/// wrong clock.
-const CLOCK_TOLERANCE: Duration = Duration::from_secs(60);
 
 /// Judges the lock files that a request meets.
 pub(super) struct Judge<'a> {
@@ -105,7 +102,7 @@ impl<'a> Judge<'a> {
         file.named == Named::Nothing
             && self.sample().map(modified_at).is_some_and(|now| {
                 let since = now.saturating_sub(file.modified_at);
-                since > WRITE_TIME || file.modified_at > now + CLOCK_TOLERANCE
+                since > WRITE_TIME || file.modified_at > now + clock::TOLERANCE
             })
             && self.is_unlocked(name, file)
     }
@@ -136,5 +133,5 @@ impl<'a> Judge<'a> {
 /// Also true if the time of the file shows that a clock is wrong: the process gets the lock then.
 fn is_older_than(file: &LockFile, pid: u32) -> bool {
     has_begun_after(pid, file.modified_at)
-        || file.modified_at > since_epoch(SystemTime::now()) + CLOCK_TOLERANCE
+        || file.modified_at > since_epoch(SystemTime::now()) + clock::TOLERANCE
 }
