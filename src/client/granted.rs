@@ -99,14 +99,22 @@ impl Granted {
         }
     }
 
-    fn keep_and_take_back(&mut self, time: Duration) -> Result<(), Error> {
-        self.renew_if_late()?;
-        let (key, token) = (&self.key, self.grant.token);
-        let kept = self.connection.keep(key, self.slot.with_lease(time), token);
-        kept.map_err(|error| match error {
+    /// Has the server keep the lock for `time` without a connection. Fails with
+    /// [`Error::NotKept`], and still holds the lock, if the server already keeps its maximum number
+    /// of locks, or keeps no lock for that long.
+    pub(crate) fn keep_at_server(&mut self, time: Duration) -> Result<(), Error> {
+        let (slot, token) = (self.slot.with_lease(time), self.grant.token);
+        let kept = self.connection.keep(&self.key, slot, token);
+        kept.map(drop).map_err(|error| match error {
             Error::MaxLocks(asked) | Error::Refused(asked) => Error::NotKept(asked),
             error => error,
-        })?;
+        })
+    }
+
+    fn keep_and_take_back(&mut self, time: Duration) -> Result<(), Error> {
+        self.renew_if_late()?;
+        self.keep_at_server(time)?;
+        let (key, token) = (&self.key, self.grant.token);
         // Until the second adoption, the first is provisional: the end of the connection would not
         // release the lock.
         for _ in 0..2 {

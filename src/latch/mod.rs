@@ -32,7 +32,7 @@ use crate::cli::output;
 use crate::cli::service_links::is_service_link;
 use crate::client::environment::VARIABLES;
 use crate::client::{Auth, Error, InvalidToken, Token};
-use crate::supervise;
+use crate::supervise::{self, EndBySignal};
 use crate::text::{reason, Escaped};
 use options::{Flags, SubCommand};
 
@@ -189,12 +189,19 @@ fn dispatch(command: &SubCommand, words: &[OsString]) -> CommandResult {
     if !words.is_empty() && !matches!(command, SubCommand::Run(_)) {
         return Err(usage("only latch run takes a command after --"));
     }
+    let leaves_a_lock = matches!(command, SubCommand::Acquire(_) | SubCommand::Reserve(_));
+    let ending = match command {
+        // These two also handle the other signals.
+        SubCommand::Run(_) | SubCommand::Hold(_) => Ok(EndBySignal::default()),
+        _ => EndBySignal::watch(leaves_a_lock),
+    };
+    let ending = ending.map_err(Failure::cannot_catch_signals)?;
     match command {
         SubCommand::Run(options) => run::run(options, words),
         SubCommand::Hold(options) => hold::hold(options),
         SubCommand::Wait(options) => commands::wait(options),
-        SubCommand::Acquire(options) => keeping::acquire(options),
-        SubCommand::Reserve(options) => keeping::reserve(options),
+        SubCommand::Acquire(options) => keeping::acquire(options, &ending),
+        SubCommand::Reserve(options) => keeping::reserve(options, &ending),
         SubCommand::Renew(options) => commands::renew(options),
         SubCommand::Release(options) => commands::release(options),
         SubCommand::Stats(options) => stats::show(options),
@@ -259,6 +266,7 @@ fn failure(about: impl Display, error: &Error) -> Failure {
     };
     let hint = match error {
         Error::AuthFailed { auth, .. } if *auth == Auth::NoToken => "; see --auth-token-file",
+        Error::NotKept(_) => "; see --max-kept and --max-keep-time in latchd(8)",
         _ => "",
     };
     let message = format!("{about}: {}{hint}", error.reason());

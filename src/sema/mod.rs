@@ -24,10 +24,10 @@ use crate::cli::output;
 use crate::cli::waiting::{Verbosity, WaitingLine};
 use crate::lockfile::{
     acquire_any_detached, wait_any, Attempt, Busy, Cleaned, LockInfo, Obstacle, ReleaseOutcome,
-    ReleaseTerms, Semaphore, SemaphoreError, SemaphoreOptions, Slots, Status, WaitLimit,
-    WithoutFlock,
+    ReleaseTerms, Semaphore, SemaphoreError, SemaphoreOptions, SemaphoreResult, Slots, Status,
+    WaitLimit, Waited, WithoutFlock,
 };
-use crate::supervise;
+use crate::supervise::{self, EndBySignal, Undo};
 use crate::text::{reason, Plain};
 use options::{BusyOk, SemaCommand, SemaOptions, SemaRequest, SHORT_USAGE};
 use report::{complain, holder_text, print, shown_path, Object};
@@ -117,16 +117,7 @@ pub fn main() -> ExitCode {
     let command = options::command_in(&arguments);
     let is_like_latch = is_like_latch(command);
     let result = match options::parse(arguments.into_iter()) {
-        Parsed::Run(request) => match request.command {
-            SemaCommand::Try => take(&request, Some(Duration::ZERO)),
-            SemaCommand::Acquire => take(&request, request.options.timeout),
-            SemaCommand::Release => release(&request),
-            SemaCommand::Status => status(&request),
-            SemaCommand::Wait => wait(&request),
-            SemaCommand::Clean => clean(&request),
-            SemaCommand::Run => run::run(&request),
-            SemaCommand::Hold => hold::hold(&request),
-        },
+        Parsed::Run(request) => carry_out(&request),
         Parsed::Print(text) => print(&text).map(|()| DONE),
         Parsed::Usage(reason) => {
             complain(&format!("{}{reason}\n\n{SHORT_USAGE}", prefix(command)));
@@ -140,20 +131,66 @@ pub fn main() -> ExitCode {
     })
 }
 
-/// Takes the lock, or one of the slots, within the timeout, and leaves it held.
-fn take(request: &SemaRequest, timeout: Option<Duration>) -> CommandResult {
-    let slots = slots(request, &request.options.lock)?;
-    let limit = WaitLimit::new(timeout, None);
+fn carry_out(request: &SemaRequest) -> CommandResult {
+    let leaves_a_lock = matches!(request.command, SemaCommand::Try | SemaCommand::Acquire);
+    let ending = match request.command {
+        // These two also handle the other signals.
+        SemaCommand::Run | SemaCommand::Hold => Ok(EndBySignal::default()),
+        _ => EndBySignal::watch(leaves_a_lock),
+    };
+    let ending = ending.map_err(Failure::cannot_catch_signals)?;
+    match request.command {
+        SemaCommand::Try => take(request, Some(Duration::ZERO), &ending),
+        SemaCommand::Acquire => take(request, request.options.timeout, &ending),
+        SemaCommand::Release => release(request),
+        SemaCommand::Status => status(request),
+        SemaCommand::Wait => wait(request),
+        SemaCommand::Clean => clean(request),
+        SemaCommand::Run => run::run(request),
+        SemaCommand::Hold => hold::hold(request),
+    }
+}
+
+/// Takes the lock, or one of the slots, within the timeout, and leaves it held. If a signal ends
+/// this process before the caller knows, the lock is released.
+fn take(request: &SemaRequest, timeout: Option<Duration>, ending: &EndBySignal) -> CommandResult {
+    let slots: &'static [Semaphore] = slots(request, &request.options.lock)?.leak();
     let line = match timeout {
         Some(Duration::ZERO) => None,
         _ => Some(waiting_line(request)?),
     };
-    let taken = acquire_any_detached(&slots, &info(&request.options), &limit);
+    let taken = take_detached(slots, &info(&request.options), timeout, ending);
     drop(line);
     match taken.map_err(|error| Failure::about(&request.path, &error))? {
-        (slot, Attempt::Granted(())) => acquired(slot, request),
+        (slot, Attempt::Granted(())) => {
+            let printed = acquired(slot, request);
+            ending.caller_knows();
+            printed
+        }
         (slot, Attempt::Busy(busy)) => refuse(slot, &busy, request),
     }
+}
+
+/// Takes one of the locks for the process that `info` names, and leaves it held.
+fn take_detached(
+    slots: &'static [Semaphore],
+    info: &LockInfo,
+    timeout: Option<Duration>,
+    ending: &EndBySignal,
+) -> SemaphoreResult<Waited<'static, ()>> {
+    ending.guard(|| {
+        let limit = WaitLimit::new(timeout, ending.arrived());
+        let taken = acquire_any_detached(slots, info, &limit);
+        let pid = info.pid;
+        let undo: Option<Undo> = match &taken {
+            Ok((slot, Attempt::Granted(()))) => {
+                let slot: &'static Semaphore = slot;
+                Some(Box::new(move || slot.give_back(pid)))
+            }
+            _ => None,
+        };
+        (taken, undo)
+    })
 }
 
 /// Says what the command waits for, and who holds it.

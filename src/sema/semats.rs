@@ -7,14 +7,15 @@ use std::path::Path;
 use std::time::Duration;
 
 use crate::lockfile::{
-    acquire_any_detached, Attempt, LockDetails, LockInfo, Obstacle, ReleaseOutcome, ReleaseTerms,
-    Semaphore, SemaphoreConfig, SemaphoreError, SemaphoreOptions, WaitLimit,
+    Attempt, LockDetails, LockInfo, Obstacle, ReleaseOutcome, ReleaseTerms, Semaphore,
+    SemaphoreConfig, SemaphoreError, SemaphoreOptions, SemaphoreResult, Waited,
 };
+use crate::supervise::EndBySignal;
 use crate::text::Plain;
 
 use super::options::split_value;
 use super::report::{complain, print, shown_path, Object};
-use super::{asking, caller, impediment, reason, ALREADY_HELD};
+use super::{asking, caller, impediment, reason, take_detached, ALREADY_HELD};
 
 const DONE: u8 = 0;
 const FAILED: u8 = 1;
@@ -45,7 +46,7 @@ Options:
 ";
 
 /// A command line as typed values. Unknown options are ignored.
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct SematsRequest {
     /// The command, the path, and any further words, which have no effect.
     words: Vec<OsString>,
@@ -55,16 +56,17 @@ struct SematsRequest {
     json: bool,
     verbose: bool,
     help: bool,
+    ending: EndBySignal,
 }
 
 /// The exit status of a command, or the failure to print on stderr.
 type SematsResult = Result<u8, Object>;
 
-type CommandFn = fn(&Semaphore, &SematsRequest) -> SematsResult;
+type CommandFn = fn(&'static Semaphore, &SematsRequest) -> SematsResult;
 
 /// Runs one command and returns its exit status.
 pub(super) fn main(arguments: impl Iterator<Item = OsString>) -> u8 {
-    let request = read(arguments);
+    let mut request = read(arguments);
     if request.help {
         return print_out(USAGE, DONE);
     }
@@ -87,13 +89,24 @@ pub(super) fn main(arguments: impl Iterator<Item = OsString>) -> u8 {
         complain("Error: Lock path is required\n");
         return FAILED;
     };
+    match EndBySignal::watch(name.as_bytes().ends_with(b"acquire")) {
+        Ok(ending) => request.ending = ending,
+        Err(error) => {
+            complain(&format!(
+                "Error: cannot catch signals: {}\n",
+                reason(&error)
+            ));
+            return FAILED;
+        }
+    }
     let failure = match semaphore(Path::new(path)) {
         Ok(semaphore) => {
+            let semaphore: &'static Semaphore = Box::leak(Box::new(semaphore));
             if let Some(step) = step.filter(|_| request.verbose) {
                 let path = shown_path(semaphore.path());
                 complain(&format!("[INFO] {step}: {path}\n"));
             }
-            match command(&semaphore, &request) {
+            match command(semaphore, &request) {
                 Ok(status) => return status,
                 Err(failure) => shown(&failure, &request),
             }
@@ -166,11 +179,11 @@ fn semaphore(path: &Path) -> Result<Semaphore, String> {
     })
 }
 
-fn try_acquire(semaphore: &Semaphore, request: &SematsRequest) -> SematsResult {
-    match semaphore.try_acquire_detached(&info(request)) {
-        Ok(Attempt::Granted(())) => Ok(granted(semaphore, request)),
-        Ok(Attempt::Busy(busy)) if busy.is_hopeless() => Err(refused(busy.obstacle)),
-        Ok(Attempt::Busy(busy)) => {
+fn try_acquire(semaphore: &'static Semaphore, request: &SematsRequest) -> SematsResult {
+    match take(semaphore, request, Some(Duration::ZERO)) {
+        Ok((_, Attempt::Granted(()))) => Ok(granted(semaphore, request)),
+        Ok((_, Attempt::Busy(busy))) if busy.is_hopeless() => Err(refused(busy.obstacle)),
+        Ok((_, Attempt::Busy(busy))) => {
             let status = &busy.details;
             let failure = failed("ALREADY_LOCKED", ALREADY_HELD)
                 .undefined_or("holderPid", status.pid, request)
@@ -181,10 +194,17 @@ fn try_acquire(semaphore: &Semaphore, request: &SematsRequest) -> SematsResult {
     }
 }
 
-fn acquire(semaphore: &Semaphore, request: &SematsRequest) -> SematsResult {
-    let limit = WaitLimit::new(request.timeout, None);
+fn take(
+    semaphore: &'static Semaphore,
+    request: &SematsRequest,
+    timeout: Option<Duration>,
+) -> SemaphoreResult<Waited<'static, ()>> {
     let slots = std::slice::from_ref(semaphore);
-    match acquire_any_detached(slots, &info(request), &limit) {
+    take_detached(slots, &info(request), timeout, &request.ending)
+}
+
+fn acquire(semaphore: &'static Semaphore, request: &SematsRequest) -> SematsResult {
+    match take(semaphore, request, request.timeout) {
         Ok((_, Attempt::Granted(()))) => Ok(granted(semaphore, request)),
         Ok((_, Attempt::Busy(busy))) if busy.is_hopeless() => Err(refused(busy.obstacle)),
         Ok(_) => {
@@ -208,6 +228,7 @@ fn granted(semaphore: &Semaphore, request: &SematsRequest) -> u8 {
     if status != DONE {
         semaphore.give_back(caller());
     }
+    request.ending.caller_knows();
     status
 }
 

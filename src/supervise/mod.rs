@@ -8,6 +8,7 @@
 //! kernel for a SIGTERM when the parent ends, and gives the terminal to its group. If the command
 //! runs for longer, a third instance guards it: see `guard`.
 
+mod ending;
 mod group;
 mod guard;
 mod leftovers;
@@ -26,6 +27,7 @@ use rustix::process::{getpid, set_child_subreaper, Signal};
 
 pub use crate::sys::event::Event;
 
+pub use ending::{EndBySignal, Undo};
 use group::Group;
 pub use leftovers::Leftovers;
 pub use program_file::ProgramFile;

@@ -156,7 +156,7 @@ pub(super) fn stop(signal: i32, group: Option<Pid>) {
     }
 }
 
-fn is_in(set: u64, signal: i32) -> bool {
+pub(super) fn is_in(set: u64, signal: i32) -> bool {
     set & (1 << (signal - 1)) != 0
 }
 

@@ -75,6 +75,15 @@ fn a_server_that_does_not_keep_is_noticed_before_the_job() {
         let said = text(&refused.stderr);
         assert!(said.contains("the server keeps no more grants"), "{said}");
         assert!(!is_held(&daemon, "k"));
+        // The other commands that have a lock kept say the same.
+        let others: [&[&str]; 2] = [&["acquire", "k"], &["reserve", "k", "--for", "60"]];
+        let are_refused = |others: &&[&str]| limits[0] == "--max-kept" || others[0] == "reserve";
+        for arguments in others.into_iter().filter(are_refused) {
+            let output = run(&daemon, arguments);
+            assert_eq!(output.status.code(), Some(69), "{limits:?} {arguments:?}");
+            assert_eq!(text(&output.stderr), said, "{limits:?} {arguments:?}");
+            assert!(!is_held(&daemon, "k"));
+        }
     }
 }
 

@@ -1341,7 +1341,7 @@ fn as_process_1(daemon: &Daemon, options: &[&str], script: &str) -> Option<Comma
 
 /// The beginning of a command line that runs in new namespaces, with `more` flags. `None` if the
 /// system allows no namespace.
-fn process_1(daemon: &Daemon, more: &[&str]) -> Option<Command> {
+pub fn process_1(daemon: &Daemon, more: &[&str]) -> Option<Command> {
     let unshare = "unshare";
     let mut flags = vec!["--pid", "--fork", "--mount-proc", "--kill-child"];
     flags.extend(more);
@@ -1362,7 +1362,7 @@ fn process_1(daemon: &Daemon, more: &[&str]) -> Option<Command> {
 }
 
 /// The process that `unshare` started.
-fn init_of(unshare: &Latch) -> Pid {
+pub fn init_of(unshare: &Latch) -> Pid {
     let number = unshare.id();
     let children = format!("/proc/{number}/task/{number}/children");
     number_in(Path::new(&children)).expect("its only child")

@@ -6,9 +6,13 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rustix::pipe::pipe;
+use rustix::process::kill_process;
+
 use crate::reconnecting::{listener, Peer};
+use crate::run::{init_of, process_1};
 use crate::support::latch::{
-    fed, fill, latch, output, run, signal, status, text, wait, wait_as_shell, Latch,
+    fed, fill, is_held, latch, output, run, signal, status, text, wait, wait_as_shell, Latch,
 };
 use crate::support::silent::{refusing_addr, FullBacklog};
 use crate::support::{eventually, program, Client, Daemon, Scheme, Signal, PATIENCE};
@@ -507,4 +511,62 @@ fn retries_at_a_server_that_says_nothing_end_with_their_time() {
     command.args(fixed).args([&address, "--", "true"]);
     let mut child = Latch::start(command.stdin(Stdio::null()).stderr(Stdio::null()));
     assert_eq!(wait(&mut child), Some(69));
+}
+
+/// The kernel does not end process 1 by a signal that it does not catch.
+#[test]
+fn as_process_1_a_waiting_command_ends_by_a_signal() {
+    let daemon = Daemon::start(&[]);
+    let mut holder = daemon.connect();
+    holder.acquire("k", 0);
+    let commands: [&[&str]; 3] = [
+        &["wait", "k"],
+        &["acquire", "k"],
+        &["reserve", "k", "--for", "60"],
+    ];
+    for arguments in commands {
+        for sent in [Signal::TERM, Signal::INT, Signal::HUP, Signal::QUIT] {
+            let Some(mut command) = process_1(&daemon, &[]) else {
+                return;
+            };
+            let mut unshare = Latch::start(command.arg(program("latch")).args(arguments));
+            daemon.wait_for_waiters("k", 1);
+            kill_process(init_of(&unshare), sent).expect("it runs");
+            assert_eq!(wait_as_shell(&mut unshare), Some(128 + sent.as_raw()));
+            daemon.wait_for_waiters("k", 0);
+        }
+    }
+}
+
+#[test]
+fn as_process_1_a_watch_ends_by_a_signal() {
+    let daemon = Daemon::start(&[]);
+    let Some(mut command) = process_1(&daemon, &[]) else {
+        return;
+    };
+    command.args([program("latch"), "stats", "--watch"]);
+    let mut unshare = Latch::start(command.stdout(Stdio::piped()));
+    let mut first = [0];
+    let stdout = unshare.stdout.as_mut().expect("piped");
+    stdout.read_exact(&mut first).expect("a table");
+    kill_process(init_of(&unshare), Signal::TERM).expect("it runs");
+    assert_eq!(wait_as_shell(&mut unshare), Some(143));
+}
+
+/// The caller then knows no token, and could not release the lock.
+#[test]
+fn a_lock_whose_token_was_not_printed_ends_with_the_signal() {
+    let daemon = Daemon::start(&[]);
+    for arguments in [&["acquire", "k"][..], &["reserve", "k", "--for", "1h"]] {
+        let (reader, writer) = pipe().expect("a pipe");
+        fill(&reader);
+        let mut command = latch(&daemon, arguments);
+        let mut latch = Latch::start(command.stdout(writer));
+        eventually(PATIENCE, "the server keeps it", || {
+            daemon.stats()["locks"][0]["owner_conn_id"] == 0
+        });
+        signal(&latch, Signal::TERM);
+        assert_eq!(wait_as_shell(&mut latch), Some(143));
+        assert!(!is_held(&daemon, "k"), "{arguments:?}");
+    }
 }

@@ -15,8 +15,9 @@ use std::process::{Child, ChildStdin, Command, Output, Stdio};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use rustix::pipe::pipe;
 use rustix::process::{kill_process, test_kill_process, Pid, Signal};
-use support::latch::shell_status;
+use support::latch::{fill, shell_status};
 use support::limited::copy_program;
 use support::locks::locked_in_every_way;
 use support::needs::{needs, skipped};
@@ -1399,6 +1400,12 @@ fn a_script_that_becomes_sema_releases_its_lock() {
 /// Runs a script in a new pid namespace. `None` if the system allows none. In the script, `$sema`
 /// is the program.
 fn in_a_namespace(place: &Place, words: &[&str]) -> Option<Output> {
+    namespace(place, words).map(|mut command| finish(&mut command))
+}
+
+/// The command line that runs `words` as process 1 of a new pid namespace. `None` if the system
+/// allows none.
+fn namespace(place: &Place, words: &[&str]) -> Option<Command> {
     let mut flags = vec!["--pid", "--fork", "--kill-child", "--mount-proc"];
     if !rustix::process::geteuid().is_root() {
         flags.extend(["--user", "--map-root-user"]);
@@ -1413,14 +1420,55 @@ fn in_a_namespace(place: &Place, words: &[&str]) -> Option<Output> {
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
-        finish(&mut command)
+        command
     };
-    let probe = unshare(&["true"]);
+    let probe = finish(&mut unshare(&["true"]));
     if !probe.status.success() {
         skipped(&["PID namespace"]);
         return None;
     }
     Some(unshare(words))
+}
+
+/// The kernel does not end process 1 by a signal that it does not catch.
+#[test]
+fn as_process_1_a_waiting_command_ends_by_a_signal() {
+    let place = Place::new();
+    let _holder = held(&place, &[]);
+    for (name, command) in [("sema", "acquire"), ("sema", "wait"), ("semats", "acquire")] {
+        for sent in [Signal::TERM, Signal::INT, Signal::HUP, Signal::QUIT] {
+            let program = place.bin.path().join(name);
+            let words = [program.to_str().expect("text"), command, "f"];
+            let Some(mut unshare) = namespace(&place, &words) else {
+                return;
+            };
+            let mut unshare = unshare.spawn().expect("unshare");
+            let number = unshare.id();
+            let children = format!("/proc/{number}/task/{number}/children");
+            let init = || Pid::from_raw(fs::read_to_string(&children).ok()?.trim().parse().ok()?);
+            eventually(PATIENCE, "it ends by a signal that it catches", || {
+                init().map(|init| kill_process(init, sent));
+                unshare.try_wait().expect("a child").is_some()
+            });
+            assert_eq!(wait(&mut unshare), Some(128 + sent.as_raw()), "{words:?}");
+        }
+    }
+}
+
+/// The caller then does not know of the lock, and would not release it.
+#[test]
+fn a_lock_that_was_not_printed_ends_with_the_signal() {
+    let place = Place::new();
+    for (name, command) in [("sema", "acquire"), ("sema", "try"), ("semats", "acquire")] {
+        let (reader, writer) = pipe().expect("a pipe");
+        fill(&reader);
+        let mut command = place.command(name, &[command, "f"]);
+        let mut child = command.stdout(writer).spawn().expect("it starts");
+        eventually(PATIENCE, "it is taken", || place.path("f").exists());
+        kill_process(Pid::from_child(&child), Signal::TERM).expect("it runs");
+        assert_eq!(wait(&mut child), Some(143), "{name}");
+        assert_eq!(place.names(), [""; 0], "{name}");
+    }
 }
 
 /// Without the /proc of the namespace, that of the host is seen, with another process 1.
