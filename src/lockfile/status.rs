@@ -210,7 +210,7 @@ impl Semaphore {
 
     /// Describes the lock; `None` if the lock is free. The details say whether the lock is stale;
     /// the obstacle does not depend on it.
-    pub(super) fn look(&self) -> SemaphoreResult<Option<Busy>> {
+    pub(crate) fn look(&self) -> SemaphoreResult<Option<Busy>> {
         let directory = self.directory()?;
         let file = match takeover::find(&self.files(&directory))? {
             Found::Nothing => return Ok(None),

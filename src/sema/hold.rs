@@ -8,12 +8,15 @@ use crate::supervise::StdinWatch;
 use super::options::SemaRequest;
 use super::report::shown_path;
 use super::run::{prepare, wait};
-use super::{acquired_object, refuse, DONE};
+use super::{acquired_object, refuse, refuse_own_lock, DONE};
 
 /// Waits for the lock, prints its path, and keeps it until the standard input is closed or a signal
 /// comes.
 pub(super) fn hold(request: &SemaRequest) -> CommandResult {
     let (mut signals, lost, slots) = prepare(request)?;
+    if let Some(status) = refuse_own_lock(slots, request.options.timeout, request)? {
+        return Ok(status);
+    }
     let input = StdinWatch::watch().map_err(Failure::cannot_start_thread)?;
     let waited = wait(slots, request, Some(&input.abandoned), &mut signals)?;
     match waited {

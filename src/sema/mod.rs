@@ -1,6 +1,7 @@
 //! The program `sema`: lock files without a server, for the shell. See sema(1).
 
 mod hold;
+mod nesting;
 mod options;
 mod report;
 mod run;
@@ -50,6 +51,9 @@ const IO_ERROR: &str = "IO error: ";
 
 /// The first line of the message if the lock is held and the command does not wait.
 const ALREADY_HELD: &str = "Lock already held";
+
+/// The first line of the message if this process runs under the lock.
+const OWN_LOCK: &str = "This runs under the lock already, and would wait for itself";
 
 impl Failure {
     /// The reason why the file at this path cannot be used.
@@ -155,6 +159,9 @@ fn carry_out(request: &SemaRequest) -> CommandResult {
 /// this process before the caller knows, the lock is released.
 fn take(request: &SemaRequest, timeout: Option<Duration>, ending: &EndBySignal) -> CommandResult {
     let slots: &'static [Semaphore] = slots(request, &request.options.lock)?.leak();
+    if let Some(status) = refuse_own_lock(slots, timeout, request)? {
+        return Ok(status);
+    }
     let line = match timeout {
         Some(Duration::ZERO) => None,
         _ => Some(waiting_line(request)?),
@@ -330,6 +337,9 @@ fn status(request: &SemaRequest) -> CommandResult {
 
 fn wait(request: &SemaRequest) -> CommandResult {
     let slots = slots(request, &request.options.lock)?;
+    if let Some(status) = refuse_own_lock(&slots, request.options.timeout, request)? {
+        return Ok(status);
+    }
     let limit = WaitLimit::new(request.options.timeout, None);
     let waited = wait_any(&slots, &limit);
     match waited.map_err(|error| Failure::about(&request.path, &error))? {
@@ -405,6 +415,21 @@ fn say(line: &str, object: &Object, request: &SemaRequest) -> CommandResult {
     Ok(DONE)
 }
 
+/// Refuses a wait that would never end, because this process runs under the lock. Prints that, and
+/// returns the exit status; `None` if the wait may end.
+fn refuse_own_lock(
+    slots: &[Semaphore],
+    timeout: Option<Duration>,
+    request: &SemaRequest,
+) -> Result<Option<u8>, Failure> {
+    if timeout == Some(Duration::ZERO) {
+        return Ok(None);
+    }
+    let own = nesting::own_lock(slots);
+    let refused = own.map(|(slot, busy)| refuse_with(OWN_LOCK, slot, &busy, request));
+    refused.transpose()
+}
+
 /// Prints why the lock was not granted or not released, and who holds it. Returns the exit status.
 /// Fails if waiting for the lock cannot help.
 fn refuse(slot: &Semaphore, busy: &Busy, request: &SemaRequest) -> CommandResult {
@@ -421,6 +446,13 @@ fn refuse(slot: &Semaphore, busy: &Busy, request: &SemaRequest) -> CommandResult
         Run | Hold if options.timeout == Some(Duration::ZERO) => ALREADY_HELD,
         _ => "Timeout waiting for lock",
     };
+    refuse_with(line, slot, busy, request)
+}
+
+/// Like [`refuse`], with this first line of the message.
+fn refuse_with(line: &str, slot: &Semaphore, busy: &Busy, request: &SemaRequest) -> CommandResult {
+    use SemaCommand::{Release, Try};
+    let (command, options) = (request.command, &request.options);
     let is_json_alone = options.json && matches!(command, Try | Release);
     // A holder whose age is unknown may have held the lock for any time.
     let is_below = |limit| (busy.details.age).is_some_and(|age| Duration::from_secs(age) < limit);

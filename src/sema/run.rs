@@ -16,7 +16,7 @@ use crate::text::reason;
 
 use super::options::SemaRequest;
 use super::report::shown_path;
-use super::{refuse, slots, waiting_line, BUSY, PROGRAM};
+use super::{refuse, refuse_own_lock, slots, waiting_line, BUSY, PROGRAM};
 
 /// How long the command may take to end once the lock is lost.
 const KILL_AFTER: Duration = Duration::from_secs(10);
@@ -26,6 +26,9 @@ const KILL_AFTER: Duration = Duration::from_secs(10);
 pub(super) fn run(request: &SemaRequest) -> CommandResult {
     let program_file = ProgramFile::find().map_err(Failure::cannot_start_process)?;
     let (mut signals, lost, slots) = prepare(request)?;
+    if let Some(status) = refuse_own_lock(slots, request.options.timeout, request)? {
+        return Ok(status);
+    }
     let waited = wait(slots, request, None, &mut signals)?;
     match waited {
         (slot, Attempt::Granted(guard)) => {

@@ -8,8 +8,8 @@ use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::unistd;
 use rustix::event::{poll, PollFd, PollFlags};
 use rustix::process::{
-    getpid, getppid, kill_process, kill_process_group, set_dumpable_behavior, wait,
-    DumpableBehavior, Pid, Signal, WaitOptions,
+    getpid, kill_process, kill_process_group, set_dumpable_behavior, wait, DumpableBehavior, Pid,
+    Signal, WaitOptions,
 };
 use rustix_libc_wrappers::process::SignalExt;
 use signal_hook::consts::signal::{
@@ -195,17 +195,14 @@ impl Killed {
 /// SIGTSTP for a process group, and so does this program.
 pub(super) fn has_job_control() -> bool {
     let ours = (unistd::getsid(None), unistd::getpgrp());
-    let mut ancestor = getppid();
-    while let Some(pid) = ancestor {
-        let number = pid.as_raw_nonzero().get();
-        let its = unistd::Pid::from_raw(number);
+    for ancestor in process::ancestors() {
+        let its = unistd::Pid::from_raw(ancestor.cast_signed());
         if unistd::getsid(Some(its)) != ours.0 {
             return false;
         }
         if unistd::getpgid(Some(its)) != Ok(ours.1) {
             return true;
         }
-        ancestor = process::stat(number.unsigned_abs()).and_then(|stat| Pid::from_raw(stat.parent));
     }
     false
 }

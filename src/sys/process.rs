@@ -11,7 +11,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustix::io::Errno;
 use rustix::param::clock_ticks_per_second;
-use rustix::process::{pidfd_open, test_kill_process, Pid, PidfdFlags};
+use rustix::process::{getppid, pidfd_open, test_kill_process, Pid, PidfdFlags};
 use rustix::time::{clock_gettime, ClockId};
 
 /// Facts about an existing process.
@@ -190,6 +190,17 @@ pub struct ProcessStat {
     pub is_kernel_thread: bool,
     /// When the process started, in clock ticks since boot.
     pub start_ticks: u64,
+}
+
+/// The process numbers of the parent of this process, of its parent, and so on. They end at process
+/// 1, at the first process of another pid namespace, or where /proc tells no more.
+pub fn ancestors() -> impl Iterator<Item = u32> {
+    let number = |parent: Pid| parent.as_raw_nonzero().get().unsigned_abs();
+    let parent = getppid().map(number);
+    std::iter::successors(parent, |pid| {
+        let parent = stat(*pid)?.parent;
+        u32::try_from(parent).ok().filter(|parent| *parent > 0)
+    })
 }
 
 /// Whether the number is that of a kernel thread; `false` if /proc cannot tell.

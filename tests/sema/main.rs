@@ -15,6 +15,7 @@ use std::process::{Child, ChildStdin, Command, Output, Stdio};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use mounts::BUSY;
 use rustix::pipe::pipe;
 use rustix::process::{kill_process, test_kill_process, Pid, Signal};
 use support::latch::{fill, shell_status};
@@ -1453,6 +1454,80 @@ fn as_process_1_a_waiting_command_ends_by_a_signal() {
             assert_eq!(wait(&mut unshare), Some(128 + sent.as_raw()), "{words:?}");
         }
     }
+}
+
+/// Runs `inner` under the lock `f` and under `more`, in a directory below.
+fn nested(place: &Place, more: &[&str], inner: &str) -> Output {
+    let mut words = vec!["run", "f"];
+    words.extend(more);
+    let script = format!("mkdir -p below && cd below && {inner}");
+    words.extend(["--", "sh", "-c", &script]);
+    let mut command = place.command("sema", &words);
+    command.env("sema", program("sema"));
+    finish(command.env("lock", place.path("f")))
+}
+
+const OWN_LOCK: &str = "This runs under the lock already, and would wait for itself\n";
+
+#[test]
+fn a_wait_for_the_lock_around_it_ends_at_once() {
+    let place = Place::new();
+    for (inner, code, prefix) in [
+        ("exec $sema run $lock -- true", BUSY, "sema: "),
+        ("exec $sema run $lock --busy-status 9 -- true", 9, "sema: "),
+        ("exec $sema run $lock --timeout 60 -- true", BUSY, "sema: "),
+        (
+            "sh -c '$sema run $lock -- true; exit $?'; exit $?",
+            BUSY,
+            "sema: ",
+        ),
+        ("exec $sema hold $lock", BUSY, "sema: "),
+        ("exec $sema acquire $lock", 1, ""),
+        ("exec $sema wait $lock", 1, ""),
+    ] {
+        let output = nested(&place, &[], inner);
+        let said = text(&output.stderr);
+        assert!(
+            said.starts_with(&format!("{prefix}{OWN_LOCK}")),
+            "{inner}: {said}"
+        );
+        assert_eq!(output.status.code(), Some(code), "{inner}");
+    }
+    let output = nested(&place, &[], "exec $sema run $lock --busy-ok -- true");
+    assert_eq!(
+        (output.status.code(), text(&output.stderr).as_str()),
+        (Some(0), "")
+    );
+}
+
+#[test]
+fn a_pool_whose_slots_are_all_held_around_it_is_refused() {
+    let place = Place::new();
+    let pool = ["--slots", "2"];
+    let one = nested(&place, &pool, "exec $sema run $lock --slots 2 -- true");
+    assert_eq!(one.status.code(), Some(0), "one slot is free: {one:?}");
+    let inner = "exec $sema run $lock --slots 2 -- sh -c 'exec $sema run $lock --slots 2 -- true'";
+    let both = nested(&place, &pool, inner);
+    assert!(text(&both.stderr).contains(OWN_LOCK), "{both:?}");
+    assert_eq!(both.status.code(), Some(BUSY), "{both:?}");
+}
+
+/// The wait may end, so it must not be refused.
+#[test]
+fn a_wait_for_a_lock_that_others_hold_goes_on_under_another() {
+    let place = Place::new();
+    let (mut hold, stdin, _) = held(&place, &["--slots", "2"]);
+    let mut words = vec!["run", "f", "--slots", "2", "--", "sh", "-c"];
+    words.push("exec $sema run f --slots 2 --verbose -- true");
+    let mut command = place.command("sema", &words);
+    let mut waiting = command.env("sema", program("sema")).spawn().expect("sema");
+    let mut line = String::new();
+    let stderr = waiting.stderr.as_mut().expect("piped");
+    BufReader::new(stderr).read_line(&mut line).expect("text");
+    assert!(line.starts_with("sema: waiting for f"), "{line}");
+    drop(stdin);
+    assert_eq!(wait(&mut waiting), Some(0));
+    assert_eq!(wait(&mut hold), Some(0));
 }
 
 /// The caller then does not know of the lock, and would not release it.

@@ -5,7 +5,7 @@ use crate::support::mounts::Mount;
 use crate::support::needs::{Admin, Program};
 
 /// The status of `run` and `hold` for a lock that is held.
-const BUSY: i32 = 75;
+pub const BUSY: i32 = 75;
 
 /// Waits for a lock that a killed guard has left; heartbeats come each second.
 const AFTER_TWO_BEATS: [&str; 8] = ["run", "f", "--stale", "3", "-w", "30", "--", "true"];
