@@ -101,7 +101,7 @@
 //!   `latchd/http/mod`. latchd(8), HTTP, describes the paths.
 //! - A metric: `protocol/counters` and `protocol/metrics`.
 //! - When a lease begins and ends: `table/leases`; whether it may be renewed, and for how long:
-//!   `check_hold` in `table/mod`; when a client renews it: `client/guard/timing`.
+//!   `allowed_lease` in `table/mod`; when a client renews it: `client/guard/timing`.
 //! - Which claim is next, for a lock and for a semaphore: `next_in_line` and `must_wait` in
 //!   `table/queue`, and `serve_waiters` in `table/mod`. Lock files have no queue: `until_any` in
 //!   `lockfile/wait` tries the slots of `sema --slots`.

@@ -54,6 +54,11 @@ impl Granted {
         error
     }
 
+    /// The lease that renewals ask for.
+    pub(super) fn wanted_lease(&self) -> Duration {
+        self.slot.lease.unwrap_or(self.grant.lease)
+    }
+
     /// Renews the lease if a quarter of it may be over. Fails with [`Error::LeaseExpired`] if the
     /// lease is over.
     ///

@@ -21,7 +21,7 @@ use crate::sys::event::Event;
 use crate::sys::moment::Moment;
 use crate::token::{Grant, Token};
 use keeper::Keeper;
-use timing::{deadline_of, end_of, fits};
+use timing::{deadline_of, fits};
 
 /// The stack size of a keeper, in bytes. The documentation of the callbacks states it.
 const STACK_LEN: usize = 128 * 1024;
@@ -37,6 +37,8 @@ pub enum Loss {
     Refused,
     /// No renewal was answered in time. The lease may be over at any moment.
     Deadline,
+    /// The lock was held for as long as the server allows (`latchd --max-hold`).
+    MaxHold,
     /// This process is a child, by fork(2), of the process that acquired the lock.
     Forked,
 }
@@ -47,6 +49,7 @@ impl fmt::Display for Loss {
             Loss::Closed => "the connection to the server ended, and the lock with it",
             Loss::Refused => "the server refused to renew it: it was released or broken by another",
             Loss::Deadline => "the server did not renew it in time",
+            Loss::MaxHold => "it was held for as long as the server allows (--max-hold)",
             Loss::Forked => "it belongs to the process that acquired it, and this is its child",
         })
     }
@@ -59,7 +62,8 @@ impl fmt::Display for Loss {
 /// keeper renews a lease after half of its length, a short one after a third, and every lease after
 /// 15 seconds at the latest. The lock counts as lost when a renewal is refused. It also counts as
 /// lost shortly before the lease could end on the server: two seconds before, or a quarter of the
-/// lease if that is less. From then on, [`Guard::is_held`] returns false.
+/// lease if that is less. From then on, [`Guard::is_held`] returns false. If the server limits the
+/// time of a hold, the last renewals get what is left of it.
 ///
 /// When the connection ends, [`Guard::is_held`] returns false, and the keeper tries to reconnect
 /// until the lease could end: at once, then after pauses of 50 milliseconds to a second. Over the
@@ -122,11 +126,13 @@ struct Shared {
 }
 
 impl Shared {
-    /// The shared state of a lock that was just granted.
-    fn new(deadline: Moment) -> Result<Shared, Error> {
+    /// The shared state of a lock that was just granted. Its lease was asked for at `asked_at`.
+    fn new(asked_at: Moment, lease: Duration) -> Result<Shared, Error> {
         Ok(Shared {
             hold: Mutex::new(Hold {
-                deadline,
+                deadline: deadline_of(asked_at, lease),
+                lease_ends_at: asked_at + lease,
+                is_last_lease: false,
                 is_cut: false,
                 loss: None,
                 on_lost: None,
@@ -170,6 +176,10 @@ impl Shared {
 struct Hold {
     /// The lock is certainly held until this moment, unless the connection ends.
     deadline: Moment,
+    /// When the lease ends on the server, or a little earlier.
+    lease_ends_at: Moment,
+    /// Whether the server allows no later end of the lease.
+    is_last_lease: bool,
     /// Whether the connection has ended and the server has not yet answered a renewal over another
     /// one.
     is_cut: bool,
@@ -207,7 +217,7 @@ type RenewalCallback = Box<dyn FnOnce(bool) + Send>;
 /// Releases a grant that has no guard. Its connection may have ended. Blocks, and fails, like
 /// [`Guard::release`].
 pub(super) fn release(held: Granted) -> Result<(), Error> {
-    let shared = Shared::new(deadline_of(held.asked_at, held.grant.lease))?;
+    let shared = Shared::new(held.asked_at, held.grant.lease)?;
     Keeper::new(held, Arc::new(shared))?.carry_out(Order::Release)
 }
 
@@ -216,7 +226,7 @@ impl Guard {
     /// [`Error::System`] and closes the connection.
     pub(super) fn new(held: Granted, slot_numbers: Vec<u32>) -> Result<Guard, Error> {
         let grant = held.grant;
-        let shared = Arc::new(Shared::new(deadline_of(held.asked_at, grant.lease))?);
+        let shared = Arc::new(Shared::new(held.asked_at, grant.lease)?);
         let asked = Asked {
             key: Some(held.key.clone()),
             server: held.connection.server.clone(),
@@ -275,7 +285,8 @@ impl Guard {
         self.grant.token
     }
 
-    /// The length of the granted lease, in whole seconds. Each renewal asks for the same length.
+    /// The length of the granted lease, in whole seconds. Each renewal asks for the same length, and
+    /// gets less only if the server limits the time of a hold (`latchd --max-hold`).
     pub fn lease(&self) -> Duration {
         self.grant.lease
     }
@@ -292,13 +303,23 @@ impl Guard {
 
     /// When the lease ends unless it is renewed. On the server, it may end a little later.
     pub(crate) fn lease_ends_at(&self) -> Moment {
-        end_of(self.shared.hold().deadline, self.grant.lease)
+        self.shared.hold().lease_ends_at
     }
 
     /// The error for a lost lock; `None` if the lock is not lost.
     pub(super) fn lost(&self) -> Option<Error> {
         let lost = |loss| Error::Lost(self.asked.clone(), loss);
         self.loss().map(lost)
+    }
+
+    /// How the lock was lost; if it is not lost yet, how it will be lost unless a renewal is
+    /// answered.
+    pub(crate) fn loss_to_come(&self) -> Loss {
+        let to_come = || match self.shared.hold().is_last_lease {
+            true => Loss::MaxHold,
+            false => Loss::Deadline,
+        };
+        self.loss().unwrap_or_else(to_come)
     }
 
     /// How the lock was lost, if it was. Does not block. The keeper may notice a loss a moment
@@ -334,8 +355,9 @@ impl Guard {
     }
 
     /// Sets the callback that is called once, on the keeper's thread, if the server does not answer
-    /// a renewal and only `lead` is left until the lock counts as lost. In that time, the program
-    /// can end its work under the lock. Replaces an earlier callback. Does not block.
+    /// a renewal, or allows no later end of the lease, and only `lead` is left until the lock counts
+    /// as lost. In that time, the program can end its work under the lock. Replaces an earlier
+    /// callback. Does not block.
     ///
     /// From now on, the lease is renewed sooner: at the latest after half of the time until the
     /// callback would be due. If `lead` is more than half of the lease, returns false, and no
@@ -534,8 +556,7 @@ mod tests {
 
     #[test]
     fn a_dropped_guard_waits_for_the_connection_of_a_lost_lock() {
-        let deadline = deadline_of(Moment::now(), LEASE);
-        let shared = Arc::new(Shared::new(deadline).expect("a descriptor"));
+        let shared = Arc::new(Shared::new(Moment::now(), LEASE).expect("a descriptor"));
         shared.hold().loss = Some(Loss::Closed);
         let is_closed = Arc::new(AtomicBool::new(false));
         let (shared_of_keeper, closed) = (Arc::clone(&shared), Arc::clone(&is_closed));
@@ -552,7 +573,7 @@ mod tests {
     fn a_guard_past_its_deadline_is_not_held() {
         // A stopped keeper has reported no loss.
         let guard = |sent_at| {
-            let shared = Shared::new(deadline_of(sent_at, LEASE)).expect("a descriptor");
+            let shared = Shared::new(sent_at, LEASE).expect("a descriptor");
             guard_of(Arc::new(shared), None)
         };
         let now = Moment::now();

@@ -135,11 +135,13 @@ fn run_under(
         JobEnd::LockLost => (None, None),
     };
     let Some(finish) = finish else {
-        // If no guard has lost its lock yet, a server did not answer, and the command was ended
-        // before the deadline of the lock.
+        // If no guard has lost its lock yet, a server did not answer, or allows no longer hold, and
+        // the command was ended before the deadline of the lock.
+        let is_out = |guard: &&Guard| guard.loss_to_come() == Loss::MaxHold;
         let lost = guards.iter().find(|guard| guard.loss().is_some());
+        let lost = lost.or_else(|| guards.iter().find(is_out));
         let lost = lost.unwrap_or(&guards[0]);
-        let why = lost.loss().unwrap_or(Loss::Deadline).to_string();
+        let why = lost.loss_to_come().to_string();
         let failure = lost_lock(&place_of_guard(lost), &why);
         release_all(guards);
         return Err(failure);
@@ -190,7 +192,7 @@ fn confirm(guards: &Guards, confirmed: &Event) {
     }
 }
 
-/// Makes the guard set `lost` if the server does not answer for too long.
+/// Makes the guard set `lost` if the server does not answer for too long, or allows no longer hold.
 fn set_when_silent(guard: &Guard, options: &options::Run, lost: &Event) {
     let lost = lost.clone();
     // With this lead, a command that ignores SIGTERM is killed before the server can grant the lock

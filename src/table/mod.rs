@@ -104,6 +104,15 @@ pub struct LockTable {
     fences: Box<dyn FenceSource>,
 }
 
+/// What a holder gets that asks for a lease.
+#[derive(Clone, Copy, Debug)]
+struct AllowedLease {
+    /// As its client is told.
+    length: Duration,
+    /// At least `length` from now on.
+    until: Instant,
+}
+
 impl LockTable {
     pub fn new(caps: Caps, fences: Box<dyn FenceSource>) -> Self {
         LockTable {
@@ -333,10 +342,11 @@ impl LockTable {
         Some(conn)
     }
 
-    /// Restarts a lease with the length `lease`. If `conn` has adopted the grant, the adoption is
-    /// no longer provisional. Refuses with [`Refusal::NotHeld`] if `token` does not belong to a
-    /// live holder of `key`, if the key is not used as `kind`, or if the lease would be longer than
-    /// the caps allow.
+    /// Restarts a lease with the length `lease`, or with what is left of the maximum hold time. If
+    /// `conn` has adopted the grant, the adoption is no longer provisional. Refuses with
+    /// [`Refusal::NotHeld`] if `token` does not belong to a live holder of `key`, if the key is not
+    /// used as `kind`, if less than a second is left, or if a kept grant would be kept for longer
+    /// than the caps allow.
     pub fn renew(
         &mut self,
         conn: ConnId,
@@ -347,43 +357,49 @@ impl LockTable {
         now: Instant,
     ) -> Result<Answer, Refusal> {
         let holder = self.find_holder(key, kind, token, now)?;
-        self.check_hold(holder, self.places[holder].is_kept, lease, now)?;
-        self.renew_holder(holder, conn, lease, now);
-        Ok(Answer::Renewed(lease))
+        let renewed = self.allowed_lease(holder, self.places[holder].is_kept, lease, now)?;
+        self.renew_holder(holder, conn, renewed);
+        Ok(Answer::Renewed(renewed.length))
     }
 
-    /// Checks a lease that begins now against the maximum hold time and, for a kept grant, against
-    /// the maximum keep time.
-    fn check_hold(
+    /// The lease that a holder may have from now on if it asks for `lease`: at most what is left of
+    /// the maximum hold time. Refuses if less than a second is left, and if a kept grant would be
+    /// kept for longer than the caps allow.
+    fn allowed_lease(
         &self,
         id: PlaceId,
         is_kept: bool,
         lease: Duration,
         now: Instant,
-    ) -> Result<(), Refusal> {
-        let held_for = now.saturating_duration_since(self.places[id].since);
-        let may_keep = !is_kept || lease <= self.caps.max_keep_time;
-        match may_keep && held_for.saturating_add(lease) <= self.caps.max_hold {
-            true => Ok(()),
-            false => Err(Refusal::NotHeld),
+    ) -> Result<AllowedLease, Refusal> {
+        let (since, max_hold) = (self.places[id].since, self.caps.max_hold);
+        let left = max_hold.saturating_sub(now.saturating_duration_since(since));
+        let length = lease.min(Duration::from_secs(left.as_secs()));
+        let is_too_long = is_kept && lease > self.caps.max_keep_time;
+        if length.is_zero() || is_too_long {
+            return Err(Refusal::NotHeld);
         }
+        // A reply has whole seconds only, but the holder gets the rest of the last second, too.
+        // Otherwise, a renewal could end the lease sooner than without it.
+        let until = now + lease.min(left);
+        Ok(AllowedLease { length, until })
     }
 
     /// Restarts a holder's lease at the request of `conn`, but never shortens the lease of a kept
     /// grant. The client may have sent this renewal before it asked to keep the grant over another
     /// connection, and a lease of seconds must not replace one of days.
-    fn renew_holder(&mut self, id: PlaceId, conn: ConnId, lease: Duration, now: Instant) {
+    fn renew_holder(&mut self, id: PlaceId, conn: ConnId, lease: AllowedLease) {
+        let AllowedLease { length, until } = lease;
         let place = &self.places[id];
         if place.is_provisional && place.conn == conn {
-            self.confirm_adoption(id, lease);
+            self.confirm_adoption(id, length);
         }
-        let until = now + lease;
         self.begin_lease(
             id,
             self.kept_until(id).map_or(until, |kept| kept.max(until)),
         );
         self.counters.renewals += 1;
-        self.note_renewed(id, lease);
+        self.note_renewed(id, length);
     }
 
     /// How many grants and places in queues a connection has.

@@ -21,8 +21,8 @@ impl LockTable {
     /// grant becomes a kept grant if the caps allow it.
     ///
     /// Refuses with [`Refusal::MaxLocks`] if `conn` has reached its cap and does not have the grant
-    /// already; [`Refusal::NotHeld`] if `token` does not belong to a live holder of `key`, or if
-    /// the lease would be longer than the caps allow.
+    /// already; [`Refusal::NotHeld`] if `token` does not belong to a live holder of `key`, or the
+    /// lease cannot be [renewed](Self::renew).
     pub fn adopt(
         &mut self,
         conn: ConnId,
@@ -39,8 +39,8 @@ impl LockTable {
             return Err(self.refuse_at(Cap::PerConnection));
         }
         let holder = holder?;
-        self.check_hold(holder, self.places[holder].is_kept, lease, now)?;
-        self.renew_holder(holder, conn, lease, now);
+        let renewed = self.allowed_lease(holder, self.places[holder].is_kept, lease, now)?;
+        self.renew_holder(holder, conn, renewed);
         if !is_own {
             let place = &self.places[holder];
             let was_orphan = place.conn == ORPHANS || place.is_provisional && place.was_orphan;
@@ -48,7 +48,7 @@ impl LockTable {
             let place = &mut self.places[holder];
             (place.is_provisional, place.was_orphan) = (true, was_orphan);
         }
-        Ok(Answer::Renewed(lease))
+        Ok(Answer::Renewed(renewed.length))
     }
 
     /// Renews a grant of a lock or of a semaphore, and makes it a kept grant: an orphan that counts
@@ -68,16 +68,17 @@ impl LockTable {
     ) -> Result<Answer, Refusal> {
         self.settle(Scope::Everything, now);
         let holder = self.find_told(key, token)?;
-        self.check_hold(holder, true, lease, now)?;
-        if self.caps.max_kept == 0 {
+        let kept = self.allowed_lease(holder, true, lease, now)?;
+        // A client that asks to keep a grant relies on the whole time.
+        if self.caps.max_kept == 0 || kept.length < lease {
             return Err(Refusal::NotHeld);
         }
         let (conn, is_kept) = (self.places[holder].conn, self.places[holder].is_kept);
         if !is_kept && self.kept_count >= self.caps.max_kept {
             return Err(self.refuse_at(Cap::Kept));
         }
-        self.renew_holder(holder, conn, lease, now);
-        self.begin_lease(holder, now + lease);
+        self.renew_holder(holder, conn, kept);
+        self.begin_lease(holder, kept.until);
         if conn != ORPHANS {
             self.make_orphan(holder, tag_of(conn), now);
         }

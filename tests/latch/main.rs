@@ -9,6 +9,7 @@ mod client;
 mod commands;
 mod hold;
 mod keeping;
+mod longest_hold;
 mod monitoring;
 mod names;
 mod numbers;

@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 use crate::reconnecting::{listener, Peer};
 use crate::support::amount::amount;
 use crate::support::latch::{
-    fed, fill, is_gone, is_held, latch, number_in, output, ready, run, signal, started, state,
-    status, text, wait_as_shell, Latch,
+    ended, fed, fill, is_gone, is_held, latch, number_in, output, ready, run, signal, started,
+    state, status, text, wait_as_shell, Latch,
 };
 use crate::support::limited::{copy_program, program_for_all};
 use crate::support::needs::{needs, skipped};
@@ -796,15 +796,6 @@ fn after_a_stop_latch_checks_the_lock_at_once_once() {
     // The next renewal is due only in some minutes.
     assert_eq!(wait_as_shell(&mut child), Some(70));
     assert!(is_gone(command));
-}
-
-/// The exit status and the standard error of a latch whose streams are pipes.
-fn ended(child: &mut Latch) -> (Option<i32>, String) {
-    let status = wait_as_shell(child);
-    let mut said = String::new();
-    let mut stderr = child.stderr.take().expect("piped");
-    std::io::Read::read_to_string(&mut stderr, &mut said).expect("text");
-    (status, said)
 }
 
 #[test]

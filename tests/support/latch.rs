@@ -223,3 +223,12 @@ pub fn state(pid: Pid) -> Option<char> {
     let fields = stat_of(pid.as_raw_nonzero().get().unsigned_abs())?;
     fields[0].chars().next()
 }
+
+/// The exit status and the standard error of a latch whose streams are pipes.
+pub fn ended(child: &mut Latch) -> (Option<i32>, String) {
+    let status = wait_as_shell(child);
+    let mut said = String::new();
+    let mut stderr = child.stderr.take().expect("piped");
+    stderr.read_to_string(&mut said).expect("text");
+    (status, said)
+}

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use rustix::event::{poll, PollFd, PollFlags};
 
-use super::timing::{self, deadline_of, fits, renewal_interval};
+use super::timing::{self, deadline_of, fits, last_renewal_of, renewal_interval};
 use super::{Loss, OnSilence, Order, RenewalCallback, Shared};
 use crate::client::connection::{Connection, Renewal};
 use crate::client::error::{Asked, Error};
@@ -104,7 +104,10 @@ impl Keeper {
             }
             let now = Moment::now();
             if now >= self.deadline() {
-                return Err(Loss::Deadline);
+                return Err(match self.is_last_lease() {
+                    true => Loss::MaxHold,
+                    false => Loss::Deadline,
+                });
             }
             if now >= self.patience_ends_at() {
                 self.try_other_server();
@@ -178,14 +181,31 @@ impl Keeper {
     }
 
     fn renew_at(&self) -> Moment {
-        let lead = self.lead().unwrap_or_default();
         let Grant { token, lease } = self.held.grant;
-        self.held.asked_at + renewal_interval(token, lease, lead)
+        if !self.is_last_lease() {
+            let lead = self.lead().unwrap_or_default();
+            return self.held.asked_at + renewal_interval(token, lease, lead);
+        }
+        // The callback comes even if the server answers, so the renewals need not be sooner for it.
+        let renew_at = self.held.asked_at + renewal_interval(token, lease, Duration::ZERO);
+        match renew_at <= last_renewal_of(self.held.asked_at, lease) {
+            true => renew_at,
+            false => Moment::NEVER,
+        }
     }
 
-    /// When the callback for a silent server is due.
+    /// Whether the server has granted less than was asked for. It then allows no later end, except
+    /// that it does not tell the last fraction of a second.
+    fn is_last_lease(&self) -> bool {
+        self.held.grant.lease < self.held.wanted_lease()
+    }
+
+    /// When the callback for a silent server is due, which is also the one for a last lease.
     fn silent_at(&self) -> Option<Moment> {
         let (lead, lease) = (self.lead()?, self.held.grant.lease);
+        if self.is_last_lease() {
+            return Some(self.deadline() - lead);
+        }
         let began = self.outage.as_ref().map(|outage| outage.began);
         let began = began.or(self.sent_at)?;
         Some(timing::silent_at(began, self.held.asked_at, lease, lead))
@@ -195,7 +215,7 @@ impl Keeper {
     fn lead(&self) -> Option<Duration> {
         let hold = self.shared.hold();
         let lead = hold.on_silence.as_ref().map(|silence| silence.lead);
-        lead.filter(|lead| fits(*lead, self.held.grant.lease))
+        lead.filter(|lead| fits(*lead, self.held.wanted_lease()))
     }
 
     fn send(&mut self, now: Moment) -> Result<(), Loss> {
@@ -232,17 +252,29 @@ impl Keeper {
         Ok(())
     }
 
+    /// Notes a lease that was asked for at `sent_at`.
+    fn note_lease(&mut self, lease: Duration, sent_at: Moment) {
+        let was_last = self.is_last_lease();
+        let last_end = self.held.asked_at + self.held.grant.lease;
+        self.held.asked_at = sent_at;
+        self.held.grant.lease = lease;
+        if was_last && self.is_last_lease() {
+            // The end has not changed, and replies round it down to whole seconds.
+            self.held.grant.lease = lease.max(last_end.saturating_since(sent_at));
+        }
+    }
+
     /// Notes the answer to a renewal that was sent at `sent_at`.
     fn renewed(&mut self, lease: Duration, sent_at: Moment) {
         let outage = self.outage.take();
         self.is_provisional = self.adopts && outage.is_some();
         self.last_outage = outage.or(self.last_outage.take());
         (self.sent_at, self.silent) = (None, None);
-        self.held.grant.lease = lease;
-        self.held.asked_at = sent_at;
+        self.note_lease(lease, sent_at);
         let deadline = self.deadline();
         let mut hold = self.shared.hold();
-        (hold.deadline, hold.is_cut) = (deadline, false);
+        (hold.deadline, hold.lease_ends_at) = (deadline, sent_at + self.held.grant.lease);
+        (hold.is_last_lease, hold.is_cut) = (self.is_last_lease(), false);
         drop(hold);
         for answer in self.answering.drain(..) {
             answer(Moment::now() < deadline);

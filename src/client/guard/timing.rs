@@ -23,14 +23,15 @@ pub(super) fn deadline_of(sent_at: Moment, lease: Duration) -> Moment {
     sent_at + (lease - margin_of(lease))
 }
 
-/// When a lease with this deadline ends on the server.
-pub(super) fn end_of(deadline: Moment, lease: Duration) -> Moment {
-    deadline + margin_of(lease)
-}
-
 /// How long before the end of a lease on the server the client gives it up.
 fn margin_of(lease: Duration) -> Duration {
     MAX_MARGIN.min(lease / 4)
+}
+
+/// The last moment at which it makes sense to renew the last lease that the server allows. The
+/// server refuses a renewal if less than a second is left.
+pub(super) fn last_renewal_of(asked_at: Moment, lease: Duration) -> Moment {
+    asked_at + lease.saturating_sub(Duration::from_secs(1))
 }
 
 /// Whether a lease leaves the server enough time to answer if the callback for silence is due

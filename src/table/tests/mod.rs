@@ -213,11 +213,15 @@ impl World {
     }
 
     fn renew(&mut self, key: &str, token: Token, lease: u64) -> Result<(), Refusal> {
+        self.renewed(key, token, lease).map(|_| ())
+    }
+
+    fn renewed(&mut self, key: &str, token: Token, lease: u64) -> Result<Answer, Refusal> {
         let renewed = self
             .table
             .renew(ELSEWHERE, key, Kind::Lock, token, secs(lease), self.now);
         self.check();
-        renewed.map(|_| ())
+        renewed
     }
 
     fn disconnect(&mut self, conn: u64, holdings: Holdings) {

@@ -360,20 +360,25 @@ impl Model {
         kind: Kind,
         token: Token,
         lease: Duration,
-    ) -> Result<(), Refusal> {
+    ) -> Result<Answer, Refusal> {
         self.find_held(name, kind, token)?;
         let held = self.holder(name, token.fence.0).expect("it was found");
         let (since, is_kept) = (held.since, held.is_kept);
-        self.check_hold(since, is_kept, lease)?;
-        self.renew_holder(conn, name, token, lease);
-        Ok(())
+        let left = self.left_of_hold(since, is_kept, lease)?;
+        self.renew_holder(conn, name, token, lease.min(left));
+        Ok(Answer::Renewed(lease.min(secs(left.as_secs()))))
     }
 
-    /// A lease that begins now must not end later than a grant may be held, or kept.
-    fn check_hold(&self, since: Instant, is_kept: bool, lease: Duration) -> Result<(), Refusal> {
-        let is_too_long = (self.now - since) + lease > self.caps.max_hold
-            || is_kept && lease > self.caps.max_keep_time;
-        (!is_too_long).then_some(()).ok_or(Refusal::NotHeld)
+    /// For how long a grant may still be held.
+    fn left_of_hold(
+        &self,
+        since: Instant,
+        is_kept: bool,
+        lease: Duration,
+    ) -> Result<Duration, Refusal> {
+        let left = self.caps.max_hold.saturating_sub(self.now - since);
+        let is_refused = left < secs(1) || is_kept && lease > self.caps.max_keep_time;
+        (!is_refused).then_some(left).ok_or(Refusal::NotHeld)
     }
 
     pub(super) fn number_slots(&mut self, conn: u64, name: &str, fence: u64) {
@@ -415,7 +420,7 @@ impl Model {
         name: &str,
         token: Token,
         lease: Duration,
-    ) -> Result<(), Refusal> {
+    ) -> Result<Answer, Refusal> {
         self.expire();
         let held = self.find_told(name, token);
         let is_own = held.as_ref().is_ok_and(|held| held.conn == conn);
@@ -423,15 +428,15 @@ impl Model {
             return Err(Refusal::MaxLocks);
         }
         let held = held?;
-        self.check_hold(held.since, held.is_kept, lease)?;
-        self.renew_holder(conn, name, token, lease);
+        let left = self.left_of_hold(held.since, held.is_kept, lease)?;
+        self.renew_holder(conn, name, token, lease.min(left));
         if !is_own {
             self.move_slot(name, token, conn);
             let holder = self.holder(name, token.fence.0).expect("it was found");
             holder.was_orphan = held.conn == 0 || held.is_provisional && held.was_orphan;
             holder.is_provisional = true;
         }
-        Ok(())
+        Ok(Answer::Renewed(lease.min(secs(left.as_secs()))))
     }
 
     pub(super) fn keep(
@@ -443,8 +448,9 @@ impl Model {
     ) -> Result<(), Refusal> {
         self.expire();
         let held = self.find_told(name, token)?;
-        self.check_hold(held.since, held.is_kept, lease)?;
-        if self.caps.max_kept == 0 || lease > self.caps.max_keep_time {
+        let left = self.left_of_hold(held.since, held.is_kept, lease)?;
+        let is_too_long = lease > left.min(self.caps.max_keep_time);
+        if self.caps.max_kept == 0 || is_too_long {
             return Err(Refusal::NotHeld);
         }
         if !held.is_kept && self.kept_count() >= self.caps.max_kept {

@@ -326,11 +326,32 @@ fn no_lease_ends_later_than_a_grant_may_be_held() {
     });
     let token = world.held(1, "k");
     world.advance(secs(5));
-    assert_eq!(world.renew("k", token, 10), Ok(()));
-    assert_eq!(world.renew("k", token, 11), Err(Refusal::NotHeld));
-    world.advance(secs(9));
-    assert_eq!(world.renew("k", token, 2), Err(Refusal::NotHeld));
-    assert_eq!(world.renew("k", token, 1), Ok(()));
-    world.advance(secs(1));
+    let renewed = |lease| Ok(Answer::Renewed(secs(lease)));
+    assert_eq!(world.renewed("k", token, 9), renewed(9));
+    assert_eq!(world.renewed("k", token, 11), renewed(10));
+    // Each renewal gets the whole seconds that are left, and none ends the lease sooner.
+    world.advance(Duration::from_millis(2_500));
+    assert_eq!(world.renewed("k", token, 10), renewed(7));
+    world.advance(Duration::from_millis(6_700));
+    assert_eq!(world.renewed("k", token, 10), Err(Refusal::NotHeld));
+    world.advance(Duration::from_millis(799));
+    assert!(world.is_held("k", token));
+    world.advance(Duration::from_millis(1));
     assert!(!world.is_held("k", token));
+}
+
+#[test]
+fn a_grant_is_kept_for_the_whole_time_or_not_at_all() {
+    let mut world = World::with_caps(Caps {
+        max_hold: secs(15),
+        ..NO_CAPS
+    });
+    let token = world.held(1, "k");
+    world.advance(secs(5));
+    let mut keep = |lease| {
+        let kept = (world.table).keep("k", token, secs(lease), |_| None, world.now);
+        kept.map(|_| ())
+    };
+    assert_eq!(keep(11), Err(Refusal::NotHeld));
+    assert_eq!(keep(10), Ok(()));
 }

@@ -4,7 +4,7 @@ use std::mem;
 use std::thread;
 use std::time::Duration;
 
-use super::{Keeper, Loss, Order};
+use super::{last_renewal_of, Keeper, Loss, Order};
 use crate::client::connection::Connection;
 use crate::client::error::Error;
 use crate::client::outage::Outage;
@@ -30,12 +30,22 @@ impl Keeper {
     /// Reconnects after an error. After a refusal, the lock is lost.
     pub(super) fn handle_error(&mut self, error: &Error) -> Result<(), Loss> {
         match error {
-            Error::Refused(_) if self.outage.is_some() => Err(Loss::Closed),
-            Error::Refused(_) => Err(Loss::Refused),
+            Error::Refused(_) if self.outage.is_some() => Err(self.refused(Loss::Closed)),
+            Error::Refused(_) => Err(self.refused(Loss::Refused)),
             _ => {
                 self.cut();
                 Ok(())
             }
+        }
+    }
+
+    /// The loss if the server refuses a renewal. Near the end of the last lease that it allows, it
+    /// refuses every renewal; before that, the reason is `earlier`.
+    fn refused(&self, earlier: Loss) -> Loss {
+        let last_renewal = last_renewal_of(self.held.asked_at, self.held.grant.lease);
+        match self.is_last_lease() && Moment::now() > last_renewal {
+            true => Loss::MaxHold,
+            false => earlier,
         }
     }
 
@@ -97,7 +107,7 @@ impl Keeper {
                 self.held.connection = silent.connection;
                 self.renewed(lease, silent.sent_at);
             }
-            Err(Error::Refused(_)) => return Err(Loss::Refused),
+            Err(Error::Refused(_)) => return Err(self.refused(Loss::Refused)),
             Err(_) => self.shared.hold().is_cut = true,
         }
         Ok(())
