@@ -41,7 +41,7 @@ use crate::fence::source::Salts;
 use crate::sys::memory::{self, Purpose, Reservation};
 use crate::table::{
     Answer, Caps, ConnId, HolderRecord, Holdings, KeySnapshot, Listing, LockTable, Refusal, Scope,
-    Ticket,
+    Ticket, STEP,
 };
 use crate::token::{FenceSource, Grant};
 use account::Account;
@@ -54,10 +54,6 @@ pub use operators::KeyStatus;
 pub use recorder::{Certainty, Promised, Recorder};
 pub use seat::{Seat, WaitEvent};
 use sync::{AtomicUsize, Condvar, Mutex, MutexGuard};
-
-/// How many leases are ended, idle keys dropped, or places of a closed connection removed before
-/// other threads get the mutex: about a fifth of a millisecond of work.
-const RELEASED_AT_ONCE: usize = 200;
 
 /// The maximum number of grants that one visit sends for other connections. Beyond that, each
 /// connection's own thread sends its grant. If visits sent no grants, a contended key would lose 6
@@ -243,17 +239,18 @@ impl Arbiter {
     }
 
     /// Ends due leases and drops due idle keys, then sleeps until more are due. Returns without
-    /// sleeping if there may be more to do at once.
+    /// sleeping if it has woken other threads.
     fn reap_once(&self, state: &mut MutexGuard<'_, State>) {
-        let now = self.expire_due(state, Scope::Everything);
-        if state.next_gc <= now {
-            let max_idle = self.rules.gc_max_idle;
-            if !state.table.prune(max_idle, RELEASED_AT_ONCE, now) {
-                self.yield_lock(state);
-                return;
+        self.in_steps(state, Scope::Everything, |state, now| {
+            if state.next_gc > now {
+                return true;
             }
-            state.next_gc = now + self.rules.gc_interval;
-        }
+            let is_done = state.table.prune(self.rules.gc_max_idle, STEP, now);
+            if is_done {
+                state.next_gc = now + self.rules.gc_interval;
+            }
+            is_done
+        });
         if self.wake_before_sleep(state) {
             return;
         }
@@ -335,33 +332,33 @@ impl Arbiter {
         (Visit { arbiter, state }, now)
     }
 
-    /// Calls `act` with the table until `act` returns `true`. Other threads get the mutex between
-    /// the steps.
-    fn visit_in_steps(&self, scope: Scope<'_>, mut act: impl FnMut(&mut State, Instant) -> bool) {
+    /// Like [`Arbiter::in_steps`], with a visit of its own.
+    fn visit_in_steps(&self, scope: Scope<'_>, step: impl FnMut(&mut State, Instant) -> bool) {
         let mut state = self.state.lock();
-        loop {
-            let now = self.expire_due(&mut state, scope);
-            if act(&mut state, now) {
-                return self.unlock_and_wake(state);
-            }
-            self.yield_lock(&mut state);
-        }
+        self.in_steps(&mut state, scope, step);
+        self.unlock_and_wake(state);
     }
 
-    /// Ends the expired leases within `scope`, and returns the present time. A million leases may
-    /// run out in one instant, so this is done in steps, and other threads get the mutex between
-    /// them.
+    /// Ends the expired leases within `scope`, and returns the present time.
     fn expire_due(&self, state: &mut MutexGuard<'_, State>, scope: Scope<'_>) -> Instant {
+        self.in_steps(state, scope, |_, _| true)
+    }
+
+    /// Ends the expired leases within `scope`, and then calls `step` until it returns `true`.
+    /// Returns the time of the last call. A million leases may run out in one instant, and `step`
+    /// may have as much to do, so other threads get the mutex between the steps. Leases that run
+    /// out meanwhile are ended before the next call.
+    fn in_steps(
+        &self,
+        state: &mut MutexGuard<'_, State>,
+        scope: Scope<'_>,
+        mut step: impl FnMut(&mut State, Instant) -> bool,
+    ) -> Instant {
         loop {
             // The clock is read under the mutex, so that the table never sees time go back.
             let now = self.clock.now();
             state.now = now;
-            let has_due = state.table.next_deadline().is_some_and(|at| at <= now);
-            if !has_due && !state.table.has_turns_left() {
-                return now;
-            }
-            state.table.expire_some(RELEASED_AT_ONCE, now);
-            if !state.table.is_behind(scope, now) {
+            if state.table.catch_up(scope, STEP, now) && step(state, now) {
                 return now;
             }
             self.yield_lock(state);

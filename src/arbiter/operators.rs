@@ -3,16 +3,10 @@
 use std::sync::Arc;
 
 use super::{Arbiter, ClientSocket, State, Visit};
-use crate::table::{Cap, ConnId, CountersSnapshot, KeySnapshot, Listing, PlaceSnapshot, Scope};
+use crate::table::{
+    Cap, ConnId, CountersSnapshot, KeySnapshot, Listing, PlaceSnapshot, Scope, STEP,
+};
 use crate::token::Fence;
-
-/// How many grants are broken before other threads get the mutex. For each grant, the log asks who
-/// the peer is, which takes a hundredth of a millisecond over a Unix socket.
-const BROKEN_AT_ONCE: usize = 20;
-
-/// How many connections are counted before other threads get the mutex: about a tenth of a
-/// millisecond of work.
-const SEATS_AT_ONCE: usize = 1000;
 
 /// The queue of one key, with the clients in it.
 pub struct KeyStatus {
@@ -95,7 +89,7 @@ impl Arbiter {
         let (mut bound_count, mut next) = (0, ConnId(0));
         self.visit_in_steps(Scope::Everything, |state, _| {
             let mut seats = state.seats.range(next..);
-            for (conn, seat) in seats.by_ref().take(SEATS_AT_ONCE) {
+            for (conn, seat) in seats.by_ref().take(STEP) {
                 bound_count += usize::from(seat.is_bound(*conn, &state.table));
             }
             match seats.next() {
@@ -127,7 +121,7 @@ impl Arbiter {
         };
         let (mut has_broken, mut losers) = (false, Vec::new());
         self.visit_in_steps(Scope::Key(key), |state, now| {
-            for _ in 0..BROKEN_AT_ONCE {
+            for _ in 0..STEP {
                 // Waiters are granted the freed slots. Their grants are newer than `newest`, so
                 // they are not broken.
                 let next = fence.or_else(|| state.table.fences(key).map(|(oldest, _)| oldest));

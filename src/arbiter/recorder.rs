@@ -3,11 +3,8 @@
 use crossbeam_channel::Receiver;
 
 use super::{Arbiter, DrainUntil, Then};
-use crate::table::{Change, HolderRecord, Scope};
+use crate::table::{Change, HolderRecord, Scope, STEP};
 use crate::token::Fence;
-
-/// How many holders are restored before other threads get the mutex.
-const RESTORED_AT_ONCE: usize = 500;
 
 /// Receives every change of the holders, in the order in which the table makes them.
 pub trait Recorder: Send {
@@ -82,12 +79,13 @@ impl Arbiter {
     /// Restores holders from the records of a journal or a hand-over, in order of their fences,
     /// each with a lease that begins now. Returns the records that contradict others.
     pub fn restore<'a>(&self, records: &'a [HolderRecord]) -> Vec<&'a HolderRecord> {
-        let mut bad = Vec::new();
-        for some in records.chunks(RESTORED_AT_ONCE) {
-            let (mut visit, now) = self.visit(Scope::Nothing);
-            let is_bad = |record: &&HolderRecord| !visit.table.restore(record, now);
+        let (mut bad, mut left) = (Vec::new(), records.chunks(STEP));
+        self.visit_in_steps(Scope::Nothing, |state, now| {
+            let some = left.next().unwrap_or_default();
+            let is_bad = |record: &&HolderRecord| !state.table.restore(record, now);
             bad.extend(some.iter().filter(is_bad));
-        }
+            left.len() == 0
+        });
         bad
     }
 

@@ -5,8 +5,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::sync::{Condvar, MutexGuard};
-use super::{Arbiter, ClientSocket, SeatState, State, WaitState, RELEASED_AT_ONCE};
-use crate::table::{Answer, Ask, Claimant, ConnId, Holdings, Kind, Refusal, Scope, Ticket};
+use super::{Arbiter, ClientSocket, SeatState, State, WaitState};
+use crate::table::{
+    Answer, Ask, Claimant, ConnId, Holdings, Kind, Refusal, Scope, Ticket, STEP,
+};
 use crate::token::{Fence, Token};
 
 /// The time after which a wait counts as long. After that time, one or two more system calls do not
@@ -360,7 +362,7 @@ impl Drop for Seat {
         state.table.disconnect(self.conn, self.holdings, tag);
         drop(state);
         arbiter.visit_in_steps(Scope::Nothing, |state, now| {
-            let is_done = state.table.release_some(self.conn, RELEASED_AT_ONCE, now);
+            let is_done = state.table.release_some(self.conn, STEP, now);
             if is_done {
                 // The events must be reported while this client's seat still exists, because they
                 // name the client.

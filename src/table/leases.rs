@@ -70,6 +70,17 @@ impl LockTable {
         }
     }
 
+    /// Ends up to `at_most` leases that have run out, if any have. Returns `true` once none is left
+    /// within `scope`. The others can wait.
+    pub fn catch_up(&mut self, scope: Scope<'_>, at_most: usize, now: Instant) -> bool {
+        let has_due = self.next_deadline().is_some_and(|over_at| over_at <= now);
+        if !has_due && !self.has_turns_left {
+            return true;
+        }
+        self.expire_some(at_most, now);
+        !self.is_behind(scope, now)
+    }
+
     /// Ends up to `at_most` of the leases that have run out by `now`, in the order in which they
     /// ran out, and passes the slots on. Ends fewer if the slots must be granted to many waiters.
     /// Calling it early, late or twice is harmless.
@@ -100,7 +111,15 @@ impl LockTable {
         if self.next_deadline().is_none_or(|over_at| over_at > now) {
             return false;
         }
-        let is_due = |key: &str| self.due(key, now).next().is_some();
+        let is_due = |key: &str| {
+            let queue = self.names.get(key).map(|key| &self.keys[*key]);
+            let holders = queue.map(|queue| queue.holders.iter(&self.places));
+            let mut leases = holders
+                .into_iter()
+                .flatten()
+                .filter_map(|id| self.places[id].lease_end());
+            leases.any(|(expires_at, _)| expires_at <= now)
+        };
         match scope {
             Scope::Nothing => false,
             Scope::Key(key) => is_due(key),
@@ -113,42 +132,9 @@ impl LockTable {
     /// Ends leases in the order in which they ran out, until no lease within `scope` is both
     /// expired by `now` and not ended.
     pub(super) fn settle(&mut self, scope: Scope<'_>, now: Instant) {
-        if !self.is_behind(scope, now) {
-            return;
-        }
-        let last = match scope {
-            Scope::Nothing => None,
-            Scope::Key(key) => self.due(key, now).max(),
-            Scope::Ask(_, ask) => self.due(ask.key, now).max(),
-            Scope::Everything => self.leases.keys().next_back().copied(),
-        };
-        while last.is_some_and(|last| self.first_due(now).is_some_and(|first| first <= last)) {
+        while self.is_behind(scope, now) {
             self.expire_some(1, now);
         }
-        if let Scope::Ask(conn, ask) = scope {
-            while self.is_at_a_cap(conn, ask) && self.first_due(now).is_some() {
-                self.expire_some(1, now);
-            }
-        }
-        while self.has_turns_left {
-            self.grant_owed_slots(now);
-        }
-    }
-
-    /// The lease that ran out first, if any has run out by `now`.
-    fn first_due(&self, now: Instant) -> Option<(Instant, Fence)> {
-        let (first, _) = self.leases.first_key_value()?;
-        (first.0 <= now).then_some(*first)
-    }
-
-    /// The leases of a key that have run out by `now`.
-    fn due(&self, key: &str, now: Instant) -> impl Iterator<Item = (Instant, Fence)> + '_ {
-        let queue = self.names.get(key).map(|key| &self.keys[*key]);
-        let holders = queue
-            .into_iter()
-            .flat_map(|queue| queue.holders.iter(&self.places));
-        let leases = holders.filter_map(|id| self.places[id].lease_end());
-        leases.filter(move |(expires_at, _)| *expires_at <= now)
     }
 
     /// Whether any cap that spans several keys is reached.

@@ -97,9 +97,7 @@ fn enqueue_for(table: &mut LockTable, conn: ConnId, number: usize, now: Instant)
 
 fn disconnect(what: &str, table: &mut LockTable, conn: ConnId, now: Instant) {
     table.disconnect(conn, Holdings::Release, None);
-    longest_visit(what, || {
-        until_done(table.release_some(conn, RELEASED_AT_ONCE, now))
-    });
+    longest_visit(what, || until_done(table.release_some(conn, STEP, now)));
 }
 
 #[test]
@@ -138,8 +136,7 @@ fn leases_that_end_together_end_in_short_visits() {
     enqueue(&mut table, WAITER, MANY, now);
     let later = now + FOREVER;
     longest_visit("the end of leases", || {
-        table.expire_some(RELEASED_AT_ONCE, later);
-        until_done(!table.is_behind(Scope::Everything, later))
+        until_done(table.catch_up(Scope::Everything, STEP, later))
     });
 }
 
@@ -166,7 +163,7 @@ fn a_disconnect_gives_up_many_places_in_short_visits() {
 fn the_reaper_drops_more_idle_keys_than_one_visit_may() {
     let arbiter = arbiter(Holdings::Release);
     let seat = arbiter.connect(ConnId(1), None);
-    for number in 0..2 * RELEASED_AT_ONCE {
+    for number in 0..2 * STEP {
         let key = number.to_string();
         let ask = Ask {
             key: &key,
@@ -186,6 +183,6 @@ fn keys_that_became_idle_together_go_in_short_visits() {
     disconnect("slots", &mut table, HOLDER, now);
     assert!(table.idle_since().is_some());
     longest_visit("idle keys", || {
-        until_done(table.prune(Duration::ZERO, RELEASED_AT_ONCE, now))
+        until_done(table.prune(Duration::ZERO, STEP, now))
     });
 }

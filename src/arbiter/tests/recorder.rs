@@ -171,7 +171,7 @@ fn a_phase_one_grant_of_another_client_is_waited_for() {
 
 #[test]
 fn a_client_that_leaves_is_waited_for_until_its_slots_are_free() {
-    const KEYS: usize = 2 * RELEASED_AT_ONCE;
+    const KEYS: usize = 2 * STEP;
     let (arbiter, other, _) = arbiter_and_two(Holdings::Release);
     let notes = Notes::of(&arbiter);
     for key in 0..KEYS {

@@ -159,7 +159,7 @@ fn a_waiter_takes_its_holders_room_above_a_lowered_cap() {
 fn crowded() -> (World, usize) {
     let mut world = World::new();
     let writer = world.held(1, "k");
-    let count = 2 * GRANTED_AT_ONCE + 1;
+    let count = 2 * STEP + 1;
     for conn in 2..2 + count as u64 {
         let claim = world.table.acquire(claimant(conn), &shared("k"), world.now);
         ticket(claim);
@@ -174,10 +174,10 @@ fn crowded() -> (World, usize) {
 #[test]
 fn the_turn_of_many_waiters_comes_in_steps() {
     let (mut world, count) = crowded();
-    assert_eq!(world.resolved().len(), GRANTED_AT_ONCE);
+    assert_eq!(world.resolved().len(), STEP);
     assert!(world.table.is_behind(Scope::Nothing, world.now));
     world.table.expire_some(1, world.now);
-    assert_eq!(world.resolved().len(), GRANTED_AT_ONCE);
+    assert_eq!(world.resolved().len(), STEP);
     world.table.expire_some(1, world.now);
     assert_eq!(world.resolved(), [1 + count as u64]);
     assert!(!world.table.has_turns_left());
