@@ -3,6 +3,8 @@
 //! This target has no test harness, because it is also the program that supervises: it starts
 //! itself again as the exec shim and as the guard.
 
+#[path = "../support/mod.rs"]
+mod support;
 mod tests;
 mod wrapper;
 
