@@ -221,9 +221,13 @@ fn is_in_the_foreground(pid: &str) -> bool {
 }
 
 fn all_below_have_stopped(pid: u32) -> bool {
+    let session = |pid| stat_of(pid).map(|fields| fields[3].clone());
     children_of(pid).into_iter().all(|child| {
         let child = child.as_raw_pid().unsigned_abs();
-        stat_of(child).is_some_and(|fields| fields[0] == "T") && all_below_have_stopped(child)
+        // The guard of a command has a session of its own, and does not stop with the job.
+        session(child) != session(pid)
+            || stat_of(child).is_some_and(|fields| fields[0] == "T")
+                && all_below_have_stopped(child)
     })
 }
 
