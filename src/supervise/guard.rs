@@ -41,7 +41,8 @@ const MAX_GUARDS: u32 = 3;
 /// number: the kernel needs seconds to reach the same number again.
 const LOOK_PAUSE: Duration = Duration::from_millis(20);
 
-/// How often a guard reads /proc after SIGKILL: only zombies of other parents may be left.
+/// How often a guard reads /proc: only zombies may be left, which stay if process 1 reaps no
+/// orphans.
 const READ_PAUSE: Duration = Duration::from_secs(1);
 
 /// The highest descriptor that a guard closes if /proc does not list the open ones.
@@ -188,9 +189,10 @@ struct GuardedGroup {
 impl GuardedGroup {
     /// Sends SIGTERM, and SIGKILL after a time. Returns when all have ended.
     fn end(&self, kill_after: Duration) {
-        let kill_at = Moment::now() + kill_after;
+        let began = Moment::now();
+        let kill_at = began + kill_after;
         let mut is_killed = false;
-        let mut read_at = Moment::NEVER;
+        let mut read_at = began + READ_PAUSE;
         self.signal(Signal::TERM);
         self.signal(Signal::CONT);
         while self.is_alive() {
@@ -198,10 +200,9 @@ impl GuardedGroup {
             if kill_at <= now && !is_killed {
                 self.signal(Signal::KILL);
                 is_killed = true;
-                read_at = now + READ_PAUSE;
             }
             if read_at <= now {
-                if living_count(self.group) == Some(0) {
+                if self.command().is_none() && living_count(self.group) == Some(0) {
                     return;
                 }
                 read_at = Moment::now() + READ_PAUSE;

@@ -13,10 +13,9 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::fs::{mkfifoat, open, Mode, OFlags, CWD};
-use rustix::process::{
-    kill_process, kill_process_group, test_kill_process, test_kill_process_group, Pid, Signal,
-};
+use rustix::process::{kill_process, kill_process_group, test_kill_process, Pid, Signal};
 
+use crate::support::group::is_empty;
 use crate::support::needs::needs;
 use crate::wrapper::{LOCK, LOSS, LOST, NOT_STARTED, WRAPPER};
 
@@ -263,10 +262,6 @@ fn is_gone(pid: Pid) -> bool {
     test_kill_process(pid).is_err() || state(pid) == Some('Z')
 }
 
-fn is_empty(group: Pid) -> bool {
-    test_kill_process_group(group).is_err()
-}
-
 const LONG: Duration = Duration::from_secs(60);
 const SHORT: Duration = Duration::from_millis(300);
 
@@ -494,7 +489,7 @@ fn a_guard_that_was_killed_is_replaced() {
     for _ in 0..3 {
         let guard = wrapper.guard();
         kill_process(guard, Signal::KILL).expect("it runs");
-        eventually("the guard has ended", || test_kill_process(guard).is_err());
+        eventually("the guard has ended", || is_gone(guard));
     }
     eventually("it says so", || {
         wrapper.said().contains("no guard process stays alive")

@@ -1,5 +1,6 @@
 //! A process and all that it starts.
 
+use std::fs;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command};
 
@@ -26,4 +27,19 @@ impl Drop for Group {
         let _ = kill_process_group(self.pid(), Signal::KILL);
         let _ = self.0.wait();
     }
+}
+
+/// Whether no process of the group runs. Zombies do not count: they stay for ever where process 1
+/// reaps no orphans.
+pub fn is_empty(group: Pid) -> bool {
+    let group = group.as_raw_nonzero().to_string();
+    let processes = fs::read_dir("/proc").expect("it is Linux").flatten();
+    let mut stats =
+        processes.filter_map(|process| fs::read_to_string(process.path().join("stat")).ok());
+    !stats.any(|stat| {
+        // The name of the program, which may have anything in it, comes before these.
+        let (_, fields) = stat.rsplit_once(") ").expect("a process has a name");
+        let fields: Vec<&str> = fields.split(' ').collect();
+        fields[2] == group && !["Z", "X"].contains(&fields[0])
+    })
 }
