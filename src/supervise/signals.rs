@@ -196,7 +196,10 @@ impl Killed {
 pub(super) fn has_job_control() -> bool {
     let ours = (unistd::getsid(None), unistd::getpgrp());
     for ancestor in process::ancestors() {
-        let its = unistd::Pid::from_raw(ancestor.cast_signed());
+        let Ok(number) = ancestor.try_into() else {
+            return false;
+        };
+        let its = unistd::Pid::from_raw(number);
         if unistd::getsid(Some(its)) != ours.0 {
             return false;
         }
