@@ -89,7 +89,7 @@ pub(super) fn main(arguments: impl Iterator<Item = OsString>) -> u8 {
         complain("Error: Lock path is required\n");
         return FAILED;
     };
-    match EndBySignal::watch(name.as_bytes().ends_with(b"acquire")) {
+    match EndBySignal::watch(name == "acquire") {
         Ok(ending) => request.ending = ending,
         Err(error) => {
             complain(&format!(
