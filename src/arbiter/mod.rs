@@ -40,8 +40,8 @@ use crossbeam_channel::Receiver;
 use crate::fence::source::Salts;
 use crate::sys::memory::{self, Purpose, Reservation};
 use crate::table::{
-    Answer, Caps, ConnId, HolderRecord, Holdings, KeySnapshot, Listing, LockTable, Refusal, Scope,
-    Ticket, STEP,
+    Answer, Caps, ConnId, HolderRecord, Holdings, KeySnapshot, Listing, LockTable, Scope, Ticket,
+    STEP,
 };
 use crate::token::{FenceSource, Grant};
 use account::Account;
@@ -51,8 +51,8 @@ pub use last_holders::DrainUntil;
 use last_holders::{AwaitedHolders, Then};
 pub use operators::KeyStatus;
 #[cfg_attr(not(feature = "cluster"), allow(unused_imports))]
-pub use recorder::{Certainty, Promised, Recorder};
-pub use seat::{Seat, WaitEvent};
+pub use recorder::{Certainty, Promise, Promised, Recorder};
+pub use seat::{Seat, Waited};
 use sync::{AtomicUsize, Condvar, Mutex, MutexGuard};
 
 /// The maximum number of grants that one visit sends for other connections. Beyond that, each
@@ -127,9 +127,8 @@ pub trait ClientSocket: Send + Sync {
     /// Describes the client to operators.
     fn peer(&self) -> String;
 
-    /// Sends the reply to a wait, and returns how many of its bytes the socket has taken, possibly
-    /// none. Must not block.
-    fn send_grant(&self, grant: Grant) -> usize;
+    /// Sends the reply to a wait, whole or not at all. Returns whether it was sent. Must not block.
+    fn send_grant(&self, grant: Grant) -> bool;
 
     /// Whether the peer has closed its side, or is gone. Must not block.
     fn has_hung_up(&self) -> bool;
@@ -168,11 +167,8 @@ enum WaitState {
     Queued(Ticket),
     /// The thread whose visit freed the slot has granted the claim, and is writing to the socket.
     BeingSent,
-    /// The ticket is spent. The connection's own thread writes the rest of the reply.
-    Decided {
-        answer: Result<Answer, Refusal>,
-        sent_len: usize,
-    },
+    /// The ticket is spent. The connection's own thread writes the reply, unless it has been sent.
+    Decided(Waited),
 }
 
 impl Arbiter {
@@ -434,10 +430,7 @@ impl Arbiter {
                         sending = Some((Arc::clone(socket), grant));
                         seat.wait = WaitState::BeingSent;
                     }
-                    answer => {
-                        let sent_len = 0;
-                        seat.wait = WaitState::Decided { answer, sent_len };
-                    }
+                    answer => seat.wait = WaitState::Decided(Waited::unsent(answer)),
                 }
             }
             wake_ups.add(WakeUp {
@@ -455,11 +448,11 @@ impl Arbiter {
     fn wake(&self, wake_ups: WakeUps) {
         for wake_up in wake_ups.first.into_iter().chain(wake_ups.rest) {
             if let Some((socket, grant)) = wake_up.sending {
-                let sent_len = socket.send_grant(grant);
+                let is_sent = socket.send_grant(grant);
                 let mut state = self.state.lock();
                 if let Some(seat) = state.seats.get_mut(&wake_up.conn) {
                     let answer = Ok(Answer::Granted(grant));
-                    seat.wait = WaitState::Decided { answer, sent_len };
+                    seat.wait = WaitState::Decided(Waited { answer, is_sent });
                 }
             }
             wake_up.wake.notify_one();

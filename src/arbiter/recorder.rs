@@ -31,7 +31,19 @@ pub enum Certainty {
     JournaledByActive,
 }
 
-/// What replies promise about holders.
+/// What one reply promises about holders.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Promise {
+    Nothing,
+    /// The holder with this fence is as the reply says. The client may have made up the fence.
+    Holder(Certainty, Fence),
+    /// The client has the grant with this fence. The reply has its token.
+    Grant(Certainty, Fence),
+    /// All holders are as the reply says.
+    All(Certainty),
+}
+
+/// What the replies that are sent together promise about holders.
 #[derive(Debug, Default)]
 pub struct Promised {
     pub certainty: Certainty,
@@ -39,19 +51,30 @@ pub struct Promised {
     pub holders: Vec<Fence>,
     /// Whether the replies are about all holders.
     pub is_about_all: bool,
-    /// The holders whose tokens are in the replies. A client can only name other holders: their
-    /// fences can be guessed.
+    /// The holders whose tokens are in the replies.
     pub grants: Vec<Fence>,
 }
 
 impl Promised {
-    /// Adds what a reply promises about `holder`; `None` means all holders.
-    pub fn add(&mut self, certainty: Certainty, holder: Option<Fence>) {
-        if certainty > Certainty::None {
-            self.certainty = self.certainty.max(certainty);
-            self.holders.extend(holder);
-            self.is_about_all |= holder.is_none();
-        }
+    /// Adds what a reply promises.
+    pub fn add(&mut self, promise: Promise) {
+        let certainty = match promise {
+            Promise::Nothing => return,
+            Promise::Holder(certainty, fence) => {
+                self.holders.push(fence);
+                certainty
+            }
+            Promise::Grant(certainty, fence) => {
+                self.holders.push(fence);
+                self.grants.push(fence);
+                certainty
+            }
+            Promise::All(certainty) => {
+                self.is_about_all = true;
+                certainty
+            }
+        };
+        self.certainty = self.certainty.max(certainty);
     }
 }
 

@@ -16,9 +16,9 @@ const LONG_WAIT: Duration = Duration::from_secs(1);
 /// One connection's access to the arbiter. Dropping it disconnects: the connection loses its places
 /// in queues, and its slots are released or become orphans, depending on `holdings`.
 ///
-/// Only [`Seat::acquire`] and [`Seat::wait`] block. The other requests visit the table once. They
-/// take the mutex more than once only to end many leases in steps, or to record that the grant of
-/// another connection has been sent; [`Seat::adopt`] also takes it to find the socket.
+/// Only [`Seat::wait`] blocks. The other requests visit the table once. They take the mutex more
+/// than once only to end many leases in steps, or to record that the grant of another connection
+/// has been sent; [`Seat::adopt`] also takes it to find the socket.
 pub struct Seat {
     arbiter: Arc<Arbiter>,
     conn: ConnId,
@@ -27,16 +27,20 @@ pub struct Seat {
     holdings: Holdings,
 }
 
-/// An event that a blocking request reports to its caller.
+/// How a wait ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum WaitEvent {
-    /// The claim is queued. Reported under the mutex, so the caller must not block.
-    Queued,
-    /// The wait has lasted for a second. Reported once, without the mutex.
-    IsLong,
-    /// The thread that freed the slot has sent this many bytes of the reply. Reported under the
-    /// mutex, so the caller must not block.
-    ReplySent(usize),
+pub struct Waited {
+    pub answer: Result<Answer, Refusal>,
+    /// Whether the thread that freed the slot has sent the reply.
+    pub is_sent: bool,
+}
+
+impl Waited {
+    /// A wait whose reply the connection's own thread must send.
+    pub(super) fn unsent(answer: Result<Answer, Refusal>) -> Waited {
+        let is_sent = false;
+        Waited { answer, is_sent }
+    }
 }
 
 impl Arbiter {
@@ -73,42 +77,24 @@ impl Seat {
     }
 
     /// Claims a key, but never queues. The answer is [`Answer::WouldWait`] if the claim would have
-    /// to wait. That answer is not counted, because the caller may make a waiting claim next. Does
-    /// not block, except perhaps for the kernel's random numbers.
+    /// to wait. Does not block, except perhaps for the kernel's random numbers.
     pub fn try_acquire(&self, ask: &Ask<'_>) -> Result<Answer, Refusal> {
         let claimant = self.claimant();
         let (mut visit, now) = self.arbiter.visit(Scope::Ask(self.conn, ask));
-        match claimant.and_then(|claimant| visit.table.try_acquire(claimant, ask, now)) {
-            Ok(Answer::WouldWait) => Ok(Answer::WouldWait),
-            answer => visit.table.counted(answer),
-        }
-    }
-
-    /// Claims a key. Blocks until the claim is granted or refused, the peer hangs up, or
-    /// `wait_timeout` is over. With a timeout of zero it does the same as [`Seat::try_acquire`],
-    /// but also counts a claim that would have to wait.
-    pub fn acquire(
-        &self,
-        ask: &Ask<'_>,
-        wait_timeout: Duration,
-        tell: &mut dyn FnMut(WaitEvent),
-    ) -> Result<Answer, Refusal> {
-        let claimant = self.claimant();
-        let (mut visit, now) = self.arbiter.visit(Scope::Ask(self.conn, ask));
-        let answer = claimant.and_then(|claimant| match wait_timeout.is_zero() {
-            true => visit.table.try_acquire(claimant, ask, now),
-            false => visit.table.acquire(claimant, ask, now),
-        });
-        let answer = match answer {
-            Ok(Answer::Queued(ticket)) => {
-                self.wait_with(visit.guard(), ask.key, ticket, wait_timeout, tell)
-            }
-            answer => answer,
-        };
+        let answer = claimant.and_then(|claimant| visit.table.try_acquire(claimant, ask, now));
         visit.table.counted(answer)
     }
 
-    /// Claims a key, and keeps the grant or the place in the queue for [`Seat::wait`]. Does not
+    /// Claims a key. If the claim is queued, the caller must pass the ticket to [`Seat::wait`],
+    /// unless the connection ends. Does not block, except perhaps for the kernel's random numbers.
+    pub fn acquire(&self, ask: &Ask<'_>) -> Result<Answer, Refusal> {
+        let claimant = self.claimant();
+        let (mut visit, now) = self.arbiter.visit(Scope::Ask(self.conn, ask));
+        let answer = claimant.and_then(|claimant| visit.table.acquire(claimant, ask, now));
+        visit.table.counted(answer)
+    }
+
+    /// Claims a key, and keeps the grant or the place in the queue for [`Seat::collect`]. Does not
     /// block, except perhaps for the kernel's random numbers.
     pub fn enqueue(&self, ask: &Ask<'_>) -> Result<Answer, Refusal> {
         let claimant = self.claimant();
@@ -117,40 +103,48 @@ impl Seat {
         visit.table.counted(answer)
     }
 
-    /// Like [`Seat::wait`], but does not block: while the claim waits, the answer is
-    /// [`Answer::WouldWait`] and the claim keeps its place.
-    pub fn try_wait(&self, key: &str, kind: Kind) -> Result<Answer, Refusal> {
+    /// Takes the grant of a key that the connection has enqueued for, or the ticket of the claim if
+    /// it still waits: see [`Seat::acquire`].
+    pub fn collect(&self, key: &str, kind: Kind) -> Result<Answer, Refusal> {
         let (mut visit, now) = self.arbiter.visit(Scope::Key(key));
-        match visit.table.try_wait(self.conn, key, kind, now) {
-            Ok(Answer::WouldWait) => Ok(Answer::WouldWait),
-            answer => visit.table.counted(answer),
-        }
+        let answer = visit.table.wait(self.conn, key, kind, now);
+        visit.table.counted(answer)
     }
 
-    /// Collects the grant of a key that the connection has enqueued for. Blocks until the claim is
-    /// granted or refused, the peer hangs up, or `wait_timeout` is over. After a hang-up or a
-    /// timeout, the claim has lost its place.
+    /// Blocks until a queued claim for `key` is granted or refused, the peer hangs up, or
+    /// `wait_timeout` is over. After a hang-up or a timeout, the claim has lost its place. With a
+    /// timeout of zero, the claim does not wait, so a hang-up does not change the answer.
+    ///
+    /// The thread that frees the slot may send the grant, so all earlier replies must have been
+    /// sent. Calls `on_long`, without the mutex, once the wait has lasted for a second.
     pub fn wait(
         &self,
         key: &str,
-        kind: Kind,
+        ticket: Ticket,
         wait_timeout: Duration,
-        tell: &mut dyn FnMut(WaitEvent),
-    ) -> Result<Answer, Refusal> {
-        let (mut visit, now) = self.arbiter.visit(Scope::Key(key));
-        let answer = match visit.table.wait(self.conn, key, kind, now) {
-            // With a timeout of zero the claim does not wait, so a hang-up does not change the
-            // answer.
-            Ok(Answer::Queued(ticket)) if wait_timeout.is_zero() => {
-                let cancelled = visit.table.cancel(ticket, now);
-                cancelled.map(|()| Answer::TimedOut)
+        on_long: &mut dyn FnMut(),
+    ) -> Waited {
+        let mut state = self.arbiter.state.lock();
+        let mut waited = match wait_timeout.is_zero() {
+            true => {
+                let now = self.arbiter.expire_due(&mut state, Scope::Key(key));
+                Waited::unsent(give_up(&mut state, ticket, Answer::TimedOut, now))
             }
-            Ok(Answer::Queued(ticket)) => {
-                self.wait_with(visit.guard(), key, ticket, wait_timeout, tell)
-            }
-            answer => answer,
+            false => self.wait_until_decided(&mut state, key, ticket, wait_timeout, on_long),
         };
-        visit.table.counted(answer)
+        if let (false, Ok(Answer::Granted(grant))) = (waited.is_sent, waited.answer) {
+            // The peer may have hung up shortly before the grant. Then the slot passes to the next
+            // waiter, as if the hang-up had been noticed in time.
+            if self.has_hung_up(&mut state) {
+                let now = self.arbiter.expire_due(&mut state, Scope::Nothing);
+                state.table.take_back(grant.token.fence, now);
+                waited.answer = Ok(Answer::Gone);
+            }
+        }
+        self.state_in(&mut state).wait = WaitState::NotWaiting;
+        waited.answer = state.table.counted(waited.answer);
+        self.arbiter.unlock_and_wake(state);
+        waited
     }
 
     /// Releases a grant of any connection. Refuses with [`Refusal::NotHeld`] unless the token
@@ -246,72 +240,41 @@ impl Seat {
         Ok(Claimant { conn, salt })
     }
 
-    /// Blocks until a queued claim is decided. Always spends the ticket.
-    fn wait_with(
+    /// Blocks until a queued claim is [`WaitState::Decided`], which spends the ticket.
+    fn wait_until_decided(
         &self,
         state: &mut MutexGuard<'_, State>,
         key: &str,
         ticket: Ticket,
         wait_timeout: Duration,
-        tell: &mut dyn FnMut(WaitEvent),
-    ) -> Result<Answer, Refusal> {
-        tell(WaitEvent::Queued);
-        self.state_in(state).wait = WaitState::Queued(ticket);
-        let (mut answer, sent_len) = self.wait_until_decided(state, key, wait_timeout, tell);
-        if sent_len > 0 {
-            tell(WaitEvent::ReplySent(sent_len));
-        } else if let Ok(Answer::Granted(grant)) = answer {
-            // The peer may have hung up shortly before the grant. Then the slot passes to the next
-            // waiter, as if the hang-up had been noticed in time.
-            if self.has_hung_up(state) {
-                let now = self.arbiter.expire_due(state, Scope::Nothing);
-                state.table.take_back(grant.token.fence, now);
-                answer = Ok(Answer::Gone);
-            }
-        }
-        self.state_in(state).wait = WaitState::NotWaiting;
-        answer
-    }
-
-    /// Blocks until a queued claim is [`WaitState::Decided`]. Returns the answer, and how many
-    /// bytes of the reply have been sent.
-    fn wait_until_decided(
-        &self,
-        state: &mut MutexGuard<'_, State>,
-        key: &str,
-        wait_timeout: Duration,
-        tell: &mut dyn FnMut(WaitEvent),
-    ) -> (Result<Answer, Refusal>, usize) {
+        on_long: &mut dyn FnMut(),
+    ) -> Waited {
         let arbiter = &self.arbiter;
-        let began = state.now;
-        let deadline = began.checked_add(wait_timeout);
-        let mut long_at = Some(began + LONG_WAIT);
+        let mut now = arbiter.expire_due(state, Scope::Key(key));
+        let deadline = now.checked_add(wait_timeout);
+        let mut long_at = Some(now + LONG_WAIT);
+        self.state_in(state).wait = WaitState::Queued(ticket);
         loop {
-            let now = arbiter.expire_due(state, Scope::Key(key));
-            let ticket = match self.state_in(state).wait {
-                WaitState::Queued(ticket) => ticket,
-                WaitState::BeingSent => {
-                    arbiter.clock.wait(&self.wake, state, None);
-                    continue;
+            match self.state_in(state).wait {
+                WaitState::Queued(ticket) => {
+                    if let Some(answer) = self.decide(state, ticket, deadline, now) {
+                        return Waited::unsent(answer);
+                    }
+                    // This look at the table may have ended a lease, so other threads may have to
+                    // be woken.
+                    let is_long = long_at.take_if(|at| *at <= now).is_some();
+                    if is_long {
+                        MutexGuard::unlocked(state, &mut *on_long);
+                    } else if !arbiter.wake_before_sleep(state) {
+                        let look_again = deadline.into_iter().chain(long_at).min();
+                        arbiter.clock.wait(&self.wake, state, look_again);
+                    }
                 }
-                WaitState::Decided { answer, sent_len } => return (answer, sent_len),
+                WaitState::BeingSent => arbiter.clock.wait(&self.wake, state, None),
+                WaitState::Decided(waited) => return waited,
                 WaitState::NotWaiting => unreachable!("only this thread ends the wait"),
-            };
-            if let Some(answer) = self.decide(state, ticket, deadline, now) {
-                let sent_len = 0;
-                self.state_in(state).wait = WaitState::Decided { answer, sent_len };
-                return (answer, sent_len);
             }
-            // This look at the table may have ended a lease, so other threads may have to be woken.
-            if arbiter.wake_before_sleep(state) {
-                continue;
-            }
-            if long_at.take_if(|at| *at <= now).is_some() {
-                MutexGuard::unlocked(state, || tell(WaitEvent::IsLong));
-                continue;
-            }
-            let look_again = deadline.into_iter().chain(long_at).min();
-            arbiter.clock.wait(&self.wake, state, look_again);
+            now = arbiter.expire_due(state, Scope::Key(key));
         }
     }
 
@@ -327,15 +290,13 @@ impl Seat {
         // hang-up wins and the slot passes to the next waiter, because the peer would not release
         // it.
         if self.state_in(state).is_gone {
-            return Some(state.table.cancel(ticket, now).map(|()| Answer::Gone));
+            return Some(give_up(state, ticket, Answer::Gone, now));
         }
         // A release may have granted the key between the previous look and the deadline. The grant
         // wins: answering `timeout` now would strand the slot until its lease runs out.
         match state.table.collect(ticket, now) {
             Ok(Answer::WouldWait) if deadline.is_none_or(|deadline| now < deadline) => None,
-            Ok(Answer::WouldWait) => {
-                Some(state.table.cancel(ticket, now).map(|()| Answer::TimedOut))
-            }
+            Ok(Answer::WouldWait) => Some(give_up(state, ticket, Answer::TimedOut, now)),
             answer => Some(answer),
         }
     }
@@ -350,6 +311,16 @@ impl Seat {
         let seat = state.seats.get_mut(&self.conn);
         seat.expect("a seat is known until it is dropped")
     }
+}
+
+/// Gives up a place, and returns `answer` unless the drain has dismissed the claim.
+fn give_up(
+    state: &mut State,
+    ticket: Ticket,
+    answer: Answer,
+    now: Instant,
+) -> Result<Answer, Refusal> {
+    state.table.cancel(ticket, now).map(|()| answer)
 }
 
 impl Drop for Seat {

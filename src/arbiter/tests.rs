@@ -73,12 +73,30 @@ fn granted(seat: &Seat, lease: Duration) -> Grant {
     }
 }
 
+/// Waits for the claim of `k` if it was queued.
+fn waited(seat: &Seat, answer: Result<Answer, Refusal>, wait_timeout: Duration) -> Waited {
+    match answer {
+        Ok(Answer::Queued(ticket)) => seat.wait("k", ticket, wait_timeout, &mut || {}),
+        answer => Waited::unsent(answer),
+    }
+}
+
 fn acquire(seat: &Seat, wait_timeout: Duration) -> Result<Answer, Refusal> {
-    seat.acquire(&lock(FOREVER), wait_timeout, &mut |_| {})
+    waited(seat, seat.acquire(&lock(FOREVER)), wait_timeout).answer
+}
+
+/// Acquires `k`, and tells of a long wait.
+fn wait_and_tell(seat: &Seat, wait_timeout: Duration, on_long: &Sender<()>) -> Waited {
+    let Ok(Answer::Queued(ticket)) = seat.acquire(&lock(FOREVER)) else {
+        panic!("the lock should be held");
+    };
+    seat.wait("k", ticket, wait_timeout, &mut || {
+        on_long.send(()).expect("there is room");
+    })
 }
 
 fn wait(seat: &Seat, wait_timeout: Duration) -> Result<Answer, Refusal> {
-    seat.wait("k", Kind::Lock, wait_timeout, &mut |_| {})
+    waited(seat, seat.collect("k", Kind::Lock), wait_timeout).answer
 }
 
 /// Blocks until `holds` does, which takes other threads no virtual time.
@@ -95,26 +113,30 @@ fn waiter_count(arbiter: &Arbiter) -> usize {
     keys.iter().map(|key| key.waiter_count).sum()
 }
 
-/// A seat that blocks in another thread.
-struct Blocked(JoinHandle<(Seat, Result<Answer, Refusal>)>);
+fn is_waiting(arbiter: &Arbiter, conn: ConnId) -> bool {
+    matches!(arbiter.state.lock().seats[&conn].wait, WaitState::Queued(_))
+}
 
-impl Blocked {
-    /// Starts the thread. The claim is in its queue when this returns.
+/// A seat that blocks in another thread.
+struct Blocked<T = Result<Answer, Refusal>>(JoinHandle<(Seat, T)>);
+
+impl<T: Send + 'static> Blocked<T> {
+    /// Starts the thread. The seat waits when this returns.
     fn start(
         arbiter: &Arbiter,
         seat: Seat,
-        block: impl FnOnce(&Seat) -> Result<Answer, Refusal> + Send + 'static,
-    ) -> Blocked {
-        let before = waiter_count(arbiter);
+        block: impl FnOnce(&Seat) -> T + Send + 'static,
+    ) -> Blocked<T> {
+        let conn = seat.id();
         let thread = thread::spawn(move || {
             let answer = block(&seat);
             (seat, answer)
         });
-        until("the claim is not queued", || waiter_count(arbiter) > before);
+        until("the seat does not wait", || is_waiting(arbiter, conn));
         Blocked(thread)
     }
 
-    fn end(self) -> (Seat, Result<Answer, Refusal>) {
+    fn end(self) -> (Seat, T) {
         self.0.join().expect("no panic")
     }
 }
@@ -166,18 +188,10 @@ fn a_release_wakes_a_wait_for_an_enqueued_key() {
         waiter.enqueue(&lock(FOREVER)),
         Ok(Answer::Queued(_))
     ));
-    assert_eq!(waiter.try_wait("k", Kind::Lock), Ok(Answer::WouldWait));
-    let (began, has_begun) = bounded(1);
-    let waiting = thread::spawn(move || {
-        waiter.wait("k", Kind::Lock, FOREVER, &mut |event| {
-            began.send(event).expect("it is received");
-        })
-    });
-    assert_eq!(has_begun.recv(), Ok(WaitEvent::Queued));
+    let blocked = Blocked::start(&arbiter, waiter, |seat| wait(seat, FOREVER));
     assert_eq!(waiter_count(&arbiter), 1);
     release(&holder, grant);
-    let answer = waiting.join().expect("no panic");
-    assert!(matches!(answer, Ok(Answer::Granted(_))));
+    assert!(matches!(blocked.end().1, Ok(Answer::Granted(_))));
 }
 
 #[test]
@@ -280,7 +294,7 @@ fn a_hang_up_does_not_end_a_try() {
     let (arbiter, holder, waiter) = arbiter_and_two(Holdings::Release);
     granted(&holder, FOREVER);
     arbiter.hang_up(ConnId(2));
-    assert_eq!(acquire(&waiter, Duration::ZERO), Ok(Answer::WouldWait));
+    assert_eq!(waiter.try_acquire(&lock(FOREVER)), Ok(Answer::WouldWait));
     assert!(matches!(
         waiter.enqueue(&lock(FOREVER)),
         Ok(Answer::Queued(_))
@@ -333,16 +347,13 @@ fn a_long_wait_is_told_once_after_a_second() {
     let grant = granted(&holder, FOREVER);
     let (telling, told) = bounded(9);
     let blocked = Blocked::start(&arbiter, waiter, move |seat| {
-        seat.acquire(&lock(FOREVER), FOREVER, &mut |event| {
-            telling.send(event).expect("there is room");
-        })
+        wait_and_tell(seat, FOREVER, &telling).answer
     });
-    assert_eq!(told.recv(), Ok(WaitEvent::Queued));
     arbiter.advance(Duration::from_millis(999));
     arbiter.grant_owed_slots(); // wakes the reaper at most
     assert!(told.is_empty());
     arbiter.advance(Duration::from_millis(1));
-    assert_eq!(told.recv(), Ok(WaitEvent::IsLong));
+    assert_eq!(told.recv(), Ok(()));
     arbiter.advance(Duration::from_secs(5));
     release(&holder, grant);
     assert!(matches!(blocked.end().1, Ok(Answer::Granted(_))));

@@ -460,6 +460,7 @@ impl FenceSource for Arc<Journal> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::arbiter::Promise;
     use crate::table::{HolderRecord, Key, Kind, Limit, Weight};
     use crate::token::{Salt, Token};
     use std::sync::atomic::{AtomicBool, Ordering};
@@ -584,7 +585,7 @@ mod tests {
     fn a_session_waits_for_its_own_holder_alone() {
         let journal = Arc::new(Journal::default());
         let mut of_all = Promised::default();
-        of_all.add(Certainty::Journaled, None);
+        of_all.add(Promise::All(Certainty::Journaled));
         assert_eq!(journal.wait_for(&of_all), []);
         record(&journal, &[held(1, 1)]);
         assert!(!tell(&journal, 2));
@@ -762,7 +763,7 @@ mod tests {
         record(&journal, &[held(1, 1)]);
         journal.finish(&journal.next_round());
         let mut named = Promised::default();
-        named.add(Certainty::Journaled, Some(Fence(1)));
+        named.add(Promise::Holder(Certainty::Journaled, Fence(1)));
         assert_eq!(journal.wait_for(&named), []);
         assert!(tell(&journal, 1));
     }

@@ -82,14 +82,13 @@ pub fn serve(stream: &Stream, mut seat: Seat, rules: &SessionRules, watch: &Hang
     };
     if let Ending::Broken(_) = ending {
         // No client knows of these grants, so they must not outlive the connection.
-        for grant in &outbox.untold {
+        for grant in outbox.untold() {
             seat.take_back(*grant);
         }
     }
     // The slots are freed before the close, because the close may take a while.
     drop(seat);
-    rules.wait_for_journal(&mut outbox.promised);
-    lingering_close(stream, &ending, outbox.out, rules);
+    lingering_close(stream, &ending, outbox.into_unsent(), rules);
     debug!(
         "closed conn={conn} reason={} refused={malformed_count}",
         ending.reason()

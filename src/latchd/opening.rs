@@ -11,6 +11,7 @@ use std::time::Instant;
 use super::connection::input::Input;
 use super::connection::outbox::Outbox;
 use super::connection::{Ending, SessionRules};
+use crate::arbiter::Promise;
 use crate::protocol::reply::Reply;
 use crate::protocol::request::{FirstWord, CLUSTER, HELP, RELAY};
 
@@ -131,7 +132,7 @@ impl Opener<'_, '_> {
             return Err(Ending::AuthFailed);
         }
         self.input.end_frame();
-        self.outbox.add(&Reply::Ok, 0)
+        self.outbox.add(&Reply::Ok, Promise::Nothing)
     }
 
     /// Blocks until the first line of a frame has arrived. Fails if the line belongs to another

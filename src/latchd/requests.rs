@@ -4,29 +4,35 @@ use std::time::Duration;
 
 use log::trace;
 
+use super::connection::outbox::Outbox;
 use super::connection::Ending;
-use crate::arbiter::{Certainty, Seat, WaitEvent};
+use crate::arbiter::{Certainty, Promise, Seat};
+use crate::net::hangup::InputReports;
 use crate::protocol::abilities::Abilities;
 use crate::protocol::reply::Reply;
 use crate::protocol::request::{ProtocolError, Request, Wanted};
-use crate::table::{Answer, Ask, Refusal};
+use crate::table::{Answer, Ask, Refusal, Ticket};
 use crate::text::Escaped;
-use crate::token::Fence;
+use crate::token::{Fence, Grant, Token};
 
-/// The client's end of the connection, for requests that may block.
-pub(super) trait ClientEnd {
-    /// Whether a request may block: all replies to earlier requests have been sent, and the client
-    /// is watched for a hang-up.
-    fn is_ready_to_wait(&self) -> bool;
+/// The reply to a request.
+#[derive(Debug)]
+pub(super) struct Answered {
+    pub(super) reply: Reply,
+    /// What must be certain before the reply may be sent.
+    pub(super) promise: Promise,
+    pub(super) delivery: Delivery,
+}
 
-    /// Sends the unsent replies, and starts to watch the client for a hang-up.
-    fn prepare_to_wait(&mut self) -> Result<(), Ending>;
-
-    /// Whether the client may act as an operator, with this admin token or without one.
-    fn is_operator(&self, admin_token: Option<&str>) -> bool;
-
-    /// Notes an event during the wait of a request. Must not block.
-    fn note(&mut self, event: WaitEvent);
+/// Who sends a reply, and when.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Delivery {
+    /// The session must send it.
+    Due,
+    /// The session must send it, after a wait in which input may have arrived.
+    DueAfterWait,
+    /// The thread that ended the wait has sent it.
+    Sent,
 }
 
 /// The leases and abilities that a server offers its clients.
@@ -59,66 +65,92 @@ pub(super) fn carry_out(
     request: &Request<'_>,
     seat: &Seat,
     offer: Offer,
-    peer: &mut impl ClientEnd,
-) -> Result<Reply, Ending> {
+    outbox: &mut Outbox<'_>,
+) -> Result<Answered, Ending> {
     let default_lease = offer.default_lease;
     let lease_or_default = |lease: Option<Duration>| lease.unwrap_or(default_lease);
-    let answer = match *request {
+    let renewed = |token: Token| Promise::Holder(Certainty::JournaledByActive, token.fence);
+    let (answer, promise) = match *request {
         Request::Acquire(wanted, wait_timeout) => {
             let ask = ask(seat, wanted, default_lease);
-            if must_prepare(wait_timeout, peer) {
-                match seat.try_acquire(&ask) {
-                    Ok(Answer::WouldWait) => peer.prepare_to_wait()?,
-                    answer => return reply_to(answer),
-                }
+            let answer = match wait_timeout.is_zero() {
+                true => seat.try_acquire(&ask),
+                false => seat.acquire(&ask),
+            };
+            if let Ok(Answer::Queued(ticket)) = answer {
+                let claim = (ask.key, ticket);
+                return wait(seat, outbox, claim, wait_timeout, Certainty::Journaled);
             }
-            seat.acquire(&ask, wait_timeout, &mut |event| peer.note(event))
+            (answer, granted(answer, Certainty::Journaled))
         }
-        Request::Enqueue(wanted) => match seat.enqueue(&ask(seat, wanted, default_lease)) {
-            Ok(Answer::Granted(grant)) => return Ok(Reply::Acquired(grant)),
-            answer => answer,
-        },
+        Request::Enqueue(wanted) => {
+            let answer = seat.enqueue(&ask(seat, wanted, default_lease));
+            let promise = granted(answer, Certainty::Journaled);
+            if let Ok(Answer::Granted(grant)) = answer {
+                return Ok(Answered::due(Reply::Acquired(grant), promise));
+            }
+            (answer, promise)
+        }
         Request::Wait {
             key,
             kind,
             wait_timeout,
         } => {
-            if must_prepare(wait_timeout, peer) {
-                match seat.try_wait(key, kind) {
-                    Ok(Answer::WouldWait) => peer.prepare_to_wait()?,
-                    answer => return reply_to(answer),
-                }
+            let answer = seat.collect(key, kind);
+            if let Ok(Answer::Queued(ticket)) = answer {
+                let claim = (key, ticket);
+                return wait(
+                    seat,
+                    outbox,
+                    claim,
+                    wait_timeout,
+                    Certainty::JournaledByActive,
+                );
             }
-            seat.wait(key, kind, wait_timeout, &mut |event| peer.note(event))
+            // The lease begins anew, which is no change for the journal.
+            (answer, granted(answer, Certainty::JournaledByActive))
         }
-        Request::Release { key, kind, token } => seat.release(key, kind, token),
+        Request::Release { key, kind, token } => {
+            let promise = Promise::Holder(Certainty::Journaled, token.fence);
+            (seat.release(key, kind, token), promise)
+        }
         Request::Renew {
             key,
             kind,
             token,
             lease,
-        } => seat.renew(key, kind, token, lease_or_default(lease)),
-        Request::Adopt { key, token, lease } => {
-            match seat.adopt(key, token, lease_or_default(lease)) {
-                Ok(Answer::Gone) => return Err(Ending::HungUpAdopting),
-                answer => answer,
-            }
+        } => {
+            let answer = seat.renew(key, kind, token, lease_or_default(lease));
+            (answer, renewed(token))
         }
-        Request::Keep { key, token, lease } => seat.keep(key, token, lease_or_default(lease)),
+        Request::Adopt { key, token, lease } => {
+            let answer = seat.adopt(key, token, lease_or_default(lease));
+            if answer == Ok(Answer::Gone) {
+                return Err(Ending::HungUpAdopting);
+            }
+            (answer, renewed(token))
+        }
+        Request::Keep { key, token, lease } => {
+            let answer = seat.keep(key, token, lease_or_default(lease));
+            (answer, renewed(token))
+        }
         Request::Break {
             key,
             fence,
             admin_token,
-        } => return break_grants(seat, peer, key, fence.map(Fence), admin_token),
+        } => {
+            let reply = break_grants(seat, outbox, key, fence.map(Fence), admin_token)?;
+            return Ok(Answered::due(reply, Promise::All(Certainty::Journaled)));
+        }
         Request::Hello(client) => {
             seat.set_can_adopt(client.adopt);
-            return Ok(Reply::Hello(offer.abilities));
+            return Ok(Answered::free(Reply::Hello(offer.abilities)));
         }
         Request::Tag(text) => {
             seat.set_tag(text);
-            return Ok(Reply::Ok);
+            return Ok(Answered::free(Reply::Ok));
         }
-        Request::Ping => return Ok(Reply::Ok),
+        Request::Ping => return Ok(Answered::free(Reply::Ok)),
         // The session answers these requests before they get here, except `auth`, which is an error
         // after the opening.
         Request::Auth(_)
@@ -126,32 +158,61 @@ pub(super) fn carry_out(
         | Request::Stats
         | Request::Queues(_)
         | Request::Holder { .. }
-        | Request::Counters => return Ok(Reply::Error),
+        | Request::Counters => return Ok(Answered::free(Reply::Error)),
     };
-    reply_to(answer)
+    Ok(Answered::due(reply_to(answer)?, promise))
 }
 
-/// How certain the reply to a request must be, and the fence of the holder that the reply is about;
-/// `None` means all holders.
-pub(super) fn certainty_of(request: &Request<'_>, reply: &Reply) -> (Certainty, Option<Fence>) {
-    match (request, reply) {
-        (
-            Request::Renew { token, .. }
-            | Request::Adopt { token, .. }
-            | Request::Keep { token, .. },
-            _,
-        ) => (Certainty::JournaledByActive, Some(token.fence)),
-        (Request::Wait { .. }, Reply::Granted(grant)) => {
-            (Certainty::JournaledByActive, Some(grant.token.fence))
+impl Answered {
+    fn due(reply: Reply, promise: Promise) -> Answered {
+        Answered {
+            reply,
+            promise,
+            delivery: Delivery::Due,
         }
-        (_, Reply::Granted(grant) | Reply::Acquired(grant)) => {
-            (Certainty::Journaled, Some(grant.token.fence))
-        }
-        (Request::Release { token, .. }, _) => (Certainty::Journaled, Some(token.fence)),
-        (Request::Break { .. }, _) => (Certainty::Journaled, None),
-        // Other replies promise nothing. For statistics, the session itself notes what they
-        // promise.
-        _ => (Certainty::None, None),
+    }
+
+    /// A reply that promises nothing about holders.
+    fn free(reply: Reply) -> Answered {
+        Answered::due(reply, Promise::Nothing)
+    }
+}
+
+/// Waits for a queued claim. The replies to earlier requests are sent first, and the client is
+/// watched for a hang-up from then on. A client that never waits is never watched.
+fn wait(
+    seat: &Seat,
+    outbox: &mut Outbox<'_>,
+    (key, ticket): (&str, Ticket),
+    wait_timeout: Duration,
+    certainty: Certainty,
+) -> Result<Answered, Ending> {
+    if !wait_timeout.is_zero() {
+        outbox.prepare_to_wait()?;
+    }
+    let mut is_long = false;
+    let waited = seat.wait(key, ticket, wait_timeout, &mut || {
+        is_long = true;
+        outbox.report_input(InputReports::Reported);
+    });
+    if is_long {
+        outbox.report_input(InputReports::Ignored);
+    }
+    Ok(Answered {
+        reply: reply_to(waited.answer)?,
+        promise: granted(waited.answer, certainty),
+        delivery: match waited.is_sent {
+            true => Delivery::Sent,
+            false => Delivery::DueAfterWait,
+        },
+    })
+}
+
+/// What the reply to a claim promises: nothing, unless the claim was granted.
+fn granted(answer: Result<Answer, Refusal>, certainty: Certainty) -> Promise {
+    match answer {
+        Ok(Answer::Granted(Grant { token, .. })) => Promise::Grant(certainty, token.fence),
+        _ => Promise::Nothing,
     }
 }
 
@@ -169,12 +230,12 @@ fn ask<'a>(seat: &Seat, wanted: Wanted<'a>, default_lease: Duration) -> Ask<'a> 
 
 fn break_grants(
     seat: &Seat,
-    peer: &impl ClientEnd,
+    outbox: &Outbox<'_>,
     key: &str,
     fence: Option<Fence>,
     admin_token: Option<&str>,
 ) -> Result<Reply, Ending> {
-    if !peer.is_operator(admin_token) {
+    if !outbox.is_operator(admin_token) {
         return match admin_token {
             None => Ok(Reply::AuthFailed),
             // The connection ends, so that a client cannot guess the token over and over.
@@ -185,14 +246,6 @@ fn break_grants(
         true => Reply::Ok,
         false => Reply::Refused(Refusal::NotHeld),
     })
-}
-
-/// Whether a request that may block must first be tried without blocking. A request may block only
-/// after the replies to earlier requests have been sent: a client that does not read its replies
-/// must not hold a place in a queue, and a client that reads them needs them now. This also means
-/// that a client that never waits is never watched.
-fn must_prepare(wait_timeout: Duration, peer: &impl ClientEnd) -> bool {
-    !wait_timeout.is_zero() && !peer.is_ready_to_wait()
 }
 
 fn reply_to(answer: Result<Answer, Refusal>) -> Result<Reply, Ending> {
@@ -209,14 +262,19 @@ fn reply_to(answer: Result<Answer, Refusal>) -> Result<Reply, Ending> {
 
 #[cfg(test)]
 mod tests {
-    use std::io;
+    use std::io::Read;
+    use std::os::unix::net::UnixStream;
     use std::sync::Arc;
+    use std::thread;
 
     use super::*;
     use crate::arbiter::{Arbiter, Rules};
     use crate::fence::source::{ClockFences, Salts};
+    use crate::latchd::connection::{pieces, SessionRules};
+    use crate::net::hangup::HangupWatch;
+    use crate::net::stream::Stream;
     use crate::protocol::request::parse;
-    use crate::table::{Caps, ConnId, Grant, Holdings};
+    use crate::table::{Caps, ConnId, Holdings};
 
     const DEFAULT_LEASE: Duration = Duration::from_secs(33);
 
@@ -258,7 +316,16 @@ mod tests {
             let fences = Box::new(ClockFences::starting_at(1));
             let salts = Salts::new().expect("the kernel has randomness");
             let arbiter = Arc::new(Arbiter::new(&rules, fences, salts));
-            let connect = |conn| Client(arbiter.connect(ConnId(conn), None));
+            let connect = |conn| {
+                let (peer, ours) = UnixStream::pair().expect("a socket pair");
+                Client {
+                    seat: arbiter.connect(ConnId(conn), None),
+                    rules: pieces::rules(None),
+                    watch: HangupWatch::new().expect("an epoll instance"),
+                    stream: Stream::Unix(ours),
+                    peer,
+                }
+            };
             House {
                 other: connect(1),
                 client: connect(2),
@@ -285,72 +352,45 @@ mod tests {
         }
     }
 
-    struct Client(Seat);
+    struct Client {
+        seat: Seat,
+        rules: SessionRules,
+        watch: HangupWatch,
+        stream: Stream,
+        peer: UnixStream,
+    }
 
     impl Client {
-        /// Carries out a request of three words, with no reply unsent.
-        fn ask_for(&self, request: &str) -> Reply {
-            self.try_ask_for(request, &mut quiet())
-                .expect("it is answered")
+        fn outbox(&self) -> Outbox<'_> {
+            Outbox::new(&self.stream, &self.rules, &self.watch, self.seat.id())
         }
 
-        fn try_ask_for(&self, request: &str, peer: &mut impl ClientEnd) -> Result<Reply, Ending> {
+        /// An outbox with a reply that has not been sent.
+        fn outbox_with_reply(&self) -> Outbox<'_> {
+            let mut outbox = self.outbox();
+            let added = outbox.add(&Reply::Queued, Promise::Nothing);
+            added.expect("there is room");
+            outbox
+        }
+
+        /// Carries out a request of three words, with no reply unsent.
+        fn ask_for(&self, request: &str) -> Reply {
+            let answered = self.try_ask_for(request, &mut self.outbox());
+            answered.expect("it is answered").reply
+        }
+
+        fn try_ask_for(&self, request: &str, outbox: &mut Outbox<'_>) -> Result<Answered, Ending> {
             let mut words = request.splitn(3, ' ').map(str::as_bytes);
             let mut word = || words.next().unwrap_or_default();
             let request = parse([word(), word(), word()]).expect("a request");
-            carry_out(&request, &self.0, OFFER, peer)
-        }
-    }
-
-    /// A peer with or without unsent replies, and what happens while they are sent.
-    struct Script<F> {
-        has_unsent: bool,
-        on_flush: F,
-        flush_count: u32,
-        events: Vec<WaitEvent>,
-    }
-
-    fn script<F: FnMut() -> Result<(), Ending>>(has_unsent: bool, on_flush: F) -> Script<F> {
-        Script {
-            has_unsent,
-            on_flush,
-            flush_count: 0,
-            events: Vec::new(),
-        }
-    }
-
-    fn quiet() -> Script<fn() -> Result<(), Ending>> {
-        script(false, || Ok(()))
-    }
-
-    fn behind_replies() -> Script<fn() -> Result<(), Ending>> {
-        script(true, || Ok(()))
-    }
-
-    impl<F: FnMut() -> Result<(), Ending>> ClientEnd for Script<F> {
-        fn is_ready_to_wait(&self) -> bool {
-            !self.has_unsent
-        }
-
-        fn prepare_to_wait(&mut self) -> Result<(), Ending> {
-            self.flush_count += 1;
-            self.has_unsent = false;
-            (self.on_flush)()
-        }
-
-        fn is_operator(&self, admin_token: Option<&str>) -> bool {
-            admin_token == Some("admin")
-        }
-
-        fn note(&mut self, event: WaitEvent) {
-            self.events.push(event);
+            carry_out(&request, &self.seat, OFFER, outbox)
         }
     }
 
     #[test]
     fn a_request_that_need_not_block_sends_no_replies() {
         let house = House::new();
-        let mut peer = behind_replies();
+        let mut outbox = house.client.outbox_with_reply();
         let grant = house.held();
         let answers = [
             ("l k 0", Reply::Timeout),
@@ -362,54 +402,60 @@ mod tests {
             ("ping _", Reply::Ok),
         ];
         for (request, reply) in answers {
-            let answer = house.client.try_ask_for(request, &mut peer);
-            assert_eq!(answer.expect("it is answered"), reply, "{request}");
+            let answered = house.client.try_ask_for(request, &mut outbox);
+            assert_eq!(answered.expect("it is answered").reply, reply, "{request}");
         }
         house.release(grant);
-        let answer = house.client.try_ask_for("l k 10", &mut peer);
-        assert!(matches!(answer, Ok(Reply::Granted(_))));
-        assert_eq!((peer.flush_count, peer.events.len()), (0, 0));
+        let answered = house.client.try_ask_for("l k 10", &mut outbox);
+        let answered = answered.expect("it is answered");
+        assert!(matches!(answered.reply, Reply::Granted(_)));
+        assert_eq!(answered.delivery, Delivery::Due);
+        assert_eq!(outbox.out, b"queued\n");
     }
 
     #[test]
-    fn a_request_holds_no_place_while_replies_are_sent() {
-        let house = House::new();
-        let grant = house.held();
-        let mut peer = script(true, || {
-            assert_eq!(house.waiter_count(), 0);
-            house.release(grant);
-            Ok(())
-        });
-        let answer = house.client.try_ask_for("l k 10", &mut peer);
-        assert!(matches!(answer, Ok(Reply::Granted(_))), "{answer:?}");
-        assert_eq!((peer.flush_count, peer.events.len()), (1, 0));
-    }
-
-    #[test]
-    fn an_enqueued_key_keeps_its_place_while_replies_are_sent() {
-        let house = House::new();
-        let grant = house.held();
-        assert_eq!(house.client.ask_for("e k"), Reply::Queued);
-        let mut peer = script(true, || {
-            assert_eq!(house.waiter_count(), 1);
-            house.release(grant);
-            Ok(())
-        });
-        let answer = house.client.try_ask_for("w k 10", &mut peer);
-        assert!(matches!(answer, Ok(Reply::Granted(_))), "{answer:?}");
-        assert_eq!(peer.flush_count, 1);
+    fn a_waiting_request_has_its_place_while_replies_are_sent() {
+        for (first, request) in [(None, "l k 10"), (Some("e k"), "w k 10")] {
+            let house = House::new();
+            let grant = house.held();
+            if let Some(first) = first {
+                assert_eq!(house.client.ask_for(first), Reply::Queued);
+            }
+            let mut outbox = house.client.outbox_with_reply();
+            thread::scope(|scope| {
+                scope.spawn(|| {
+                    let mut reply = [0; 7];
+                    let read = (&house.client.peer).read_exact(&mut reply);
+                    read.expect("the reply is sent");
+                    assert_eq!((&reply, house.waiter_count()), (b"queued\n", 1));
+                    house.release(grant);
+                });
+                let answered = house.client.try_ask_for(request, &mut outbox);
+                let answered = answered.expect("it is answered");
+                assert!(matches!(answered.reply, Reply::Granted(_)), "{request}");
+                assert_eq!(answered.delivery, Delivery::DueAfterWait);
+            });
+        }
     }
 
     #[test]
     fn a_request_does_not_wait_if_replies_cannot_be_sent() {
-        let house = House::new();
-        house.held();
-        let broken = || Err(Ending::Broken(io::ErrorKind::TimedOut.into()));
-        let mut peer = script(true, broken);
-        let answer = house.client.try_ask_for("l k 10", &mut peer);
-        assert!(matches!(answer, Err(Ending::Broken(_))));
-        assert_eq!(house.waiter_count(), 0);
-        assert!(peer.events.is_empty());
+        let House {
+            arbiter,
+            other,
+            client,
+        } = House::new();
+        assert!(matches!(other.ask_for("l k 0"), Reply::Granted(_)));
+        client
+            .peer
+            .shutdown(std::net::Shutdown::Both)
+            .expect("a socket");
+        let mut outbox = client.outbox_with_reply();
+        let answered = client.try_ask_for("l k 10", &mut outbox);
+        assert!(matches!(answered, Err(Ending::Broken(_))));
+        drop(client);
+        let (keys, _) = arbiter.snapshot(None, 1);
+        assert_eq!(keys[0].waiter_count, 0);
     }
 
     #[test]
@@ -421,10 +467,10 @@ mod tests {
             Reply::Granted(_)
         ));
         house.held();
-        let mut peer = quiet();
-        let answer = house.client.try_ask_for("l k 10", &mut peer);
-        assert!(matches!(answer, Err(Ending::HungUpWaiting)));
-        assert_eq!(peer.events, [WaitEvent::Queued]);
+        let answered = house
+            .client
+            .try_ask_for("l k 10", &mut house.client.outbox());
+        assert!(matches!(answered, Err(Ending::HungUpWaiting)));
         assert_eq!(house.waiter_count(), 0);
     }
 

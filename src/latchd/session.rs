@@ -11,8 +11,8 @@ use super::connection::input::Input;
 use super::connection::outbox::Outbox;
 use super::connection::{Ending, SessionRules};
 use super::opening::is_http;
-use super::requests::{carry_out, certainty_of};
-use crate::arbiter::Seat;
+use super::requests::{carry_out, Delivery};
+use crate::arbiter::{Promise, Seat};
 use crate::protocol::reply::Reply;
 use crate::protocol::request::{parse, ProtocolError, Request, CLUSTER};
 use crate::table::Refusal;
@@ -115,28 +115,21 @@ impl<'s, 'a> Session<'s, 'a> {
                     true => Reply::Error,
                 };
                 self.input.end_frame();
-                return self.outbox.add(&reply, 0);
+                return self.outbox.add(&reply, Promise::Nothing);
             }
             _ => {}
         }
-        let carried_out = carry_out(&request, self.seat, self.rules.offer, self.outbox);
-        if let Ok(reply) = &carried_out {
-            self.warn_of_cap(reply);
-            let (certainty, holder) = certainty_of(&request, reply);
-            self.outbox.promise(certainty, holder);
-            if let Reply::Granted(grant) | Reply::Acquired(grant) = reply {
-                self.outbox.promise_grant(grant.token.fence);
-            }
-        }
+        let answered = carry_out(&request, self.seat, self.rules.offer, self.outbox)?;
         self.input.end_frame();
-        let sent_len = self.outbox.end_wait();
-        if sent_len == Some(0) {
-            // Nothing was sent during the wait. A telnet user may have typed Ctrl-C in that time.
-            // This must be answered before the reply is sent, because telnet discards everything
-            // that arrives before the answer to Ctrl-C.
-            self.input.read_ready(&mut self.outbox.out);
+        match answered.delivery {
+            Delivery::Due => self.warn_of_cap(&answered.reply),
+            // A telnet user may have typed Ctrl-C during the wait. This must be answered before the
+            // reply is sent, because telnet discards everything that arrives before the answer to
+            // Ctrl-C.
+            Delivery::DueAfterWait => self.input.read_ready(&mut self.outbox.out),
+            Delivery::Sent => return Ok(()),
         }
-        self.outbox.add(&carried_out?, sent_len.unwrap_or(0))
+        self.outbox.add(&answered.reply, answered.promise)
     }
 
     /// If a claim was refused because of a cap, names the cap in the log. The client is not told
@@ -179,7 +172,7 @@ impl<'s, 'a> Session<'s, 'a> {
         }
         self.malformed_count = self.malformed_count.saturating_add(1);
         self.input.end_frame();
-        self.outbox.add(&Reply::Error, 0)
+        self.outbox.add(&Reply::Error, Promise::Nothing)
     }
 
     /// Decides what to do when the read timeout is over between two requests. A connection that

@@ -161,6 +161,28 @@ impl Stream {
         send(self, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL).unwrap_or(0)
     }
 
+    /// Sends a line whole or not at all, and returns whether it was sent. Does not block. Sends
+    /// nothing while there is input, after the peer has hung up, or over TLS, so any thread may
+    /// call this.
+    pub fn send_line(&self, line: &[u8]) -> bool {
+        if matches!(self, Stream::Tls(_)) {
+            return false;
+        }
+        // The system reports room only if a good part of the buffer is free, so a line fits.
+        let mut polled = [PollFd::new(self, PollFlags::IN | PollFlags::OUT | HANG_UPS)];
+        let is_polled = poll(&mut polled, Some(&Timespec::default())).is_ok();
+        if !is_polled || polled[0].revents() != PollFlags::OUT {
+            return false;
+        }
+        let sent_len = self.send_once(line);
+        if (1..line.len()).contains(&sent_len) {
+            // This does not happen. If it did, the peer would take the next line for the rest of
+            // this one.
+            self.shutdown(Shutdown::Both);
+        }
+        sent_len == line.len()
+    }
+
     /// Discards input until the peer closes or `limit` has passed: the second half of a lingering
     /// close.
     pub fn discard_for(&self, limit: Duration) {

@@ -13,8 +13,8 @@ impl ClientSocket for Asked {
         if was_asked { "gone" } else { "here" }.into()
     }
 
-    fn send_grant(&self, _: Grant) -> usize {
-        0
+    fn send_grant(&self, _: Grant) -> bool {
+        false
     }
 
     fn has_hung_up(&self) -> bool {

@@ -11,9 +11,6 @@ fn counted(arbiter: &Arbiter) -> CountersSnapshot {
 fn a_try_that_finds_the_key_held_is_busy_and_no_timeout() {
     let (arbiter, holder, other) = arbiter_and_two(Holdings::Release);
     granted(&holder, FOREVER);
-    assert_eq!(acquire(&other, Duration::ZERO), Ok(Answer::WouldWait));
-    assert_eq!(counted(&arbiter).counters.busy, 1);
-    // The attempt of a claim that goes on to wait.
     assert_eq!(other.try_acquire(&lock(FOREVER)), Ok(Answer::WouldWait));
     assert_eq!(counted(&arbiter).counters.busy, 1);
     assert_eq!(counted(&arbiter).counters.wait_timeouts, 0);
@@ -57,7 +54,7 @@ fn each_refusal_is_counted_under_its_reason() {
     assert!(other.renew(key, kind, token, FOREVER).is_err());
     let _drained = arbiter.begin_drain(DrainUntil::NoHolder);
     assert_eq!(acquire(&other, FOREVER), DRAINING);
-    assert_eq!(other.try_wait("k", Kind::Lock), DRAINING);
+    assert_eq!(other.collect("k", Kind::Lock), DRAINING);
     let counters = counted(&arbiter).counters;
     let counts = Refusal::ALL.map(|(refusal, _)| (refusal, counters.refusals(refusal)));
     let counts: Vec<_> = counts.into_iter().filter(|(_, count)| *count > 0).collect();

@@ -42,7 +42,7 @@ impl ClientSocket for Unused {
         "elsewhere".into()
     }
 
-    fn send_grant(&self, _: Grant) -> usize {
+    fn send_grant(&self, _: Grant) -> bool {
         panic!("the journal does not have the grant yet");
     }
 

@@ -9,7 +9,7 @@ const OPERATOR: ConnId = ConnId(99);
 /// A socket that reports each grant and waits for leave to have sent it.
 struct SlowSocket {
     sending: Sender<Grant>,
-    leave: Receiver<usize>,
+    leave: Receiver<bool>,
 }
 
 impl ClientSocket for SlowSocket {
@@ -17,7 +17,7 @@ impl ClientSocket for SlowSocket {
         "elsewhere".into()
     }
 
-    fn send_grant(&self, grant: Grant) -> usize {
+    fn send_grant(&self, grant: Grant) -> bool {
         self.sending.send(grant).expect("it is received");
         self.leave.recv().expect("it is sent")
     }
@@ -37,8 +37,8 @@ impl ClientSocket for DeadSocket {
         "gone".into()
     }
 
-    fn send_grant(&self, _: Grant) -> usize {
-        0
+    fn send_grant(&self, _: Grant) -> bool {
+        false
     }
 
     fn has_hung_up(&self) -> bool {
@@ -50,32 +50,29 @@ impl ClientSocket for DeadSocket {
 
 /// A waiter whose grants go through a socket.
 struct Served {
-    blocked: Blocked,
+    blocked: Blocked<Waited>,
     sending: Receiver<Grant>,
-    leave: Sender<usize>,
-    events: Receiver<WaitEvent>,
+    leave: Sender<bool>,
+    is_long: Receiver<()>,
 }
 
 fn served(arbiter: &Arc<Arbiter>, conn: u64, wait_timeout: Duration) -> Served {
     let (sending, sent) = bounded(9);
     let (leave, leaves) = bounded(9);
-    let (telling, events) = bounded(9);
+    let (telling, is_long) = bounded(9);
     let socket = SlowSocket {
         sending,
         leave: leaves,
     };
     let waiter = arbiter.connect(ConnId(conn), Some(Arc::new(socket)));
     let blocked = Blocked::start(arbiter, waiter, move |seat| {
-        seat.acquire(&lock(FOREVER), wait_timeout, &mut |event| {
-            telling.send(event).expect("there is room");
-        })
+        wait_and_tell(seat, wait_timeout, &telling)
     });
-    assert_eq!(events.recv(), Ok(WaitEvent::Queued));
     Served {
         blocked,
         sending: sent,
         leave,
-        events,
+        is_long,
     }
 }
 
@@ -85,13 +82,13 @@ fn a_release_sends_the_waiters_grant_itself() {
     let holder = arbiter.connect(ConnId(1), None);
     let grant = granted(&holder, FOREVER);
     let waiter = served(&arbiter, 2, FOREVER);
-    waiter.leave.send(7).expect("there is room");
+    waiter.leave.send(true).expect("there is room");
     release(&holder, grant);
     // It was sent before the release had returned.
     let sent = waiter.sending.try_recv().expect("it has been sent");
-    let (_, answer) = waiter.blocked.end();
-    assert_eq!(answer, Ok(Answer::Granted(sent)));
-    assert_eq!(waiter.events.recv(), Ok(WaitEvent::ReplySent(7)));
+    let (_, waited) = waiter.blocked.end();
+    assert_eq!(waited.answer, Ok(Answer::Granted(sent)));
+    assert!(waited.is_sent);
     assert!(waiter.sending.is_empty());
 }
 
@@ -108,8 +105,11 @@ fn a_grant_on_its_way_beats_a_time_out_and_a_hang_up() {
     arbiter.hang_up(ConnId(2));
     let other = arbiter.connect(ConnId(3), None);
     assert_eq!(other.try_acquire(&lock(FOREVER)), Ok(Answer::WouldWait));
-    waiter.leave.send(0).expect("there is room");
-    assert_eq!(waiter.blocked.end().1, Ok(Answer::Granted(sent)));
+    waiter.leave.send(false).expect("there is room");
+    assert_eq!(
+        waiter.blocked.end().1,
+        Waited::unsent(Ok(Answer::Granted(sent)))
+    );
     releasing.join().expect("no panic");
 }
 
@@ -120,7 +120,7 @@ fn nothing_is_sent_to_a_peer_that_has_hung_up() {
     let grant = granted(&holder, FOREVER);
     let waiter = served(&arbiter, 2, FOREVER);
     release_after(&arbiter, grant, hang_up_unnoticed);
-    assert_eq!(waiter.blocked.end().1, Ok(Answer::Gone));
+    assert_eq!(waiter.blocked.end().1.answer, Ok(Answer::Gone));
     assert!(waiter.sending.is_empty());
     granted(&holder, FOREVER);
 }
@@ -153,7 +153,7 @@ fn the_drain_sends_nothing_to_those_it_dismisses() {
     granted(&holder, FOREVER);
     let waiter = served(&arbiter, 2, FOREVER);
     arbiter.begin_drain(DrainUntil::NoHolder);
-    assert_eq!(waiter.blocked.end().1, DRAINING);
+    assert_eq!(waiter.blocked.end().1.answer, DRAINING);
     assert!(waiter.sending.is_empty());
 }
 
@@ -168,7 +168,7 @@ fn one_visit_sends_few_grants_and_all_waiters_get_theirs() {
     }
     let (sending, sent) = bounded(COUNT as usize);
     let (leave, leaves) = bounded(COUNT as usize);
-    (0..COUNT).for_each(|_| leave.send(0).expect("there is room"));
+    (0..COUNT).for_each(|_| leave.send(false).expect("there is room"));
     let socket: Arc<dyn ClientSocket> = Arc::new(SlowSocket {
         sending,
         leave: leaves,
@@ -177,7 +177,7 @@ fn one_visit_sends_few_grants_and_all_waiters_get_theirs() {
         .map(|conn| {
             let waiter = arbiter.connect(ConnId(conn), Some(Arc::clone(&socket)));
             Blocked::start(&arbiter, waiter, move |seat| {
-                seat.acquire(&slot_of(COUNT), FOREVER, &mut |_| {})
+                waited(seat, seat.acquire(&slot_of(COUNT)), FOREVER).answer
             })
         })
         .collect();
@@ -220,9 +220,12 @@ fn a_status_names_holders_and_waiters_in_order() {
     assert_eq!((few.waiters.len(), few.waiter_count), (1, 2));
     assert!(arbiter.queue("other", 10).is_none());
     for waiter in waiters {
-        waiter.leave.send(0).expect("there is room");
+        waiter.leave.send(false).expect("there is room");
         arbiter.break_grants("k", None, OPERATOR);
-        assert!(matches!(waiter.blocked.end().1, Ok(Answer::Granted(_))));
+        assert!(matches!(
+            waiter.blocked.end().1.answer,
+            Ok(Answer::Granted(_))
+        ));
     }
 }
 
@@ -255,13 +258,13 @@ fn a_disconnect_that_passes_a_grant_on_gives_a_whole_lease() {
     let waiter = served(&arbiter, 3, FOREVER);
     release(&holder, grant);
     arbiter.advance(Duration::from_secs(2));
-    assert_eq!(waiter.events.recv(), Ok(WaitEvent::IsLong));
+    assert_eq!(waiter.is_long.recv(), Ok(()));
     thread::sleep(Duration::from_millis(100)); // by now the waiter sleeps again
     arbiter.advance(FOREVER - Duration::from_secs(3));
-    waiter.leave.send(0).expect("there is room");
+    waiter.leave.send(false).expect("there is room");
     drop(first);
-    let (_seat, answer) = waiter.blocked.end();
-    assert!(matches!(answer, Ok(Answer::Granted(_))));
+    let (_seat, waited) = waiter.blocked.end();
+    assert!(matches!(waited.answer, Ok(Answer::Granted(_))));
     let status = arbiter.queue("k", 1).expect("it is held");
     let left = status.queue.holders[0].held.map(|(_, left)| left);
     assert_eq!(left, Some(FOREVER));

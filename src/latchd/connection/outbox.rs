@@ -1,11 +1,11 @@
 //! The output to one client: the replies that have not been sent, and the watch for a hang-up while
 //! the client waits.
 
+use std::mem;
 use std::net::Shutdown;
 
 use super::{Ending, SessionRules};
-use crate::arbiter::{Certainty, ClientSocket, Promised, WaitEvent};
-use crate::latchd::requests::ClientEnd;
+use crate::arbiter::{ClientSocket, Promise, Promised};
 use crate::net::hangup::{HangupWatch, InputReports};
 use crate::net::stream::Stream;
 use crate::protocol::reply::{Grant, Reply};
@@ -34,18 +34,13 @@ pub(in crate::latchd) struct Outbox<'a> {
     /// The unsent bytes.
     pub(in crate::latchd) out: Vec<u8>,
     /// What the unsent bytes promise about holders.
-    pub(in crate::latchd) promised: Promised,
+    promised: Promised,
     /// The grants in the unsent bytes, if the journal has them and no client knows of them.
-    pub(in crate::latchd) untold: Vec<Fence>,
+    untold: Vec<Fence>,
     watch: &'a HangupWatch,
     conn: ConnId,
     /// Whether the watch knows the socket, which it does from the first wait on.
     is_watched: bool,
-    /// Whether the watch reports input from the client, which it does during a long wait.
-    is_input_reported: bool,
-    /// How many bytes of the current request's reply another thread has sent; `None` if the request
-    /// has not waited.
-    sent_len: Option<usize>,
 }
 
 impl<'a> Outbox<'a> {
@@ -64,42 +59,26 @@ impl<'a> Outbox<'a> {
             watch,
             conn,
             is_watched: false,
-            is_input_reported: false,
-            sent_len: None,
         }
     }
 
-    /// Queues a reply without its first `sent_len` bytes, which another thread has sent.
-    pub(in crate::latchd) fn add(&mut self, reply: &Reply, sent_len: usize) -> Result<(), Ending> {
-        let start = self.out.len();
+    /// Queues a reply. What it promises must be certain before it is sent.
+    pub(in crate::latchd) fn add(&mut self, reply: &Reply, promise: Promise) -> Result<(), Ending> {
         reply.write(&mut self.out);
-        if sent_len > 0 {
-            self.out.drain(start..start + sent_len);
-        }
-        self.flush_if_full()
+        self.end_reply(promise)
     }
 
-    /// Queues a reply that is given as a line without its LF.
+    /// Queues a reply that is given as a line without its LF, and that promises nothing.
     pub(in crate::latchd) fn add_line(&mut self, line: &str) -> Result<(), Ending> {
         self.out.extend(line.bytes().chain([b'\n']));
-        self.flush_if_full()
+        self.end_reply(Promise::Nothing)
     }
 
-    /// Notes what the next reply promises about `holder`; `None` means all holders.
-    pub(in crate::latchd) fn promise(&mut self, certainty: Certainty, holder: Option<Fence>) {
+    /// Ends a reply that has been written into the buffer.
+    pub(in crate::latchd) fn end_reply(&mut self, promise: Promise) -> Result<(), Ending> {
         if self.rules.node.is_some() {
-            self.promised.add(certainty, holder);
+            self.promised.add(promise);
         }
-    }
-
-    /// Notes that the next reply tells the client of a grant.
-    pub(in crate::latchd) fn promise_grant(&mut self, grant: Fence) {
-        if self.rules.node.is_some() {
-            self.promised.grants.push(grant);
-        }
-    }
-
-    pub(in crate::latchd) fn flush_if_full(&mut self) -> Result<(), Ending> {
         match makes_room(&mut self.out) {
             true => Ok(()),
             false => self.flush(),
@@ -108,14 +87,34 @@ impl<'a> Outbox<'a> {
 
     #[inline(always)] // into the session's loop, which says why
     pub(in crate::latchd) fn flush(&mut self) -> Result<(), Ending> {
-        // A flush that fails is the last one, so none are left from before.
-        self.untold = self.rules.wait_for_journal(&mut self.promised);
+        self.wait_until_certain();
         let len = self.out.len();
         let flushed = flush(&mut self.out, self.stream, self.rules);
         if self.out.len() < len {
             self.untold.clear();
         }
         flushed
+    }
+
+    /// Blocks until replies may be sent, and what the unsent ones promise is certain.
+    fn wait_until_certain(&mut self) {
+        drop(self.rules.replies.read());
+        if let Some(node) = &self.rules.node {
+            // A flush that fails is the last one, so none are left from before.
+            self.untold = node.wait_for_journal(&mem::take(&mut self.promised));
+        }
+    }
+
+    /// The grants that the client was not told of, if a flush has failed.
+    pub(super) fn untold(&self) -> &[Fence] {
+        &self.untold
+    }
+
+    /// The unsent replies, for the close of the connection. Blocks as [`Outbox::flush`] does before
+    /// it sends them.
+    pub(super) fn into_unsent(mut self) -> Vec<u8> {
+        self.wait_until_certain();
+        self.out
     }
 
     /// Returns the buffer for a long reply, and a function that sends the buffer. Call that
@@ -135,31 +134,8 @@ impl<'a> Outbox<'a> {
         (&mut self.out, send)
     }
 
-    /// Ends the wait of the current request. Returns how many bytes of the reply another thread has
-    /// sent; `None` if the request has not waited.
-    pub(in crate::latchd) fn end_wait(&mut self) -> Option<usize> {
-        if std::mem::take(&mut self.is_input_reported) {
-            self.heed(InputReports::Ignored);
-        }
-        self.sent_len.take()
-    }
-
-    /// Sets whether the watch reports input from the peer. It must do so during a long wait,
-    /// because a peer that keeps sending after its waiting request until its window is full counts
-    /// as gone.
-    fn heed(&self, input: InputReports) {
-        // If this fails, it only takes longer to notice that a peer that floods the connection has
-        // left.
-        let _ = self.watch.set_input(self.stream, self.conn.0, input);
-    }
-}
-
-impl ClientEnd for Outbox<'_> {
-    fn is_ready_to_wait(&self) -> bool {
-        self.is_watched && self.out.is_empty()
-    }
-
-    fn prepare_to_wait(&mut self) -> Result<(), Ending> {
+    /// Sends the unsent replies, and starts to watch the client for a hang-up.
+    pub(in crate::latchd) fn prepare_to_wait(&mut self) -> Result<(), Ending> {
         self.flush()?;
         if !self.is_watched {
             // The watch logs why it fails.
@@ -170,20 +146,19 @@ impl ClientEnd for Outbox<'_> {
         Ok(())
     }
 
-    fn is_operator(&self, admin_token: Option<&str>) -> bool {
-        let uid = self.stream.peer_uid();
-        uid.is_some_and(is_own_or_root) || self.rules.is_admin_token(admin_token)
+    /// Sets whether the watch reports input from the peer. It must do so during a long wait,
+    /// because a peer that keeps sending after its waiting request until its window is full counts
+    /// as gone.
+    pub(in crate::latchd) fn report_input(&self, input: InputReports) {
+        // If this fails, it only takes longer to notice that a peer that floods the connection has
+        // left.
+        let _ = self.watch.set_input(self.stream, self.conn.0, input);
     }
 
-    fn note(&mut self, event: WaitEvent) {
-        match event {
-            WaitEvent::Queued => self.sent_len = Some(0),
-            WaitEvent::IsLong => {
-                self.is_input_reported = true;
-                self.heed(InputReports::Reported);
-            }
-            WaitEvent::ReplySent(len) => self.sent_len = Some(len),
-        }
+    /// Whether the client may act as an operator, with this admin token or without one.
+    pub(in crate::latchd) fn is_operator(&self, admin_token: Option<&str>) -> bool {
+        let uid = self.stream.peer_uid();
+        uid.is_some_and(is_own_or_root) || self.rules.is_admin_token(admin_token)
     }
 }
 
@@ -194,17 +169,13 @@ impl ClientSocket for Stream {
         self.identity()
     }
 
-    fn send_grant(&self, grant: Grant) -> usize {
-        // The input may be a telnet command, which must be answered first. If the peer has gone,
-        // nothing is sent.
-        if self.is_readable() {
-            return 0;
-        }
+    fn send_grant(&self, grant: Grant) -> bool {
         let mut line = [0; Reply::MAX_LEN];
         let mut rest = &mut line[..];
         Reply::Granted(grant).write(&mut rest);
         let len = Reply::MAX_LEN - rest.len();
-        self.send_once(&line[..len])
+        // Input may be a telnet command, which must be answered first.
+        self.send_line(&line[..len])
     }
 
     fn has_hung_up(&self) -> bool {

@@ -53,7 +53,8 @@ pub fn opening(input: &[u8]) {
     assert_eq!(Opened::from(pieces, &rules), whole);
 }
 
-fn rules(auth_token: Option<Box<[u8]>>) -> SessionRules {
+/// The rules of a server that lets its clients take an hour for everything.
+pub(in crate::latchd) fn rules(auth_token: Option<Box<[u8]>>) -> SessionRules {
     SessionRules {
         offer: Offer {
             default_lease: HOUR,

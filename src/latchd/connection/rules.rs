@@ -1,20 +1,17 @@
 //! What all sessions of a server have in common.
 
-use std::mem;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::RwLock;
 
-use crate::arbiter::Promised;
 use crate::cluster::ClusterNode;
 use crate::latchd::requests::Offer;
 use crate::latchd::tokens::Tokens;
 use crate::log::{Log, SourceThrottle};
 use crate::protocol::request::Frame;
 use crate::table::Cap;
-use crate::token::Fence;
 
 pub struct SessionRules {
     pub offer: Offer,
@@ -41,16 +38,6 @@ pub struct SessionRules {
 }
 
 impl SessionRules {
-    /// Blocks until replies may be sent and the journal has what they promise. Returns the grants
-    /// of which the replies are the first to tell.
-    pub(in crate::latchd) fn wait_for_journal(&self, promised: &mut Promised) -> Vec<Fence> {
-        drop(self.replies.read());
-        match &self.node {
-            Some(node) => node.wait_for_journal(&mem::take(promised)),
-            None => Vec::new(),
-        }
-    }
-
     pub(in crate::latchd) fn is_admin_token(&self, given: Option<&str>) -> bool {
         match (&self.admin_tokens, given) {
             (Some(tokens), Some(given)) => tokens.accept(given.as_bytes()),

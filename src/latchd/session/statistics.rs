@@ -1,7 +1,7 @@
 //! The replies to `stats` (latch-protocol(7), STATISTICS).
 
 use super::{Ending, Session};
-use crate::arbiter::Certainty;
+use crate::arbiter::{Certainty, Promise};
 use crate::latchd::statistics::{StatisticsSource, PAGE_LEN};
 use crate::protocol::queues;
 use crate::protocol::reply::Reply;
@@ -19,7 +19,7 @@ impl Session<'_, '_> {
         self.input.end_frame();
         match memory::reserve(PAGE_LEN, Purpose::Service) {
             Some(_reservation) => show(self),
-            None => self.outbox.add(&Reply::Error, 0),
+            None => self.outbox.add(&Reply::Error, Promise::Nothing),
         }
     }
 
@@ -41,9 +41,8 @@ impl Session<'_, '_> {
             queues::write_key(&status.queue, status.clients(), out, go_on)?;
         }
         out.extend(b"]}\n");
-        self.outbox
-            .promise(Certainty::JournaledByActive, Some(fence));
-        self.outbox.flush_if_full()
+        let promise = Promise::Holder(Certainty::JournaledByActive, fence);
+        self.outbox.end_reply(promise)
     }
 
     pub(super) fn show_counters(&mut self) -> Result<(), Ending> {
@@ -51,7 +50,7 @@ impl Session<'_, '_> {
             statistics.write_counters(out);
             Ok(())
         })?;
-        self.outbox.flush_if_full()
+        self.outbox.end_reply(Promise::Nothing)
     }
 
     fn show_in_pieces(

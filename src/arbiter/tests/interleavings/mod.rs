@@ -121,16 +121,16 @@ impl World {
             Writer::InVain => Some(Arc::new(DeadSocket)),
         };
         let seat = Arc::new(self.arbiter.connect(ConnId(conn), socket));
-        let (began, has_begun) = shuttle::sync::mpsc::channel();
         let waiting = Arc::clone(&seat);
-        let thread = thread::spawn(move || {
-            waiting.acquire(&ask, wait_timeout, &mut |event| {
-                if event == WaitEvent::Queued {
-                    began.send(()).expect("it is received");
-                }
-            })
-        });
-        has_begun.recv().expect("the wait begins");
+        let thread =
+            thread::spawn(move || waited(&waiting, ask.key, waiting.acquire(&ask), wait_timeout));
+        let is_waiting = || {
+            let state = self.arbiter.state.lock();
+            matches!(state.seats[&ConnId(conn)].wait, WaitState::Queued(_))
+        };
+        while !is_waiting() {
+            thread::yield_now();
+        }
         Waiter { thread, seat, sent }
     }
 
@@ -141,14 +141,13 @@ impl World {
     /// A client's whole life: asks for `k`, works while it is alone, releases, and goes.
     fn work(&self, conn: u64) {
         let seat = self.arbiter.connect(ConnId(conn), None);
-        let tell = &mut |_| {};
         let answer = match conn {
             2 => {
                 assert!(seat.enqueue(&ask("k", FOREVER)).is_ok());
                 thread::yield_now();
-                seat.wait("k", Kind::Lock, FOREVER, tell)
+                waited(&seat, "k", seat.collect("k", Kind::Lock), FOREVER)
             }
-            _ => seat.acquire(&ask("k", FOREVER), FOREVER, tell),
+            _ => waited(&seat, "k", seat.acquire(&ask("k", FOREVER)), FOREVER),
         };
         let token = granted(answer).token;
         assert_eq!(self.inside.fetch_add(1, Ordering::SeqCst), 0);
@@ -266,11 +265,11 @@ impl ClientSocket for SlowSocket {
         String::new()
     }
 
-    fn send_grant(&self, _: Grant) -> usize {
+    fn send_grant(&self, _: Grant) -> bool {
         thread::yield_now();
         self.0.fetch_add(1, Ordering::SeqCst);
         thread::yield_now();
-        7
+        true
     }
 
     fn has_hung_up(&self) -> bool {
@@ -288,9 +287,9 @@ impl ClientSocket for DeadSocket {
         String::new()
     }
 
-    fn send_grant(&self, _: Grant) -> usize {
+    fn send_grant(&self, _: Grant) -> bool {
         thread::yield_now();
-        0
+        false
     }
 
     fn has_hung_up(&self) -> bool {
@@ -303,6 +302,19 @@ impl ClientSocket for DeadSocket {
 
 fn ask(key: &str, lease: Duration) -> Ask<'_> {
     Ask::plain(key, Kind::Lock, Limit::ONE, lease)
+}
+
+/// Waits for a claim of `key` if it was queued.
+fn waited(
+    seat: &Seat,
+    key: &str,
+    answer: Result<Answer, Refusal>,
+    wait_timeout: Duration,
+) -> Result<Answer, Refusal> {
+    match answer {
+        Ok(Answer::Queued(ticket)) => seat.wait(key, ticket, wait_timeout, &mut || {}).answer,
+        answer => answer,
+    }
 }
 
 fn granted(answer: Result<Answer, Refusal>) -> Grant {
@@ -526,7 +538,7 @@ fn a_claim_that_passes_a_grant_on_misses_none() {
         });
         let passing = world.beside(|world| world.arbiter.advance(LEASE));
         let next = world.arbiter.connect(ConnId(3), None);
-        let answer = next.acquire(&ask("k", FOREVER), FOREVER, &mut |_| {});
+        let answer = waited(&next, "k", next.acquire(&ask("k", FOREVER)), FOREVER);
         working.join().expect("no panic");
         passing.join().expect("no panic");
         world.expect_in_order(Some(granted(answer)));
@@ -708,7 +720,7 @@ fn an_enqueued_grant_meets_the_end_of_its_lease() {
         ));
         let releasing = world.beside(World::release_holder);
         let passing = world.beside(|world| world.arbiter.advance(SHORT));
-        let answer = seat.wait("k", Kind::Lock, FOREVER, &mut |_| {});
+        let answer = waited(&seat, "k", seat.collect("k", Kind::Lock), FOREVER);
         assert_eq!(releasing.join().expect("no panic"), Ok(Answer::Released));
         passing.join().expect("no panic");
         let expired = Err(Refusal::LeaseExpired);
