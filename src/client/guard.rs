@@ -285,8 +285,8 @@ impl Guard {
         self.grant.token
     }
 
-    /// The length of the granted lease, in whole seconds. Each renewal asks for the same length, and
-    /// gets less only if the server limits the time of a hold (`latchd --max-hold`).
+    /// The length of the granted lease, in whole seconds. Each renewal asks for the same length,
+    /// and gets less only if the server limits the time of a hold (`latchd --max-hold`).
     pub fn lease(&self) -> Duration {
         self.grant.lease
     }
@@ -355,9 +355,9 @@ impl Guard {
     }
 
     /// Sets the callback that is called once, on the keeper's thread, if the server does not answer
-    /// a renewal, or allows no later end of the lease, and only `lead` is left until the lock counts
-    /// as lost. In that time, the program can end its work under the lock. Replaces an earlier
-    /// callback. Does not block.
+    /// a renewal, or allows no later end of the lease, and only `lead` is left until the lock
+    /// counts as lost. In that time, the program can end its work under the lock. Replaces an
+    /// earlier callback. Does not block.
     ///
     /// From now on, the lease is renewed sooner: at the latest after half of the time until the
     /// callback would be due. If `lead` is more than half of the lease, returns false, and no

@@ -11,7 +11,7 @@ use crate::layering::{root, sources};
 const MAX_COLUMNS: usize = 100;
 
 /// The longest file below `src/`, in lines, without the tests at its end.
-const MAX_FILE_LINES: usize = 600;
+const MAX_FILE_LINES: usize = 700;
 
 /// The longest function below `src/`, in lines, without those of tests.
 const MAX_FUNCTION_LINES: usize = 80;
