@@ -271,11 +271,12 @@ fn plan(options: Options) -> io::Result<Plan> {
         });
     }
     for Named { name, value } in options.server_binary {
-        let mut words = value.split_whitespace();
+        // The path may have blanks in it.
+        let (binary, arguments) = value.split_at(value.find(" -").unwrap_or(value.len()));
         ours.push(Spec::Latchd {
             name,
-            binary: words.next().unwrap_or_default().into(),
-            arguments: words.map(str::to_owned).collect(),
+            binary: binary.into(),
+            arguments: arguments.split_whitespace().map(str::to_owned).collect(),
         });
     }
     if ours.len() == options.baseline.len() {

@@ -116,6 +116,7 @@ fn connect_within(path: &Path, deadline: Instant) -> io::Result<UnixStream> {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
+    use crate::sys::short_directory;
     use rustix::fs::Mode;
     use std::fs;
     use std::net::TcpListener;
@@ -153,7 +154,7 @@ pub(super) mod tests {
 
     #[test]
     fn a_link_that_replaces_the_socket_is_not_followed() {
-        let directory = tempfile::tempdir().expect("a directory");
+        let directory = short_directory();
         let [path, other] = ["ours", "other"].map(|name| directory.path().join(name));
         let [ours, _theirs] = [&path, &other].map(|path| UnixListener::bind(path).expect("a path"));
         let socket = trusted::open_followed(&path, OFlags::PATH, 0).expect("it is there");

@@ -62,6 +62,7 @@ impl Syslog {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sys::short_directory;
     use std::time::Instant;
 
     #[test]
@@ -80,7 +81,7 @@ mod tests {
 
     #[test]
     fn a_syslog_that_starts_later_receives_messages() {
-        let directory = tempfile::tempdir().expect("there is room");
+        let directory = short_directory();
         let path = directory.path().join("log");
         let syslog = Syslog::new(&path).expect("a socket");
         assert!(syslog.send(b"too early").is_err());
@@ -94,7 +95,7 @@ mod tests {
 
     #[test]
     fn a_syslog_that_reads_nothing_is_given_up_on() {
-        let directory = tempfile::tempdir().expect("there is room");
+        let directory = short_directory();
         let path = directory.path().join("log");
         let _receiver = UnixDatagram::bind(&path).expect("there is room");
         let syslog = Syslog::new(&path).expect("a socket");

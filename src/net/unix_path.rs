@@ -164,11 +164,12 @@ fn remove_dead_socket(path: &Path) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sys::short_directory;
     use std::os::unix::net::UnixListener;
 
     #[test]
     fn only_the_socket_that_was_bound_there_is_taken_for_it() {
-        let directory = tempfile::tempdir().expect("a directory");
+        let directory = short_directory();
         let [ours, other, dead] = ["ours", "other", "dead"].map(|name| directory.path().join(name));
         let _listening = [&ours, &other].map(|path| UnixListener::bind(path).expect("a socket"));
         drop(UnixListener::bind(&dead).expect("a socket"));

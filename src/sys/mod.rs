@@ -17,3 +17,13 @@ pub mod random;
 pub mod secret;
 pub mod thread;
 pub mod trusted;
+
+/// A directory for a test, whose path is short enough for sockets in it, wherever TMPDIR is.
+#[cfg(test)]
+pub fn short_directory() -> tempfile::TempDir {
+    const MAX_LEN: usize = 60;
+    let usual = std::env::temp_dir();
+    let is_short = usual.as_os_str().len() <= MAX_LEN;
+    let place = if is_short { usual } else { "/tmp".into() };
+    tempfile::tempdir_in(place).expect("a directory")
+}

@@ -196,13 +196,12 @@ fn the_shells_complete_the_keys_in_use() {
     }
     let server = daemon.addr().to_string();
     let offers = |server: &str| {
-        let path = programs_in_path();
-        let script = format!("export PATH={path:?} LATCH_SERVER={server}");
+        let script = format!("export LATCH_SERVER={server}");
         let bash = in_bash_with(&script, "latch run ni", dir.path());
         let script = format!("{script}; _arguments() {{ :; }}; compadd() {{ print -l $keys; }}");
         let file = completions().join("_latch");
         let script = format!(
-            "{script}; source {} 2>/dev/null; _latch_keys",
+            "{script}; source '{}' 2>/dev/null; _latch_keys",
             file.display()
         );
         let zsh = lines_of(
@@ -211,7 +210,7 @@ fn the_shells_complete_the_keys_in_use() {
                 .current_dir(dir.path()),
         );
         let mut command = fish.command();
-        command.env("PATH", &path).env("LATCH_SERVER", server);
+        command.env("LATCH_SERVER", server);
         let fish = in_fish_with(&mut command, "latch run ni", dir.path());
         (bash, zsh, fish)
     };
@@ -225,13 +224,6 @@ fn the_shells_complete_the_keys_in_use() {
     assert_eq!((bash.len(), fish.len()), (0, 0), "{bash:?} {fish:?}");
     assert_eq!(zsh.concat(), "");
     assert!(!dir.path().join("run").exists());
-}
-
-/// The search path, with the programs of this build in front.
-fn programs_in_path() -> String {
-    let built = Path::new(env!("CARGO_BIN_EXE_latch")).parent();
-    let built = built.expect("a directory").display();
-    format!("{built}:{}", std::env::var("PATH").expect("a search path"))
 }
 
 #[test]
@@ -313,7 +305,7 @@ fn in_bash_with(script: &str, words: &str, dir: &Path) -> Vec<String> {
     let program = words.split(' ').next().expect("a program");
     let file = completions().join(format!("{program}.bash"));
     let script = format!(
-        "{script}\nsource {} || exit\nCOMP_WORDS=({words})\nCOMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))\n\
+        "{script}\nsource '{}' || exit\nCOMP_WORDS=({words})\nCOMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))\n\
          _{program} {program} \"${{COMP_WORDS[COMP_CWORD]}}\"\n\
          [ ${{#COMPREPLY[@]}} = 0 ] || printf '%s\\n' \"${{COMPREPLY[@]}}\"",
         file.display()
@@ -333,7 +325,7 @@ fn in_fish(fish: &needs::Program, line: &str, dir: &Path) -> Vec<String> {
 fn in_fish_with(fish: &mut Command, line: &str, dir: &Path) -> Vec<String> {
     let program = line.split(' ').next().expect("a program");
     let file = completions().join(format!("{program}.fish"));
-    let script = format!("source {}; complete -C '{line}'", file.display());
+    let script = format!("source '{}'; complete -C '{line}'", file.display());
     let lines = lines_of(
         fish.args(["--no-config", "-c", &script])
             .env("HOME", dir)

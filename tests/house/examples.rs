@@ -513,16 +513,11 @@ fn example(name: &str, daemon: &Daemon) -> Command {
 /// unless it says otherwise.
 fn script(name: &str, daemon: &Daemon) -> Command {
     let examples = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples");
-    let path = std::env::var("PATH").unwrap_or_default();
-    let bin = Path::new(program("latch")).parent();
-    let bin = bin.expect("a program is in a directory").display();
     let mut command = Command::new("sh");
     command
         .args(["-c", "umask 077; exec sh \"$@\"", "sh"])
         .arg(examples.join(name))
-        .env("PATH", format!("{bin}:{path}"))
-        .env("LATCH_SERVER", address(daemon))
-        .env_remove("LATCH_AUTH_TOKEN_FILE");
+        .env("LATCH_SERVER", address(daemon));
     command
 }
 

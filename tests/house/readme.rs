@@ -14,11 +14,10 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::support::group::Group;
+use crate::support::group::{is_empty, Group};
 use crate::support::needs::needs;
 use crate::support::silent::free_addr;
-use crate::support::{eventually, program, Daemon};
-use rustix::process::test_kill_process_group;
+use crate::support::{eventually, Daemon};
 
 const PATIENCE: Duration = Duration::from_secs(30);
 const CONVERSATION: &str = "$ nc localhost 6388";
@@ -355,7 +354,7 @@ fn end_of(command: &mut Command, input: &str) -> Ended {
             None => thread::sleep(Duration::from_millis(5)),
         }
     };
-    let left_over = test_kill_process_group(group.pid()).is_ok();
+    let left_over = !is_empty(group.pid());
     drop(group);
     output.rewind().expect("it is a file");
     let mut printed = String::new();
@@ -376,16 +375,10 @@ fn shell() -> Command {
 
 /// A program which finds latchd and hears nothing of the environment of the test.
 fn in_our_path(name: &str) -> Command {
-    let latchd = Path::new(program("latchd"));
-    let dir = latchd
-        .parent()
-        .expect("a program lies in a directory")
-        .display();
-    let path = std::env::var("PATH").unwrap_or_default();
     let mut command = Command::new(name);
     command
         .env_clear()
-        .env("PATH", format!("{dir}:{path}"))
+        .env("PATH", std::env::var_os("PATH").unwrap_or_default())
         .current_dir(root());
     command
 }

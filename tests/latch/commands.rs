@@ -720,10 +720,7 @@ fn a_server_that_is_down_or_goes_away_is_69() {
 fn a_system_without_resources_is_71() {
     let daemon = Daemon::start(&[]);
     let status_with = |descriptors: u32| {
-        let script = format!(
-            "ulimit -n {descriptors}; exec {} run k -- true",
-            program("latch")
-        );
+        let script = format!("ulimit -n {descriptors}; exec latch run k -- true");
         let mut command = Command::new("sh");
         command.args(["-c", &script]);
         command.env("LATCH_SERVER", daemon.addr().to_string());
@@ -1198,9 +1195,8 @@ fn the_checksum_of_a_key_selects_its_server() {
         let output = output(release.env("LATCH_SERVER", addresses.join(", ")));
         assert_eq!(output.status.code(), Some(0), "{key}");
         let script = format!(
-            "{} run {key} --timeout 0 -E 9 --server {} -- true",
-            program("latch"),
-            { &addresses[server] }
+            "latch run {key} --timeout 0 -E 9 --server {} -- true",
+            addresses[server]
         );
         let mut arguments = vec!["run", key];
         arguments.extend(options);

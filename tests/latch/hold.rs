@@ -12,7 +12,7 @@ use crate::support::latch::{
     fed, is_held, latch, output, signal, status, text, wait, wait_as_shell, Latch,
 };
 use crate::support::stalls::{fair_test, in_time};
-use crate::support::{eventually, program, Daemon, Signal, PATIENCE};
+use crate::support::{eventually, Daemon, Signal, PATIENCE};
 
 /// Starts `latch hold k` and waits for its line. Returns it with its input and its line.
 fn held(daemon: &Daemon, options: &[&str]) -> (Latch, ChildStdin, String) {
@@ -158,13 +158,9 @@ fn the_next_waiter_gets_the_lock_when_the_script_is_killed() {
     let daemon = Daemon::start(&[]);
     // The script's end of the pipe closes with it, and tells hold of its end.
     let script = "exec 3>&1; { echo $$ >&2; exec sleep 60; } | latch hold k >&3";
-    let path = std::env::var("PATH").unwrap_or_default();
-    let bin = std::path::Path::new(program("latch"));
-    let bin = bin.parent().expect("a directory").display();
     let mut shell = std::process::Command::new("sh");
     shell
         .args(["-c", script])
-        .env("PATH", format!("{bin}:{path}"))
         .env("LATCH_SERVER", daemon.addr().to_string());
     let mut shell = Latch::start(shell.stdout(Stdio::null()).stderr(Stdio::null()));
     eventually(PATIENCE, "the lock is held", || is_held(&daemon, "k"));

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::support::latch::{latch, output, text};
 use crate::support::needs::{needs, skipped};
-use crate::support::{program, Daemon};
+use crate::support::Daemon;
 
 /// What makes the only name server of a new namespace a socket that nobody answers at.
 const SILENT_NAME_SERVER: &str = "ip link set lo up && mount --bind $0 /etc/resolv.conf && \
@@ -26,10 +26,7 @@ fn a_silent_name_server_delays_no_command_beyond_its_timeout() {
     let resolv = directory.path().join("resolv.conf");
     fs::write(&resolv, "nameserver 127.0.0.1\n").expect("there is room");
     let ends_in_time = |arguments: &str| {
-        let script = format!(
-            "{SILENT_NAME_SERVER}; LATCH_SERVER=nowhere.test {} {arguments}",
-            program("latch")
-        );
+        let script = format!("{SILENT_NAME_SERVER}; LATCH_SERVER=nowhere.test latch {arguments}");
         let mut command = Command::new(unshare);
         command.args(flags).args(["sh", "-c", &script]).arg(&resolv);
         let began = Instant::now();

@@ -379,10 +379,7 @@ fn latch_dies_of_the_signal_that_ended_its_command() {
     for (sent, name) in SIGNALS {
         let directory = directory();
         let script = "eval \"$READY\"; exec sleep 60";
-        let latch = format!(
-            "ulimit -c unlimited; exec {} run k -- sh -c '{script}'",
-            program("latch")
-        );
+        let latch = format!("ulimit -c unlimited; exec latch run k -- sh -c '{script}'");
         let mut command = Command::new("sh");
         command
             .args(["-c", &latch])
@@ -428,10 +425,7 @@ fn a_signal_that_latch_ignores_is_ignored_by_the_command() {
     let daemon = Daemon::start(&[]);
     let directory = directory();
     let inner = "eval \"$READY\"; exec sleep 60";
-    let script = format!(
-        "trap '' HUP INT; exec {} run k -- sh -c '{inner}'",
-        program("latch")
-    );
+    let script = format!("trap '' HUP INT; exec latch run k -- sh -c '{inner}'");
     let mut command = Command::new("sh");
     command
         .args(["-c", &script])
@@ -836,8 +830,8 @@ fn a_lock_lost_before_the_command_starts_starts_none() {
 #[test]
 fn a_refused_release_is_reported() {
     let daemon = Daemon::start(&[]);
-    let script = format!("{} release k $LATCH_TOKEN; exit 4", program("latch"));
-    let output = run(&daemon, &["run", "k", "--", "sh", "-c", &script]);
+    let script = "latch release k $LATCH_TOKEN; exit 4";
+    let output = run(&daemon, &["run", "k", "--", "sh", "-c", script]);
     let said = text(&output.stderr);
     assert_eq!(output.status.code(), Some(70), "{said}");
     let expected = format!(
@@ -1218,10 +1212,7 @@ fn the_command_has_the_same_descriptors_as_without_latch() {
     };
     let without = descriptors("");
     assert!(without.contains('7'), "{without}");
-    assert_eq!(
-        descriptors(&format!("{} run k --", program("latch"))),
-        without
-    );
+    assert_eq!(descriptors("latch run k --"), without);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -1308,10 +1299,7 @@ fn as_process_1_it_reaps_while_it_waits_for_the_lock() {
     let go_on = directory.path().join("go-on");
     // The shell starts a child, and then becomes latch.
     let orphan = format!("until [ -e {} ]; do sleep 0.02; done", go_on.display());
-    let script = format!(
-        "{orphan} & exec {} run k -- sh -c 'exit 7'",
-        program("latch")
-    );
+    let script = format!("{orphan} & exec latch run k -- sh -c 'exit 7'");
     let Some(mut command) = process_1(&daemon, &[]) else {
         return;
     };
@@ -1360,10 +1348,7 @@ fn without_proc_it_runs_the_command_all_the_same() {
     let daemon = Daemon::start(&[]);
     // The name that a program is called by says nothing about its file.
     for called in ["exec", "exec -a nothing"] {
-        let script = format!(
-            "mount -t tmpfs none /proc && {called} {} run k -- sh -c 'exit 5'",
-            program("latch")
-        );
+        let script = format!("mount -t tmpfs none /proc && {called} latch run k -- sh -c 'exit 5'");
         let Some(mut command) = process_1(&daemon, &["--mount"]) else {
             return;
         };
@@ -1469,7 +1454,7 @@ fn a_command_may_go_on_after_a_loss() {
 fn a_command_under_its_own_lock_is_told_so_or_runs_nested() {
     let daemon = Daemon::start(&[]);
     let nested = |options: &str| {
-        let script = format!("{} run k {options} -- echo inside", program("latch"));
+        let script = format!("latch run k {options} -- echo inside");
         run(&daemon, &["run", "k", "--", "sh", "-c", &script])
     };
     let waiting = nested("");
@@ -1490,14 +1475,14 @@ fn a_command_under_its_own_lock_is_told_so_or_runs_nested() {
     assert_eq!(alone.status.code(), Some(0));
     assert_ne!(text(&alone.stdout).trim(), "0");
     // Nor does the lock of another key.
-    let script = format!("{} run other -- echo inside", program("latch"));
-    let other = run(&daemon, &["run", "k", "--", "sh", "-c", &script]);
+    let script = "latch run other -- echo inside";
+    let other = run(&daemon, &["run", "k", "--", "sh", "-c", script]);
     assert_eq!(text(&other.stdout), "inside\n");
 }
 
 /// The output of `latch INNER` below `latch run k OUTER`.
 fn under(daemon: &Daemon, outer: &str, inner: &str) -> std::process::Output {
-    let script = format!("{} {inner}", program("latch"));
+    let script = format!("latch {inner}");
     let mut arguments = vec!["run", "k"];
     arguments.extend(outer.split_whitespace());
     arguments.extend(["--", "sh", "-c", &script]);

@@ -54,7 +54,6 @@ impl Terminal {
             .args(["env", &format!("PS1={PROMPT}")])
             .args(command)
             .env("LATCH_SERVER", daemon.addr().to_string())
-            .env("LATCH", program("latch"))
             .env("TERM", "dumb")
             .env_remove("ENV")
             // Without this, bash writes what the test types into the user's history.
@@ -248,7 +247,7 @@ fn let_go_on(file: &Path) {
 fn the_command_gets_the_terminal_with_ctrl_d_and_ctrl_c() {
     let python = needs!("python3");
     at_each_shell(&python, |daemon, mut terminal| {
-        terminal.enter(&format!("$LATCH run k -- {SAY}"));
+        terminal.enter(&format!("latch run k -- {SAY}"));
         terminal.enter("hello");
         terminal.expect("got:hello");
         terminal.press(CTRL_D);
@@ -256,7 +255,7 @@ fn the_command_gets_the_terminal_with_ctrl_d_and_ctrl_c() {
         terminal.expect_status(0);
         free(daemon);
 
-        terminal.enter(&format!("$LATCH run k -- {SAY}"));
+        terminal.enter(&format!("latch run k -- {SAY}"));
         terminal.enter("again");
         terminal.expect("got:again");
         terminal.press(CTRL_C);
@@ -271,7 +270,7 @@ fn ctrl_c_ends_a_loop_or_a_script_around_latch() {
     let python = needs!("python3");
     at_each_shell(&python, |daemon, mut terminal| {
         let rounds =
-            format!("for i in 1 2 3; do $LATCH run k -- {SAY}; echo after:$((i * 7)); done");
+            format!("for i in 1 2 3; do latch run k -- {SAY}; echo after:$((i * 7)); done");
         for job in [
             rounds.clone(),
             format!("bash -c '{rounds}; echo after:$((7 * 7))'"),
@@ -300,7 +299,7 @@ fn ctrl_c_ends_a_loop_or_a_script_around_latch() {
 fn a_signal_that_was_not_typed_ends_no_script() {
     let python = needs!("python3");
     at_each_shell(&python, |_, mut terminal| {
-        let script = "$LATCH run k -- sh -c \"read line; kill -INT \\$PPID; exec sleep 60\"; \
+        let script = "latch run k -- sh -c \"read line; kill -INT \\$PPID; exec sleep 60\"; \
                       echo after:$((6 * 7))";
         terminal.enter(&format!("bash -c '{script}'"));
         terminal.enter("go on");
@@ -317,7 +316,7 @@ fn ctrl_c_after_fg_works_with_a_silent_server() {
 fn ctrl_c_after_fg_works_with_a_silent_server_once() {
     let python = needs!("python3");
     at_each_shell(&python, |daemon, mut terminal| {
-        terminal.enter(&format!("$LATCH run k -- {SAY}"));
+        terminal.enter(&format!("latch run k -- {SAY}"));
         terminal.enter("one");
         terminal.expect("got:one");
         terminal.press(CTRL_Z);
@@ -347,7 +346,7 @@ fn a_script_dies_of_ctrl_c_at_fg_although_the_server_is_silent() {
     at_each_shell(&python, |daemon, mut terminal| {
         // Bash waits for its child to die of Ctrl-C, and so is there for a later signal, too.
         let script = format!("{SAY}; true");
-        terminal.enter(&format!("$LATCH run k --lease 30 -- bash -c '{script}'"));
+        terminal.enter(&format!("latch run k --lease 30 -- bash -c '{script}'"));
         terminal.enter("one");
         terminal.expect("got:one");
         terminal.press(CTRL_Z);
@@ -370,7 +369,7 @@ fn a_signal_that_is_ignored_at_fg_is_followed_by_sigterm() {
     let daemon = Daemon::start(&[]);
     let mut terminal = Terminal::start(&python, &daemon, SHELLS[0]);
     terminal.enter(&format!(
-        "$LATCH run k --lease 600 -- sh -c 'trap \"\" INT; {SAY}'"
+        "latch run k --lease 600 -- sh -c 'trap \"\" INT; {SAY}'"
     ));
     terminal.enter("one");
     terminal.expect("got:one");
@@ -401,8 +400,8 @@ fn the_rest_of_a_pipeline_can_read_the_terminal() {
         // Reads the terminal after the command has started, as a pager does.
         let reader = "sleep 0.5; read line < /dev/tty; echo got:$line";
         for pipeline in [
-            format!("$LATCH run k -- sh -c 'echo x; sleep 2' | sh -c '{reader}'"),
-            format!("sh -c '{reader}' | $LATCH run k -- cat"),
+            format!("latch run k -- sh -c 'echo x; sleep 2' | sh -c '{reader}'"),
+            format!("sh -c '{reader}' | latch run k -- cat"),
         ] {
             terminal.enter(&pipeline);
             eventually(PATIENCE, "it is held", || is_held(daemon, "k"));
@@ -412,7 +411,7 @@ fn the_rest_of_a_pipeline_can_read_the_terminal() {
             terminal.expect_status(0);
             free(daemon);
         }
-        terminal.enter("$LATCH run k -- sleep 60 | cat");
+        terminal.enter("latch run k -- sleep 60 | cat");
         eventually(PATIENCE, "it is held", || is_held(daemon, "k"));
         terminal.press(CTRL_C);
         terminal.expect(PROMPT);
@@ -439,7 +438,7 @@ fn a_pager_gets_the_terminal_after_the_command_has_read_it() {
             let wait = format!("until [ -e {} ]; do sleep 0.1; done", flag.display());
             let command = format!("{prompt}; echo $x; {wait}; read z < /dev/tty");
             terminal.enter(&format!(
-                "stty {mode}; $LATCH run k -- sh -c '{command}' | sh -c '{pager}'"
+                "stty {mode}; latch run k -- sh -c '{command}' | sh -c '{pager}'"
             ));
             eventually(PATIENCE, "it is held", || is_held(daemon, "k"));
             terminal.enter("one");
@@ -460,7 +459,7 @@ fn a_pager_gets_the_terminal_after_the_command_has_read_it() {
 fn ctrl_z_stops_the_job_and_fg_continues_it_at_the_terminal() {
     let python = needs!("python3");
     at_each_shell(&python, |daemon, mut terminal| {
-        terminal.enter(&format!("$LATCH run k -- {SAY}"));
+        terminal.enter(&format!("latch run k -- {SAY}"));
         for round in ["one", "two"] {
             terminal.enter(round);
             terminal.expect(&format!("got:{round}"));
@@ -490,7 +489,7 @@ fn bg_continues_the_command_without_the_terminal() {
         let file = directory.path().join("file");
         let done = directory.path().join("done");
         let script = format!("{}; echo done > {}", waits_for(&file), done.display());
-        terminal.enter(&format!("$LATCH run k -- sh -c '{script}'"));
+        terminal.enter(&format!("latch run k -- sh -c '{script}'"));
         appears(&file);
         terminal.press(CTRL_Z);
         terminal.expect(PROMPT);
@@ -505,7 +504,7 @@ fn bg_continues_the_command_without_the_terminal() {
         terminal.enter("wait; true");
         terminal.expect(PROMPT);
         terminal.expect_status(0);
-        terminal.enter(&format!("$LATCH run k -- {SAY}"));
+        terminal.enter(&format!("latch run k -- {SAY}"));
         terminal.enter("mine again");
         terminal.expect("got:mine again");
         terminal.press(CTRL_D);
@@ -522,7 +521,7 @@ fn fg_gives_the_terminal_to_a_command_in_any_case() {
         let file = directory.path().join("file");
         let number = directory.path().join("number");
         let script = format!("echo $$ > {}; {}", number.display(), waits_for(&file));
-        terminal.enter(&format!("$LATCH run k -- sh -c '{script}'"));
+        terminal.enter(&format!("latch run k -- sh -c '{script}'"));
         appears(&file);
         let number = fs::read_to_string(&number).expect("it was written before");
         let number = number.trim();
@@ -548,7 +547,7 @@ fn fg_brings_a_background_job_to_the_terminal() {
         let directory = tempfile::tempdir().expect("a directory");
         let file = directory.path().join("file");
         // One command stops because it needs the terminal; the other does not need it.
-        terminal.enter(&format!("$LATCH run k -- {SAY} &"));
+        terminal.enter(&format!("latch run k -- {SAY} &"));
         eventually(PATIENCE, "the job has stopped", || {
             terminal.enter("jobs");
             terminal.expect(PROMPT);
@@ -563,7 +562,7 @@ fn fg_brings_a_background_job_to_the_terminal() {
         free(daemon);
 
         terminal.enter(&format!(
-            "$LATCH run k -- sh -c '{}; {SAY}' &",
+            "latch run k -- sh -c '{}; {SAY}' &",
             waits_for(&file)
         ));
         terminal.expect(PROMPT);
@@ -597,9 +596,9 @@ fn fg_continues_all_of_a_job_that_needs_the_terminal() {
     let python = needs!("python3");
     at_each_shell(&python, |daemon, mut terminal| {
         for job in [
-            format!("sh -c '$LATCH run k -- {SAY}; true' &"),
-            format!("sh -c '$LATCH run a -- $LATCH run k -- {SAY}; true' &"),
-            format!("$LATCH run k -- {SAY} | cat &"),
+            format!("sh -c 'latch run k -- {SAY}; true' &"),
+            format!("sh -c 'latch run a -- latch run k -- {SAY}; true' &"),
+            format!("latch run k -- {SAY} | cat &"),
         ] {
             // The shell has started the whole job before the command needs the terminal.
             let mut holder = daemon.connect();
@@ -632,9 +631,9 @@ fn a_command_stops_with_a_job_that_needs_the_terminal() {
         let directory = tempfile::tempdir().expect("there is room");
         let [script, pid] = ["script", "pid"].map(|name| directory.path().join(name));
         let text = format!(
-            "$LATCH run a -- sh -c 'echo $$ > {pid}.new; mv {pid}.new {pid}; exec sleep 60' &\n\
+            "latch run a -- sh -c 'echo $$ > {pid}.new; mv {pid}.new {pid}; exec sleep 60' &\n\
              until test -e {pid}; do sleep 0.1; done\n\
-             $LATCH run k -- {SAY}\n\
+             latch run k -- {SAY}\n\
              kill $!; wait\n",
             pid = pid.display()
         );
@@ -664,7 +663,7 @@ fn a_killed_command_leaves_the_terminal_modes_as_they_were() {
         let mut terminal = Terminal::start(&python, daemon.as_ref().expect("started"), SHELLS[0]);
         // A shell that is not interactive leaves the modes alone.
         terminal.enter(&format!(
-            "sh -c 'a=$(stty -g); $LATCH run k {options} -- sh -c \"stty -echo -icanon; {end}\"; \
+            "sh -c 'a=$(stty -g); latch run k {options} -- sh -c \"stty -echo -icanon; {end}\"; \
              b=$(stty -g); stty $a; [ $a = $b ]'"
         ));
         if !options.is_empty() {
@@ -682,10 +681,10 @@ fn ctrl_z_stops_all_of_a_pipeline_and_all_of_a_script() {
     let python = needs!("python3");
     at_each_shell(&python, |daemon, mut terminal| {
         for job in [
-            format!("$LATCH run k -- {SAY} | cat"),
-            format!("sh -c '$LATCH run k -- {SAY}; echo over'"),
-            format!("sh -c '$LATCH run a -- $LATCH run k -- {SAY}; echo over'"),
-            format!("$LATCH run a -- sh -c '$LATCH run k -- {SAY}; echo over' | cat"),
+            format!("latch run k -- {SAY} | cat"),
+            format!("sh -c 'latch run k -- {SAY}; echo over'"),
+            format!("sh -c 'latch run a -- latch run k -- {SAY}; echo over'"),
+            format!("latch run a -- sh -c 'latch run k -- {SAY}; echo over' | cat"),
         ] {
             terminal.enter(&job);
             terminal.enter("one");
@@ -707,7 +706,7 @@ fn ctrl_z_stops_all_of_a_pipeline_and_all_of_a_script() {
 fn a_script_reads_on_from_the_terminal_after_its_command() {
     let python = needs!("python3");
     at_each_shell(&python, |_, mut terminal| {
-        terminal.enter("sh -c '$LATCH run k -- true; read x; echo got:$x'");
+        terminal.enter("sh -c 'latch run k -- true; read x; echo got:$x'");
         terminal.enter("the rest");
         terminal.expect("got:the rest");
         terminal.expect(PROMPT);
@@ -719,7 +718,7 @@ fn a_script_reads_on_from_the_terminal_after_its_command() {
 fn a_shell_under_the_lock_has_job_control_of_its_own() {
     let python = needs!("python3");
     at_each_shell(&python, |daemon, mut terminal| {
-        terminal.enter("PS1='inner> ' $LATCH run k -- bash --norc --noprofile --noediting -i");
+        terminal.enter("PS1='inner> ' latch run k -- bash --norc --noprofile --noediting -i");
         terminal.expect("inner> ");
         terminal.enter(SAY);
         terminal.enter("one");
@@ -744,7 +743,7 @@ fn ctrl_z_and_ctrl_c_work_while_it_waits_for_the_lock() {
     at_each_shell(&python, |daemon, mut terminal| {
         let mut holder = daemon.connect();
         holder.acquire("k", 0);
-        terminal.enter(&format!("$LATCH run k -- {SAY}"));
+        terminal.enter(&format!("latch run k -- {SAY}"));
         daemon.wait_for_waiters("k", 1);
         terminal.press(CTRL_Z);
         terminal.expect(PROMPT);
@@ -768,7 +767,7 @@ fn a_new_size_of_the_window_is_told_once() {
         let counts = "n=0; trap 'n=$((n + 1))' WINCH; stty rows 31; sleep 0.2; stty rows 32";
         terminal.enter(
             &format!(
-                "$LATCH run k -- bash -c \"{}; sleep 0.3; echo told $((n + 40))\"",
+                "latch run k -- bash -c \"{}; sleep 0.3; echo told $((n + 40))\"",
                 counts.replace('$', "\\$")
             )
             .replace("$((n + 40))\"", "\\$((n + 40))\""),
@@ -789,7 +788,7 @@ fn a_line_on_the_terminal_says_what_it_waits_for() {
             let mut holder = daemon.connect();
             assert_eq!(holder.request("tag", "_", "the holder"), "ok");
             holder.acquire("k", 0);
-            terminal.enter(&format!("$LATCH {command}"));
+            terminal.enter(&format!("latch {command}"));
             terminal.expect("\r\u{1b}[Klatch: waiting for k: 0 ahead, held by the holder for ");
             drop(holder);
             // The grant removes it.
@@ -808,7 +807,7 @@ fn a_stopped_terminal_delays_neither_the_command_nor_a_signal() {
     let directory = tempfile::tempdir().expect("a directory");
     let pid = directory.path().join("pid");
     let ran = directory.path().join("ran");
-    let latch = format!("sh -c 'echo $$ > {}; exec $LATCH run k -- ", pid.display());
+    let latch = format!("sh -c 'echo $$ > {}; exec latch run k -- ", pid.display());
     let mut terminal = Terminal::start(&python, &daemon, SHELLS[0]);
     for is_granted in [true, false] {
         let mut holder = daemon.connect();
@@ -836,7 +835,7 @@ fn a_quiet_wait_and_one_in_the_background_show_no_line() {
     at_each_shell(&python, |daemon, mut terminal| {
         let mut holder = daemon.connect();
         holder.acquire("k", 0);
-        terminal.enter("$LATCH run k -- true & $LATCH run k -q --timeout 4 -- true");
+        terminal.enter("latch run k -- true & latch run k -q --timeout 4 -- true");
         daemon.wait_for_waiters("k", 2);
         terminal.expect(": not granted within 4 s: held by ");
         terminal.expect(PROMPT);
@@ -849,7 +848,7 @@ fn a_quiet_wait_and_one_in_the_background_show_no_line() {
 fn hold_in_the_background_holds_until_it_is_ended() {
     let python = needs!("python3");
     at_each_shell(&python, |daemon, mut terminal| {
-        terminal.enter("$LATCH hold k >/dev/null & true");
+        terminal.enter("latch hold k >/dev/null & true");
         eventually(PATIENCE, "the lock is held", || is_held(daemon, "k"));
         // What is typed meanwhile is the shell's.
         terminal.expect_status(0);
@@ -871,7 +870,7 @@ fn a_lock_that_is_lost_while_the_job_is_stopped_ends_it_at_fg() {
     let python = needs!("python3");
     let start = || Daemon::start_alone(&[]);
     at_each_shell_beside(&python, start, |daemon, mut terminal| {
-        terminal.enter(&format!("$LATCH run k -- {SAY}"));
+        terminal.enter(&format!("latch run k -- {SAY}"));
         terminal.enter("one");
         terminal.expect("got:one");
         terminal.press(CTRL_Z);
@@ -916,10 +915,10 @@ fn replies_of_a_server_cannot_move_the_cursor() {
     let mut holder = daemon.connect();
     holder.acquire("a\u{9b}2Jb", 0);
     let mut terminal = Terminal::start(&python, &daemon, SHELLS[0]);
-    terminal.enter("$LATCH stats --json");
+    terminal.enter("latch stats --json");
     terminal.expect("a\\u009b2Jb");
     terminal.expect(PROMPT);
-    terminal.enter("$LATCH stats --json | cat");
+    terminal.enter("latch stats --json | cat");
     terminal.expect("a\\u009b2Jb");
 }
 
@@ -941,7 +940,7 @@ fn a_watch_fits_its_window_and_outlives_its_server() {
     }
     terminal.enter("stty rows 8 cols 40");
     terminal.expect(PROMPT);
-    terminal.enter("$LATCH stats --watch");
+    terminal.enter("latch stats --watch");
     terminal.expect(&format!(" UTC  {addr}"));
     for expected in [
         "KEY",

@@ -381,11 +381,15 @@ fn the_units_command_serves_a_tcp_socket_of_systemd() {
         .lines()
         .find_map(|line| line.strip_prefix("ExecStart="));
     let command = command.expect("the unit has a command");
-    let command = edited(command, INSTALLED, program("latchd"));
-    let command = edited(&command, "--idle-exit 300", "--idle-exit 1");
+    let command = edited(command, "--idle-exit 300", "--idle-exit 1");
     let state = directory.path().to_str().expect("UTF-8");
     let command = command.replace("%S/latchd", state);
-    let words: Vec<&str> = command.split(' ').collect();
+    let (installed, options) = command.split_once(' ').expect("it has options");
+    assert_eq!(installed, INSTALLED);
+    let words: Vec<&str> = [program("latchd")]
+        .into_iter()
+        .chain(options.split(' '))
+        .collect();
 
     let addr = free_addr();
     let daemon = activated(&activate, &[&addr.to_string()], &words);
@@ -1267,8 +1271,14 @@ fn edited(text: &str, old: &str, new: &str) -> String {
 /// The units with the path of the program that is tested.
 fn units_of_this_build() -> TempDir {
     let directory = world_readable_directory();
-    let service = edited(&example("latchd.service"), INSTALLED, program("latchd"));
-    let lfpd = edited(&example("lfpd.service"), "/usr/sbin/lfpd", program("lfpd"));
+    // By a link: a unit would have to quote a path with a blank.
+    let linked = |name: &str| {
+        let link = directory.path().join(name);
+        std::os::unix::fs::symlink(program(name), &link).expect("there is room");
+        link.to_str().expect("UTF-8").to_owned()
+    };
+    let service = edited(&example("latchd.service"), INSTALLED, &linked("latchd"));
+    let lfpd = edited(&example("lfpd.service"), "/usr/sbin/lfpd", &linked("lfpd"));
     for (name, unit) in [
         ("latchd.service", service),
         ("latchd.socket", example("latchd.socket")),

@@ -202,6 +202,9 @@ impl Inetd {
         let addr = port.addr;
         let dirs = lock_dirs();
         let within = |name: &str| dirs.path().join(name).display().to_string();
+        // A line cannot quote a path with a blank.
+        let link = dirs.path().join("lfpd");
+        std::os::unix::fs::symlink(program("lfpd"), &link).expect("a link");
         let user = Command::new("id").arg("-un").output().expect("id").stdout;
         let line = format!(
             "{addr} stream tcp {patience} {} {program} lfpd --inetd --lock-dir {} \
@@ -209,7 +212,7 @@ impl Inetd {
             String::from_utf8_lossy(&user).trim(),
             within("own"),
             within("other"),
-            program = program("lfpd"),
+            program = link.display(),
         );
         let config = dirs.path().join("inetd.conf");
         fs::write(&config, line).expect("written");
@@ -360,7 +363,7 @@ fn behind_socat_and_on_sockets_of_systemd_it_serves() {
     let [socat, activate] = needs!("socat", "systemd-socket-activate");
     let dirs = lock_dirs();
     let lfpd = [
-        program("lfpd").to_owned(),
+        "lfpd".to_owned(),
         "--inetd".to_owned(),
         format!("--lock-dir={}", dirs.path().join("own").display()),
         format!("--search-dirs={}", dirs.path().join("other").display()),

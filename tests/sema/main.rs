@@ -1398,8 +1398,7 @@ fn a_script_that_becomes_sema_releases_its_lock() {
     }
 }
 
-/// Runs a script in a new pid namespace. `None` if the system allows none. In the script, `$sema`
-/// is the program.
+/// Runs a script in a new pid namespace. `None` if the system allows none.
 fn in_a_namespace(place: &Place, words: &[&str]) -> Option<Output> {
     namespace(place, words).map(|mut command| finish(&mut command))
 }
@@ -1416,7 +1415,6 @@ fn namespace(place: &Place, words: &[&str]) -> Option<Command> {
         command
             .args(&flags)
             .args(words)
-            .env("sema", program("sema"))
             .current_dir(place.directory.path())
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
@@ -1550,9 +1548,9 @@ fn a_lock_that_was_not_printed_ends_with_the_signal() {
 #[test]
 fn a_holder_is_not_judged_by_the_proc_of_another_namespace() {
     let place = Place::new();
-    let script = "$sema acquire f -q --pid 1; umount -l /proc; $sema status f | grep alive; \
+    let script = "sema acquire f -q --pid 1; umount -l /proc; sema status f | grep alive; \
                   sed -i 's/^timestamp=.*/timestamp=0000000001/' f; \
-                  sh -c '$sema release f -q; echo $?; $sema try f -q; echo $?'";
+                  sh -c 'sema release f -q; echo $?; sema try f -q; echo $?'";
     let Some(output) = in_a_namespace(&place, &["sh", "-c", script]) else {
         return;
     };
@@ -1563,7 +1561,7 @@ fn a_holder_is_not_judged_by_the_proc_of_another_namespace() {
 #[test]
 fn a_holder_that_cannot_read_its_namespace_is_judged_by_age() {
     let place = Place::new();
-    let script = "mount -t tmpfs none /proc; $sema try f -q; $sema release f; $sema try f -q";
+    let script = "mount -t tmpfs none /proc; sema try f -q; sema release f; sema try f -q";
     let Some(output) = in_a_namespace(&place, &["sh", "-c", script]) else {
         return;
     };
@@ -1588,8 +1586,8 @@ const NO_CALLER: &str = "Note: no process is known that f is held for; see --pid
 #[test]
 fn a_container_script_that_is_process_1_holds_its_lock() {
     let place = Place::new();
-    let script = "$sema try f -q; sed -n 's/^pid=//p' f; $sema status f | grep alive; \
-                  (set -m; $sema acquire f -q -n); echo $?; $sema release f";
+    let script = "sema try f -q; sed -n 's/^pid=//p' f; sema status f | grep alive; \
+                  (set -m; sema acquire f -q -n); echo $?; sema release f";
     let Some(output) = in_a_namespace(&place, &["sh", "-c", script]) else {
         return;
     };
@@ -1602,8 +1600,8 @@ fn a_container_script_that_is_process_1_holds_its_lock() {
 #[test]
 fn a_lock_for_no_known_process_is_granted_with_a_note() {
     let place = Place::new();
-    let of_a_session = "setsid $sema try f; sed -n 's/^pid=//p' f; $sema status f | grep alive; \
-                        $sema release f -q; setsid $sema try f -q";
+    let of_a_session = "setsid sema try f; sed -n 's/^pid=//p' f; sema status f | grep alive; \
+                        sema release f -q; setsid sema try f -q";
     let Some(output) = in_a_namespace(&place, &["sh", "-c", of_a_session]) else {
         return;
     };

@@ -118,8 +118,9 @@ pub fn program_for_all(program: &str) -> (tempfile::TempDir, PathBuf) {
 /// same moment has the copy open for writing until it becomes its own program, and until then
 /// no process can run it.
 pub fn copy_program(program: impl AsRef<Path>, to: &Path) {
-    let status = Command::new("cp").arg(program.as_ref()).arg(to).status();
-    assert!(status.expect("cp").success(), "{}", to.display());
+    let mut install = Command::new("install");
+    let status = install.arg("-m755").arg(program.as_ref()).arg(to).status();
+    assert!(status.expect("install").success(), "{}", to.display());
 }
 
 /// Lets this process have as many descriptors as it may: crowds are clients of one process.

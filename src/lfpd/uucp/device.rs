@@ -246,6 +246,19 @@ fn is_device(stat: &Stat) -> bool {
     FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice
 }
 
+/// Makes a directory below `root` that every user may search, whatever the umask is.
+#[cfg(test)]
+pub(super) fn make_searchable(root: &Path, path: &str) {
+    use std::os::unix::fs::PermissionsExt;
+    let mut place = root.to_owned();
+    for part in Path::new(path) {
+        place.push(part);
+        std::fs::create_dir_all(&place).expect("a directory");
+        let mode = std::fs::Permissions::from_mode(0o755);
+        std::fs::set_permissions(&place, mode).expect("it is ours");
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -276,7 +289,7 @@ mod tests {
     fn a_link_is_locked_with_what_it_leads_to() {
         let root = tempfile::tempdir().expect("a directory");
         let at = |name: &str| root.path().join(name);
-        fs::create_dir_all(at("serial/by-id")).expect("a directory");
+        make_searchable(root.path(), "serial/by-id");
         symlink("ttyUSB0", at("modem")).expect("a link");
         symlink("modem", at("fax")).expect("a link");
         symlink("../../ttyUSB0", at("serial/by-id/x")).expect("a link");
@@ -299,7 +312,7 @@ mod tests {
         let root = tempfile::tempdir().expect("a directory");
         let at = |name: &str| root.path().join(name);
         let name = root.path().file_name().expect("a name").to_owned();
-        fs::create_dir(at("sub")).expect("a directory");
+        make_searchable(root.path(), "sub");
         for (name, target) in [
             ("out", "/etc/passwd".as_ref()),
             ("nowhere", "/nonexistent/tty".as_ref()),
@@ -322,7 +335,7 @@ mod tests {
     fn a_folder_that_is_closed_to_others_is_not_looked_into() {
         let root = tempfile::tempdir().expect("a directory");
         let at = |name: &str| root.path().join(name);
-        fs::create_dir(at("closed")).expect("a directory");
+        make_searchable(root.path(), "closed");
         fs::write(at("closed/file"), "").expect("a file");
         symlink("closed/missing", at("link")).expect("a link");
         let paths = ["/dev/closed/file", "/dev/closed/missing", "/dev/link"];
@@ -338,7 +351,7 @@ mod tests {
     fn links_within_dev_are_followed_the_absolute_ones_too() {
         let root = tempfile::tempdir().expect("a directory");
         let at = |name: &str| root.path().join(name);
-        fs::create_dir_all(at("sub/deep")).expect("a directory");
+        make_searchable(root.path(), "sub/deep");
         for (name, target) in [
             ("modem", "/dev/ttyS1"),
             ("sub/deep/up", "../../ttyS1"),
@@ -365,7 +378,7 @@ mod tests {
     fn other_nodes_and_links_with_the_same_numbers_are_known() {
         let root = tempfile::tempdir().expect("a directory");
         let at = |name: &str| root.path().join(name);
-        fs::create_dir_all(at("serial/by-id")).expect("a directory");
+        make_searchable(root.path(), "serial/by-id");
         let make = |name: &str, minor| {
             let numbers = rustix::fs::makedev(1, minor);
             let mode = Mode::from_raw_mode(0o600);

@@ -257,6 +257,7 @@ fn open_other(path: &Path) -> io::Result<Option<Directory>> {
 mod tests {
     use super::*;
     use crate::lfpd::uucp::boot;
+    use crate::lfpd::uucp::device::make_searchable;
     use crate::lfpd::uucp::mark::{self, LockedFor};
     use crate::lfpd::uucp::names::{content, DevicePath};
     use crate::sys::directory::names_in;
@@ -688,7 +689,7 @@ mod tests {
                 return eprintln!("NOT TESTED: only root can make nodes");
             }
         }
-        fs::create_dir_all(host.at("dev/serial/by-id")).expect("a directory");
+        make_searchable(host.root.path(), "dev/serial/by-id");
         symlink("../../ttyUSB0", host.at("dev/serial/by-id/x")).expect("a link");
         for taken in [
             "own/LCK..x",
@@ -764,7 +765,7 @@ mod tests {
         assert!(!host.unlock("/dev/pts/0", own_pid()));
         assert_eq!(host.own_files(), ["LCK..0", "LCK..usb_tts_0"]);
         // By a link to the device, or with the link that it was locked by gone, it is that device.
-        fs::create_dir(host.at("dev/by-id")).expect("a directory");
+        make_searchable(host.root.path(), "dev/by-id");
         symlink("../usb/tts/0", host.at("dev/by-id/x")).expect("a link");
         assert!(host.unlock("/dev/by-id/x", own_pid()));
         host.lock("/dev/by-id/x", own_pid()).expect("free");
