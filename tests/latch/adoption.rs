@@ -252,7 +252,8 @@ fn survive_cuts(count: usize) {
     let options = [BOTH[1], &["--debug"]].concat();
     let daemon = Daemon::start_directly(Scheme::Plain, &options);
     let proxy = WireCutter::before(daemon.addr());
-    let mut child = run_through(&proxy, &daemon, "20", "exec sleep 3600");
+    // Half a minute without an answer would end the job, rightly: a machine is not late for so long.
+    let mut child = run_through(&proxy, &daemon, "60", "exec sleep 3600");
     let is_over = AtomicBool::new(false);
     let seed = u64::from(std::process::id());
     println!("seed {seed}");
@@ -263,14 +264,18 @@ fn survive_cuts(count: usize) {
             .wrapping_add(1);
         (random >> 33) % limit
     };
-    thread::scope(|scope| {
-        let _end = AtTheEnd(&is_over);
+    let other_grant = thread::scope(|scope| {
+        let end = AtTheEnd(&is_over);
         let witness = scope.spawn(|| {
             let mut other = daemon.connect();
             while !is_over.load(Ordering::SeqCst) {
-                assert_eq!(other.request("l", "k", "0"), "timeout");
+                let reply = other.request("l", "k", "0");
+                if reply != "timeout" {
+                    return Some(reply);
+                }
                 thread::sleep(Duration::from_millis(1));
             }
+            None
         });
         for _ in 0..count {
             let connections = proxy.count();
@@ -290,19 +295,30 @@ fn survive_cuts(count: usize) {
                     proxy.hang_up(false);
                 }
             }
+            let mut has_ended = false;
             eventually(PATIENCE, "another connection", || {
-                let ended = child.try_wait().expect("a child");
-                assert_eq!(ended, None, "seed {seed}:\n{}", daemon.log());
-                proxy.count() > connections
+                has_ended = child.try_wait().expect("a child").is_some();
+                has_ended || proxy.count() > connections
             });
+            if has_ended {
+                break;
+            }
             thread::sleep(Duration::from_millis(below(300)));
         }
         // The last connection may be one that swallows.
         thread::sleep(Duration::from_secs(2));
-        assert_eq!(child.try_wait().expect("a child"), None, "seed {seed}");
-        is_over.store(true, Ordering::SeqCst);
-        witness.join().expect("nobody else gets the lock");
+        drop(end);
+        witness.join().expect("it only asks")
     });
+    let ended = child.try_wait().expect("a child");
+    if ended.is_some() || other_grant.is_some() {
+        let _ = child.kill();
+        let mut said = String::new();
+        let mut stderr = child.stderr.take().expect("piped");
+        stderr.read_to_string(&mut said).expect("text");
+        let log = daemon.log();
+        panic!("seed {seed}: {ended:?}, {other_grant:?}\n{said}\n{log}");
+    }
     signal(&child, Signal::TERM);
     assert_eq!(wait(&mut child), None);
     eventually(PATIENCE, "the lock is free", || !is_held(&daemon, "k"));

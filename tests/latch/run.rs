@@ -737,10 +737,13 @@ fn stop_beyond_the_lease(stop: impl for<'a> Fn(&'a Latch) -> Option<Box<dyn FnOn
     assert!(!log.exists());
     let went_on_at = Instant::now();
     go_on();
+    let was_told = || lines_of(&log) == ["TERM"];
     eventually(PATIENCE, "the command was told", || {
-        lines_of(&log) == ["TERM"]
+        was_told() || is_gone(command)
     });
     let told_after = went_on_at.elapsed();
+    // On a late machine, SIGKILL follows before the shell has run its trap.
+    in_time!(was_told(), "the command was killed before it was told");
     assert_eq!(wait_as_shell(&mut child), Some(70));
     assert!(is_gone(command));
     println!("told after {told_after:?}");

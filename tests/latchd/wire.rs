@@ -223,9 +223,12 @@ fn play(name: &str) {
     };
     let next = AtomicUsize::new(0);
     let failures = Mutex::new(BTreeMap::new());
+    // A retry is noted under the name of its thread.
+    let test = thread::current().name().unwrap_or(name).to_owned();
     thread::scope(|scope| {
         for _ in 0..threads {
-            scope.spawn(|| {
+            let thread = thread::Builder::new().name(test.clone());
+            let started = thread.spawn_scoped(scope, || {
                 while let Some(section) = sections.get(next.fetch_add(1, Ordering::Relaxed)) {
                     let played = fairly(|| match play_section(section, other) {
                         Err(failure) if failure.contains(NOT_IN_TIME) => Err(failure),
@@ -236,6 +239,7 @@ fn play(name: &str) {
                     }
                 }
             });
+            started.expect("a thread can start");
         }
     });
     let failures = failures.into_inner().unwrap();
