@@ -107,6 +107,25 @@ struct State {
     account: Option<Account>,
 }
 
+/// A sign of life that the reaper gives at regular intervals.
+pub struct Heartbeat {
+    interval: Duration,
+    /// When the next one is due; `None` before the first one.
+    due: Option<Instant>,
+    beat: Box<dyn FnMut() + Send>,
+}
+
+impl Heartbeat {
+    /// Calls `beat`, which must not block, at once and then at each interval.
+    pub fn new(interval: Duration, beat: impl FnMut() + Send + 'static) -> Heartbeat {
+        Heartbeat {
+            interval,
+            due: None,
+            beat: Box::new(beat),
+        }
+    }
+}
+
 /// Access to the table while all requests are stopped.
 pub struct Frozen<'a> {
     state: MutexGuard<'a, State>,
@@ -226,17 +245,26 @@ impl Arbiter {
         true
     }
 
-    /// Runs the reaper, which ends leases promptly and drops idle keys. Never returns.
-    pub fn reap(&self) -> ! {
+    /// Runs the reaper, which ends leases promptly and drops idle keys. Never returns. If there is
+    /// a heartbeat, beats at its interval, and only after this thread has got the mutex.
+    pub fn reap(&self, mut heartbeat: Option<Heartbeat>) -> ! {
         let mut state = self.state.lock();
         loop {
-            self.reap_once(&mut state);
+            let beats_at = heartbeat.as_mut().and_then(|heartbeat| {
+                let now = self.clock.now();
+                if heartbeat.due.is_none_or(|due| due <= now) {
+                    heartbeat.due = Some(now + heartbeat.interval);
+                    MutexGuard::unlocked(&mut state, &mut heartbeat.beat);
+                }
+                heartbeat.due
+            });
+            self.reap_once(&mut state, beats_at);
         }
     }
 
-    /// Ends due leases and drops due idle keys, then sleeps until more are due. Returns without
-    /// sleeping if it has woken other threads.
-    fn reap_once(&self, state: &mut MutexGuard<'_, State>) {
+    /// Ends due leases and drops due idle keys, then sleeps until more are due, at most until
+    /// `beats_at`. Returns without sleeping if it has woken other threads.
+    fn reap_once(&self, state: &mut MutexGuard<'_, State>, beats_at: Option<Instant>) {
         self.in_steps(state, Scope::Everything, |state, now| {
             if state.next_gc > now {
                 return true;
@@ -250,7 +278,7 @@ impl Arbiter {
         if self.wake_before_sleep(state) {
             return;
         }
-        state.reaper_looks_at = self.next_look(state);
+        state.reaper_looks_at = self.next_look(state).into_iter().chain(beats_at).min();
         let look_at = state.reaper_looks_at;
         self.clock.wait(&self.reaper, state, look_at);
     }

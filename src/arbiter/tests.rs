@@ -20,6 +20,14 @@ const FOREVER: Duration = Duration::from_secs(60);
 const DRAINING: Result<Answer, Refusal> = Err(Refusal::Draining);
 
 fn arbiter(holdings: Holdings) -> Arc<Arbiter> {
+    let arbiter = unreaped(holdings);
+    let reaper = Arc::clone(&arbiter);
+    thread::spawn(move || reaper.reap(None));
+    arbiter
+}
+
+/// An arbiter without a reaper.
+fn unreaped(holdings: Holdings) -> Arc<Arbiter> {
     let rules = Rules {
         caps: Caps {
             max_locks: 1024,
@@ -35,14 +43,11 @@ fn arbiter(holdings: Holdings) -> Arc<Arbiter> {
         gc_interval: Duration::from_secs(1),
         gc_max_idle: Duration::ZERO,
     };
-    let arbiter = Arc::new(Arbiter::new(
+    Arc::new(Arbiter::new(
         &rules,
         Box::new(ClockFences::starting_at(1)),
         Salts::new().expect("the kernel has randomness"),
-    ));
-    let reaper = Arc::clone(&arbiter);
-    thread::spawn(move || reaper.reap());
-    arbiter
+    ))
 }
 
 /// An arbiter, the seat of a holder and the seat of a waiter.
@@ -512,4 +517,29 @@ fn no_grant_is_lost_between_timeouts_hang_ups_and_releases() {
     assert!(grants > 6 * ENOUGH_GRANTS, "only {grants} grants");
     let last = arbiter.connect(ConnId(1_000_000_000), None);
     granted(&last, FOREVER);
+}
+
+#[test]
+fn a_heartbeat_needs_the_mutex() {
+    let (sender, beats) = bounded(100);
+    let arbiter = unreaped(Holdings::Release);
+    let interval = Duration::from_secs(10);
+    let beat = move || sender.send(()).expect("there is room");
+    let heartbeat = Heartbeat::new(interval, beat);
+    let reaper = Arc::clone(&arbiter);
+    thread::spawn(move || reaper.reap(Some(heartbeat)));
+    let next_beat = |within| beats.recv_timeout(within);
+    next_beat(FOREVER).expect("the first beat");
+    let due = |arbiter: &Arbiter| arbiter.state.lock().reaper_looks_at;
+    while due(&arbiter).is_none() {
+        thread::yield_now();
+    }
+    for _ in 0..3 {
+        let frozen = arbiter.freeze();
+        arbiter.clock.advance(interval);
+        let early = next_beat(Duration::from_millis(50));
+        assert!(early.is_err(), "it beat without the mutex");
+        drop(frozen);
+        next_beat(FOREVER).expect("a beat");
+    }
 }

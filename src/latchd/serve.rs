@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use log::{debug, warn};
 
-use crate::arbiter::{Arbiter, ClientSocket};
+use crate::arbiter::{Arbiter, ClientSocket, Heartbeat};
 use crate::net::connections::{Admission, Connections};
 use crate::net::hangup::HangupWatch;
 use crate::net::inherited::{self, Inherited};
@@ -16,6 +16,7 @@ use crate::net::tls::Certificate;
 use crate::net::unix_path;
 use crate::net::workers::Workers;
 use crate::server::{self, cannot, no_thread, spawn};
+use crate::sys::notify::{notify, watchdog_interval};
 use crate::sys::operator_socket;
 use crate::table::ConnId;
 use crate::text::{reason, Escaped};
@@ -90,7 +91,10 @@ pub(super) fn start(
         Workers::new(move |admission| converse(&admission, &arbiter, &watch, &rules))
     };
     let reaper = Arc::clone(arbiter);
-    spawn("reaper", move || reaper.reap())?;
+    // A supervisor that is not told any more restarts the server, so a failure is not logged here.
+    let tell = || drop(notify("WATCHDOG=1"));
+    let heartbeat = watchdog_interval().map(|interval| Heartbeat::new(interval, tell));
+    spawn("reaper", move || reaper.reap(heartbeat))?;
     let (arbiter, senders) = (Arc::clone(arbiter), Arc::clone(connections));
     spawn("hangup", move || report_hangups(&watch, &arbiter, &senders))?;
     accept_from_all("addr", listeners, connections, &workers).map_err(no_thread)

@@ -540,6 +540,40 @@ fn a_supervisor_hears_of_readiness_and_of_the_drain() {
 }
 
 #[test]
+fn a_supervisor_with_a_watchdog_is_told_again_and_again() {
+    let directory = world_readable_directory();
+    for (path, pid, is_told) in [("ours", None, true), ("others", Some("1"), false)] {
+        let path = directory.path().join(path);
+        let supervisor = UnixDatagram::bind(&path).expect("there is room");
+        let addr = free_addr();
+        let mut command = Daemon::command();
+        command.args(["--port", &addr.port().to_string()]);
+        command.env("NOTIFY_SOCKET", &path);
+        command.env("WATCHDOG_USEC", "100000");
+        command.envs(pid.map(|pid| ("WATCHDOG_PID", pid)));
+        let daemon = Daemon::from_command(command);
+        daemon.wait_for_log("listening", PATIENCE);
+        let told_of = |wanted: &str| while told(&supervisor) != wanted {};
+        if is_told {
+            // Also while there are leases, and while the server drains.
+            let mut holder = Client::tcp(addr);
+            let grant = holder.acquire("k", 0);
+            (0..5).for_each(|_| told_of("WATCHDOG=1"));
+            daemon.signal(Signal::TERM);
+            told_of("STOPPING=1\nSTATUS=Draining");
+            (0..5).for_each(|_| told_of("WATCHDOG=1"));
+            assert_eq!(holder.request("r", "k", &grant.token), "ok");
+        } else {
+            assert!(told(&supervisor).starts_with("READY=1"));
+            daemon.signal(Signal::TERM);
+            let next = told(&supervisor);
+            assert!(next.starts_with("STOPPING=1"), "{next}");
+        }
+        assert!(daemon.wait_exit(PATIENCE).is_some_and(|s| s.success()));
+    }
+}
+
+#[test]
 fn a_supervisor_is_told_that_an_idle_server_leaves() {
     let directory = world_readable_directory();
     let path = directory.path().join("notify");

@@ -201,7 +201,7 @@ impl Reaper {
         let thread = thread::spawn(move || {
             let mut state = reaping.state.lock();
             while !end.load(Ordering::SeqCst) {
-                reaping.reap_once(&mut state);
+                reaping.reap_once(&mut state, None);
             }
         });
         Reaper {
