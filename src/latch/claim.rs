@@ -108,7 +108,7 @@ impl Asking {
             let Err(refused) = all.try_for_each(|at| self.take(at, &mut guards)) else {
                 return Ok(guards);
             };
-            release_all(guards);
+            release_all(guards, None);
             let Refused {
                 target,
                 why,

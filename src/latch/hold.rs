@@ -19,10 +19,10 @@ pub(super) fn hold(options: &options::Hold) -> CommandResult {
     let guards = wait(asking, abandoned, &mut signals)?;
     let token = guards[0].token();
     if let Err(error) = output::print(&format!("{token} {}\n", token.fence())) {
-        release_all(guards);
+        release_all(guards, Some(&mut signals));
         return Err(unprintable(&error));
     }
     let killed = signals.wait_for(&[&input.closed, &guards.lost]).err();
-    finish_releases(guards, None, Err)?;
-    Ok(killed.map_or(0, |killed| killed.follow()))
+    let killed_later = finish_releases(guards, None, &mut signals, Err)?;
+    Ok(killed.or(killed_later).map_or(0, |killed| killed.follow()))
 }

@@ -8,7 +8,7 @@ use rustix::process::Signal;
 
 use crate::cli::failure::{CommandResult, Failure};
 use crate::client::{Guard, Guards, Loss};
-use crate::supervise::{self, Event, Finish, Job, JobEnd, ProgramFile, SignalWatch};
+use crate::supervise::{self, Event, Finish, Job, JobEnd, Killed, ProgramFile, SignalWatch};
 use crate::sys::moment::Moment;
 use crate::text::reason;
 
@@ -97,7 +97,7 @@ fn run_under(
     if !guards.is_held() {
         look();
         if let Err(killed) = signals.wait_for(&[&lost, &confirmed]) {
-            release_all(guards);
+            release_all(guards, Some(signals));
             return Ok(killed.follow());
         }
     }
@@ -143,10 +143,10 @@ fn run_under(
         let lost = lost.unwrap_or(&guards[0]);
         let why = lost.loss_to_come().to_string();
         let failure = lost_lock(&place_of_guard(lost), &why);
-        release_all(guards);
+        release_all(guards, Some(signals));
         return Err(failure);
     };
-    finish_releases(guards, kept_until, |failure| match ignores_loss {
+    let killed = finish_releases(guards, kept_until, signals, |failure| match ignores_loss {
         // The command has finished: its exit status counts.
         true => {
             explain(failure);
@@ -154,7 +154,7 @@ fn run_under(
         }
         false => Err(failure),
     })?;
-    Ok(finish.follow())
+    Ok(killed.map_or_else(|| finish.follow(), Killed::follow))
 }
 
 /// The variables of the command. A variable about a single lock describes the lock of `key`.

@@ -97,9 +97,14 @@ impl SignalWatch {
     /// Blocks until one of the events is set, or until a signal ends the wait. Reaps children while
     /// it waits, because this program may be process 1 and have children that it did not start.
     pub fn wait_for(&mut self, events: &[&Event]) -> Result<(), Killed> {
+        self.wait_until(events, Moment::NEVER)
+    }
+
+    /// Blocks in the same way as [`SignalWatch::wait_for`], at most until the moment `until`.
+    pub fn wait_until(&mut self, events: &[&Event], until: Moment) -> Result<(), Killed> {
         loop {
             while let Ok(Some(_)) = wait(WaitOptions::NOHANG) {}
-            for signal in self.next(events, Moment::NEVER) {
+            for signal in self.next(events, until) {
                 match signal {
                     SIGTSTP | SIGTTIN | SIGTTOU if has_job_control() => stop(signal, None),
                     signal if ends_by_default(signal) => {
@@ -109,7 +114,7 @@ impl SignalWatch {
                     _ => {}
                 }
             }
-            if events.iter().any(|event| event.is_set()) {
+            if events.iter().any(|event| event.is_set()) || Moment::now() >= until {
                 return Ok(());
             }
         }

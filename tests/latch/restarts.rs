@@ -1,5 +1,6 @@
 //! A server that restarts in order again and again, under the jobs of many clients.
 
+use std::fs;
 use std::io::Read;
 use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -7,7 +8,9 @@ use std::thread;
 use std::time::Duration;
 
 use crate::support::at_the_end::AtTheEnd;
-use crate::support::latch::{is_held, latch, run, signal, text, wait, Latch};
+use crate::support::latch::{
+    ended, is_gone, is_held, latch, ready, run, signal, text, wait, Latch,
+};
 use crate::support::silent::free_addr;
 use crate::support::{
     eventually, parse_grant, waiter_count, Client, Daemon, Event, Scheme, Signal, PATIENCE,
@@ -212,4 +215,54 @@ fn fifty_two_restarts_lose_no_waiting_job() {
         stderr.read_to_string(&mut said).expect("text");
         assert_eq!(status, Some(0), "{said}");
     }
+}
+
+/// A `latch run` whose server, one of a cluster, has handed its lock over and is gone, and whose
+/// command has ended since.
+fn left_alone(service: &Service, lease: &str) -> Latch {
+    let daemon = service.start();
+    let directory = tempfile::tempdir().expect("a directory");
+    let go_on = directory.path().join("go-on");
+    let script = format!(
+        "eval \"$READY\"; until [ -e {} ]; do sleep 0.02; done",
+        go_on.display()
+    );
+    let cluster = format!("{0}|{0}", daemon.addr());
+    let options = ["--server", &cluster, "--lease", lease];
+    let arguments = [&["run", "k"][..], &options, &["--", "sh", "-c", &script]].concat();
+    let mut command = latch(&daemon, &arguments);
+    command.stderr(Stdio::piped());
+    let (child, command) = ready(command, &directory);
+    daemon.signal(Signal::TERM);
+    daemon.wait_exit(PATIENCE).expect("it ends");
+    fs::write(&go_on, "").expect("written");
+    eventually(PATIENCE, "the command has ended", || is_gone(command));
+    child
+}
+
+#[test]
+fn a_release_in_a_cluster_goes_on_as_long_as_the_lease() {
+    let service = Service::new();
+    let mut child = left_alone(&service, "600");
+    // Longer than a release goes on at a server that is alone.
+    thread::sleep(Duration::from_secs(13));
+    let daemon = service.start();
+    assert_eq!(ended(&mut child), (Some(0), String::new()));
+    assert!(!is_held(&daemon, "k"));
+}
+
+#[test]
+fn ctrl_c_ends_the_wait_for_a_release() {
+    let service = Service::new();
+    let mut child = left_alone(&service, "3600");
+    // The first one may still be taken for one that is meant for the command.
+    eventually(PATIENCE, "latch has ended", || {
+        signal(&child, Signal::INT);
+        thread::sleep(Duration::from_millis(50));
+        child.try_wait().expect("a child").is_some()
+    });
+    let (status, said) = ended(&mut child);
+    assert_eq!(status, Some(130), "{said}");
+    let expected = "no server answers the release: the key is free in ";
+    assert!(said.contains(expected), "{said}");
 }
