@@ -98,8 +98,8 @@ pub(super) fn max_connections(options: &Options, secret_len: usize) -> usize {
 
 /// The memory in bytes that the server takes when all caps are reached.
 pub(super) fn worst_case(options: &Options, max_connections: usize, secret_len: usize) -> u64 {
-    let door = match options.http.is_some() || options.http_port.is_some() {
-        true => http::MAX_CONNECTIONS,
+    let door = match !options.http.is_empty() || options.http_port.is_some() {
+        true => http::MAX_CONNECTIONS + http::MAX_REFUSED,
         false => 0,
     };
     let lines = match options.log_grants {

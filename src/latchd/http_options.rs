@@ -1,37 +1,66 @@
 //! The options of the HTTP door.
 
-use super::http::DoorPlace;
-use super::options::{host, ListenHost, Options, Unless};
+use super::http::DoorPlaces;
+use super::options::{host, is_name, ListenHost, Options, Unless};
 use crate::cli::arguments::Origins;
 use crate::cli::values;
 use crate::text::{host_and_port, in_brackets};
 
-/// The value of `--http`.
-pub(super) type HttpPlace = (ListenHost, u16);
+/// One value of `--http`.
+pub(super) type HttpPlaces = Vec<(ListenHost, u16)>;
+
+/// One value of `--http-name`.
+pub(super) type HttpNames = Vec<String>;
 
 /// Where the door will listen, if the options ask for a door.
-pub(super) fn resolve(options: &Options, origins: &Origins) -> Result<Option<DoorPlace>, String> {
-    let (option, (host, port)) = match (&options.http, options.http_port) {
-        (Some(place), _) => ("--http", place.clone()),
-        (None, Some(port)) => ("--http-port", (options.host.clone(), port)),
-        (None, None) => return Ok(None),
-    };
-    let origin = origins.get(option).unwrap_or(option);
+pub(super) fn resolve(options: &Options, origins: &Origins) -> Result<Option<DoorPlaces>, String> {
+    let beside = options.http_port.map(|port| (options.host.clone(), port));
+    let places = options.http.iter().flatten().cloned().chain(beside);
+    let places: HttpPlaces = places.collect();
+    if places.is_empty() {
+        return match origins.get("--http-name") {
+            Some(origin) => Err(format!("{origin}: needs --http or --http-port")),
+            None => Ok(None),
+        };
+    }
     let advertised = options.advertise.as_deref().and_then(host_and_port);
     let advertised = advertised.map(|(host, _)| host.to_owned());
-    let names = [host.to_string(), options.host.to_string()];
-    let names = names.into_iter().chain(advertised).collect();
-    DoorPlace::wanted_by(origin, host, port, names).map(Some)
+    let hosts = places.iter().map(|(host, _)| host).chain([&options.host]);
+    let names = hosts.map(ListenHost::to_string).chain(advertised);
+    let names = names.chain(options.http_name.iter().flatten().cloned());
+    let names = names.map(|name| without_last_dot(&name).to_owned());
+    Ok(Some(DoorPlaces {
+        names: names.collect(),
+        places,
+    }))
 }
 
-/// Reads `HOST:PORT`, with brackets around an IPv6 address. With port 0, the system picks a port.
-pub(super) fn http_place(text: &str) -> Result<HttpPlace, String> {
-    let place = text.rsplit_once(':').and_then(|(place, port)| {
+/// Reads `HOST:PORT`, with brackets around an IPv6 address, or several with commas. With port 0,
+/// the system picks a port.
+pub(super) fn http_places(text: &str) -> Result<HttpPlaces, String> {
+    let place = |text: &str| {
+        let (place, port) = text.trim().rsplit_once(':')?;
         let is_bare = place.contains(':') && in_brackets(place).is_none();
         let place = host(place).ok().filter(|_| !is_bare)?;
         Some((place, values::digits(port)?))
-    });
-    place.ok_or_else(|| "expected HOST:PORT, such as 127.0.0.1:6389 or [::1]:6389".into())
+    };
+    let places: Option<HttpPlaces> = text.split(',').map(place).collect();
+    places.ok_or_else(|| "expected HOST:PORT, such as 127.0.0.1:6389 or [::1]:6389".into())
+}
+
+/// Reads the name of a host, or several with commas.
+pub(super) fn http_names(text: &str) -> Result<HttpNames, String> {
+    let name = |text: &str| {
+        let name = text.trim();
+        is_name(without_last_dot(name)).then(|| name.to_owned())
+    };
+    let names: Option<HttpNames> = text.split(',').map(name).collect();
+    names.ok_or_else(|| "expected the name of a host, such as db1.example.com".into())
+}
+
+/// A name with a dot at its end means the same without it, and so it is compared.
+fn without_last_dot(name: &str) -> &str {
+    name.strip_suffix('.').unwrap_or(name)
 }
 
 /// Reads a port; 0 means no port.

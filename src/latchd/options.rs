@@ -21,7 +21,7 @@ use crate::sys::secret;
 use crate::text::{in_brackets, reason};
 
 use super::capacity::table_cap;
-use super::http_options::{self, http_place, http_port, HttpPlace};
+use super::http_options::{self, http_names, http_places, http_port, HttpNames, HttpPlaces};
 use super::{cluster_options, http};
 
 const MAX_COUNT: usize = u32::MAX as usize;
@@ -195,12 +195,15 @@ arguments::options! {
         /// a file with the token that lets latch break grants over the network
         #[argh(option, arg_name = "path", from_str_fn(values::path))]
         admin_token_file: Option<PathBuf> = ["ADMIN_TOKEN_FILE"],
-        /// show statistics over HTTP at this address and port
-        #[argh(option, arg_name = "host:port", from_str_fn(http_place))]
-        http: Option<HttpPlace> = ["HTTP"],
+        /// show statistics over HTTP at this address and port; may be repeated
+        #[argh(option, arg_name = "host:port", from_str_fn(http_places))]
+        http: Vec<HttpPlaces> = ["HTTP"],
         /// the same on a port beside --port; 0: no port (0)
         #[argh(option, arg_name = "port", default = "None", from_str_fn(http_port))]
         http_port: Unless<u16> = ["HTTP_PORT"],
+        /// also answer requests over HTTP to this name of the server
+        #[argh(option, arg_name = "name", from_str_fn(http_names))]
+        http_name: Vec<HttpNames> = ["HTTP_NAME"],
         /// print the bound port on stdout once listening
         #[argh(option, arg_name = "bool", default = "false", from_str_fn(values::yes_or_no))]
         print_port: bool,
@@ -338,7 +341,7 @@ pub(super) struct Resolved {
     pub(super) sockets: Sockets,
     pub(super) auth: Option<AuthTokenSource>,
     /// Where statistics are shown over HTTP.
-    pub(super) http: Option<http::DoorPlace>,
+    pub(super) http: Option<http::DoorPlaces>,
     /// `None` for a single server.
     pub(super) cluster: Option<ClusterSettings>,
 }
@@ -551,7 +554,7 @@ pub(super) fn host(text: &str) -> Result<ListenHost, String> {
     }
 }
 
-fn is_name(text: &str) -> bool {
+pub(super) fn is_name(text: &str) -> bool {
     let is_part = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
     (1..=253).contains(&text.len()) && text.chars().all(is_part)
 }

@@ -17,6 +17,8 @@ pub struct Connections {
     /// The cap for each address or IPv6 network.
     max_per_source: Option<usize>,
     farewell: &'static [u8],
+    /// The maximum number of connections over a cap that are admitted to be refused.
+    max_refused: usize,
     open: Mutex<OpenStreams>,
     one_closed: Condvar,
 }
@@ -25,6 +27,8 @@ pub struct Connections {
 struct OpenStreams {
     last_id: u64,
     streams: HashMap<u64, Arc<Stream>>,
+    /// The number of open connections that were admitted to be refused.
+    refused_count: usize,
     /// The number of connections from each source, sorted by source; empty without a cap per
     /// source.
     per_source: Vec<(Source, usize)>,
@@ -41,6 +45,8 @@ pub struct Admission {
     /// The connection's number, counted from 1 and never reused.
     pub id: u64,
     pub stream: Arc<Stream>,
+    /// The cap that the connection exceeds. It is admitted only to be refused.
+    pub exceeds: Option<CapReached>,
     /// The source that the connection is counted for, if there is a cap per source.
     source: Option<Source>,
 }
@@ -91,14 +97,26 @@ impl Connections {
             max_connections,
             max_per_source,
             farewell,
+            max_refused: 0,
             open: Mutex::new(OpenStreams {
                 last_id: 0,
                 streams: HashMap::new(),
+                refused_count: 0,
                 per_source: Vec::new(),
                 empty_since: Instant::now(),
                 closed: false,
             }),
             one_closed: Condvar::new(),
+        }
+    }
+
+    /// Also admits up to `max_refused` connections over a cap, which are marked as such. A close at
+    /// once would reset a connection whose client still sends its request, and the client could not
+    /// read why it is refused.
+    pub fn admitting_refused(self, max_refused: usize) -> Self {
+        Connections {
+            max_refused,
+            ..self
         }
     }
 
@@ -121,8 +139,9 @@ impl Connections {
             Some((max, address)) => open.count(Source::Address(address), max).map(Some),
             None => Ok(None),
         };
-        let source = match counted {
-            Ok(source) => source,
+        let (source, exceeds) = match counted {
+            Ok(source) => (source, None),
+            Err(cap) if open.refused_count < self.max_refused => (None, Some(cap)),
             Err(cap) => {
                 drop(open);
                 stream.send_once(self.farewell);
@@ -131,11 +150,15 @@ impl Connections {
         };
         open.last_id += 1;
         let id = open.last_id;
-        open.streams.insert(id, Arc::clone(&stream));
+        match exceeds {
+            None => drop(open.streams.insert(id, Arc::clone(&stream))),
+            Some(_) => open.refused_count += 1,
+        }
         Ok(Ok(Admission {
             connections: Arc::clone(self),
             id,
             stream,
+            exceeds,
             source,
         }))
     }
@@ -218,6 +241,10 @@ impl OpenStreams {
 impl Drop for Admission {
     fn drop(&mut self) {
         let mut open = self.connections.open.lock();
+        if self.exceeds.is_some() {
+            open.refused_count -= 1;
+            return;
+        }
         open.streams.remove(&self.id);
         let place = self.source.and_then(|source| open.place_of(source).ok());
         if let Some(at) = place {

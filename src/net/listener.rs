@@ -129,6 +129,9 @@ impl Listener {
             match connections.admit(|| self.accept()) {
                 Ok(Ok(admission)) => {
                     pause = FIRST_PAUSE;
+                    if let Some(cap) = admission.exceeds {
+                        refusals.warn(format_args!("turned-away reason={cap}"));
+                    }
                     if let Err(error) = workers.run(admission) {
                         no_thread.warn(format_args!(
                             "turned-away reason=no-thread error=\"{}\"",

@@ -59,6 +59,7 @@ const OPTIONS: &[(&str, Option<&str>)] = &[
     ("--inetd", None),
     ("--http", Some("HTTP")),
     ("--http-port", Some("HTTP_PORT")),
+    ("--http-name", Some("HTTP_NAME")),
     ("--idle-exit", Some("IDLE_EXIT_S")),
     ("--print-port", None),
     ("--log", Some("LOG")),

@@ -186,11 +186,85 @@ fn what_the_door_does_not_know_is_refused_and_closed() {
         let start = format!("HTTP/1.1 {status} ");
         assert!(answer.starts_with(&start), "{status}: {answer}");
     }
-    let head = exchange(door, b"HEAD /v1/stats/holders HTTP/1.0\r\n\r\n");
-    assert!(
-        head.starts_with("HTTP/1.1 200 ") && head.ends_with("\r\n\r\n"),
-        "{head}"
+    for (path, status) in [("/v1/stats/holders", 200), ("/etc/passwd", 404)] {
+        let head = exchange(door, format!("HEAD {path} HTTP/1.0\r\n\r\n").as_bytes());
+        let start = format!("HTTP/1.1 {status} ");
+        assert!(
+            head.starts_with(&start) && head.ends_with("\r\n\r\n"),
+            "{head}"
+        );
+    }
+}
+
+/// The status of a request for the statistics by this name of the server.
+fn status_by_name(door: SocketAddr, name: &str) -> u16 {
+    let answer = exchange(
+        door,
+        format!("GET /v1/stats HTTP/1.1\r\nHost: {name}\r\n\r\n").as_bytes(),
     );
+    let status = answer.split(' ').nth(1).expect("a status");
+    status.parse().expect("a number")
+}
+
+#[test]
+fn the_door_goes_by_the_names_that_it_is_given() {
+    let service = "latchd.prod.svc.cluster.local";
+    let names = [
+        "--http-name",
+        "locks.example.,a.example",
+        "--http-name",
+        service,
+    ];
+    let (_daemon, door) = daemon_with_door(&names);
+    let own = rustix::system::uname();
+    let own = own.nodename().to_str().expect("text").to_owned();
+    for name in [
+        "locks.example",
+        "Locks.Example.:80",
+        "a.example",
+        service,
+        &own,
+        &format!("{own}."),
+    ] {
+        assert_eq!(status_by_name(door, name), 200, "{name}");
+    }
+    for name in ["example", "x.a.example", "a.example.evil", "."] {
+        assert_eq!(status_by_name(door, name), 421, "{name}");
+    }
+    // The remedy in the answer works.
+    let (_daemon, door) = daemon_with_door(&[]);
+    let answer = exchange(door, b"GET / HTTP/1.1\r\nHost: a.example\r\n\r\n");
+    assert!(answer.contains("latchd --http-name NAME"), "{answer}");
+}
+
+#[test]
+fn one_door_may_be_at_several_addresses() {
+    let daemon =
+        Daemon::start_alone(&["--http", "127.0.0.1:0,127.0.0.2:0", "--http", "127.0.0.3:0"]);
+    let log = || daemon.log();
+    eventually(PATIENCE, "three doors", || {
+        log().matches("listening http=").count() == 3
+    });
+    for line in log().lines() {
+        if let Some((_, addr)) = line.split_once("listening http=") {
+            assert_eq!(get(addr.parse().expect("an address"), "/health").0, 200);
+        }
+    }
+}
+
+#[test]
+fn a_connection_over_the_limit_reads_its_503() {
+    let (_daemon, door) = daemon_with_door(&[]);
+    let connect = || {
+        let mut stream = TcpStream::connect(door).expect("the backlog has room");
+        stream.write_all(b"GET / HT").expect("it takes it");
+        stream
+    };
+    let _crowd: Vec<TcpStream> = (0..8).map(|_| connect()).collect();
+    for _ in 0..4 {
+        let answer = exchange(door, b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n");
+        assert!(answer.starts_with("HTTP/1.1 503 "), "{answer}");
+    }
 }
 
 #[test]

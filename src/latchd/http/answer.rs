@@ -40,6 +40,12 @@ pub(super) struct HttpAnswer<'a> {
     is_head: bool,
 }
 
+/// Tells a client that all connections are in use.
+pub(super) fn refuse_full(stream: &Stream) -> Sent {
+    let written = stream.write_within(&mut &*FULL, Some(ANSWER_TIME));
+    written.map_err(|_| ())
+}
+
 impl<'a> HttpAnswer<'a> {
     pub(super) fn new(stream: &'a Stream, is_head: bool) -> Self {
         HttpAnswer {

@@ -2,10 +2,10 @@
 //! latchd(8), HTTP.
 //!
 //! The door has its own limit of connections, so that its clients cannot keep other clients from
-//! their locks. Each connection gets one answer, within a time limit. In a build without the
-//! feature, `absent.rs` takes the place of this module.
+//! their locks. Each connection gets one answer, within a time limit.
 
 mod answer;
+mod host_names;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod pieces;
 mod request;
@@ -16,7 +16,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use log::debug;
-use rustix::system::uname;
 
 use super::connection::SessionRules;
 use super::options::ListenHost;
@@ -30,8 +29,8 @@ use crate::net::workers::Workers;
 use crate::protocol::metrics::exposition;
 use crate::server::{self, no_thread};
 use crate::sys::memory::{self, Purpose};
-use answer::{HttpAnswer, Sent, FULL, JSON, METRICS};
-use request::{HttpRefusal, HttpRequest, Resource, MAX_HEAD_LEN};
+use answer::{refuse_full, HttpAnswer, Sent, FULL, JSON, METRICS};
+use request::{Arrived, HttpRequest, Resource, MAX_HEAD_LEN};
 
 /// The maximum number of connections at once.
 pub(super) const MAX_CONNECTIONS: usize = 16;
@@ -41,6 +40,12 @@ const MAX_PER_ADDRESS: usize = 8;
 /// How long a request may take to arrive.
 const REQUEST_TIME: Duration = Duration::from_secs(5);
 
+/// The maximum number of connections over these limits that are told so at once. More are closed.
+pub(super) const MAX_REFUSED: usize = 16;
+
+/// How long a client that is told so may take to read it.
+const REFUSAL_TIME: Duration = Duration::from_secs(1);
+
 /// How long the answer to a wrong secret is delayed.
 const AUTH_COOLDOWN: Duration = Duration::from_millis(100);
 
@@ -49,10 +54,9 @@ const CLOSING_TIME: Duration = Duration::from_millis(250);
 
 /// Where the door will listen, and the names by which clients may address this server there.
 #[derive(Debug)]
-pub(super) struct DoorPlace {
-    host: ListenHost,
-    port: u16,
-    names: Vec<String>,
+pub(super) struct DoorPlaces {
+    pub(super) places: Vec<(ListenHost, u16)>,
+    pub(super) names: Vec<String>,
 }
 
 /// The listening sockets of the door, before it answers requests.
@@ -69,37 +73,34 @@ struct Guide {
     names: Vec<String>,
 }
 
-impl DoorPlace {
-    /// Returns a place for the door, where clients may address the server by `names`. In a build
-    /// without the feature, this function refuses the option that asks for the door.
-    pub(super) fn wanted_by(
-        _: &str,
-        host: ListenHost,
-        port: u16,
-        names: Vec<String>,
-    ) -> Result<DoorPlace, String> {
-        Ok(DoorPlace { host, port, names })
-    }
-}
-
 impl Door {
-    /// Listens at `place`, if there is one. If there is a certificate, the door speaks TLS with it.
+    /// Listens at all places, if there are any. If there is a certificate, the door speaks TLS with
+    /// it.
     pub(super) fn bind(
-        place: Option<DoorPlace>,
+        places: Option<DoorPlaces>,
         certificate: Option<&Arc<Certificate>>,
     ) -> Result<Option<Door>, String> {
-        let Some(DoorPlace { host, port, names }) = place else {
+        let Some(DoorPlaces { places, mut names }) = places else {
             return Ok(None);
         };
-        let listeners = server::listen(&host.addresses(port)?, None, 0, None)?;
+        let (mut listeners, mut bound) = (Vec::new(), Vec::new());
+        for (host, port) in places {
+            let mut addresses = host.addresses(port)?;
+            // Two names may have an address in common.
+            addresses.retain(|address| port == 0 || !bound.contains(address));
+            listeners.extend(server::listen(&addresses, None, 0, None)?);
+            bound.extend(addresses);
+        }
         let with_tls = |listener: Listener| match certificate {
             Some(certificate) => listener.with_tls(Arc::clone(certificate)),
             None => listener,
         };
-        let own = uname().nodename().to_string_lossy().into_owned();
+        names.extend(host_names::of_this_host());
+        // A request without a host name must not match an empty one.
+        names.retain(|name| !name.is_empty());
         Ok(Some(Door {
             listeners: listeners.into_iter().map(with_tls).collect(),
-            names: names.into_iter().chain([own]).collect(),
+            names,
         }))
     }
 
@@ -121,10 +122,22 @@ impl Door {
             rules: Arc::clone(rules),
             names: self.names,
         };
-        let workers = Workers::new(move |admission| guide.serve(&admission.stream));
+        let workers = Workers::new(move |admission| match admission.exceeds {
+            None => guide.serve(&admission.stream),
+            Some(_) => refuse(&admission.stream),
+        });
         let connections = Connections::new(MAX_CONNECTIONS, Some(MAX_PER_ADDRESS), FULL);
-        let connections = Arc::new(connections);
+        let connections = Arc::new(connections.admitting_refused(MAX_REFUSED));
         accept_from_all("http", &self.listeners, &connections, &workers).map_err(no_thread)
+    }
+}
+
+/// Tells a client that there are too many connections. Does not close before the client has read
+/// that, because the close would reset the connection if the client still sent its request.
+fn refuse(stream: &Stream) {
+    if refuse_full(stream).is_ok() {
+        stream.shutdown(Shutdown::Write);
+        stream.discard_for(REFUSAL_TIME);
     }
 }
 
@@ -134,11 +147,10 @@ impl Guide {
         let Some(asked) = self.read(stream) else {
             return;
         };
-        let resource = asked.as_ref().map(|request| request.resource);
+        let resource = asked.request.as_ref().map(|request| request.resource);
         debug!("http peer={stream} asked={resource:?}");
-        let is_head = asked.as_ref().is_ok_and(|request| request.is_head);
-        let answer = HttpAnswer::new(stream, is_head);
-        let sent = match asked {
+        let answer = HttpAnswer::new(stream, asked.is_head);
+        let sent = match asked.request {
             Ok(request) => self.answer(&request, &answer),
             Err(refusal) => answer.refuse(refusal),
         };
@@ -149,7 +161,7 @@ impl Guide {
     }
 
     /// Reads a request; `None` if the client does not send one in time.
-    fn read(&self, stream: &Stream) -> Option<Result<HttpRequest, HttpRefusal>> {
+    fn read(&self, stream: &Stream) -> Option<Arrived> {
         let due = Instant::now() + REQUEST_TIME;
         let secret_len = self.rules.max_token_len();
         // A secret in Base64 has four bytes for every three.
@@ -168,7 +180,7 @@ impl Guide {
         if !request.resource.is_open() {
             if !request.is_for(&self.names) {
                 let why = "this server does not go by that name; \
-                    latchd --http NAME:PORT gives it another\n";
+                    latchd --http-name NAME gives it another\n";
                 return answer.text("421 Misdirected Request", why);
             }
             if !self.is_let_in(request, answer.stream) {

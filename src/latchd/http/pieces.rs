@@ -2,7 +2,7 @@
 
 use std::io::Read;
 
-use super::request::{self, HttpRefusal, HttpRequest};
+use super::request::{self, Arrived};
 use crate::base64;
 
 /// The maximum length of a head in bytes. Some inputs exceed it.
@@ -19,7 +19,7 @@ pub fn http_request(input: &[u8]) {
     };
     let whole = read(head, MAX_LEN, u64::MAX);
     assert_eq!(read(head, MAX_LEN, 1 + u64::from(*size)), whole);
-    if let Some(Ok(request)) = whole {
+    if let Some(Ok(request)) = whole.map(|asked| asked.request) {
         if request.is_for(&[NAME.to_owned()]) {
             assert!(request.host.as_deref().is_none_or(is_own), "{request:?}");
         }
@@ -27,12 +27,12 @@ pub fn http_request(input: &[u8]) {
     let password = base64::encode(&[b"any:", head].concat());
     let with_password = format!("GET / HTTP/1.0\r\nAuthorization: Basic {password}\r\n\r\n");
     let request = read(with_password.as_bytes(), usize::MAX, u64::MAX);
-    let secret = request.and_then(|request| request.ok()?.secret);
+    let secret = request.and_then(|asked| asked.request.ok()?.secret);
     assert_eq!(secret.as_deref(), Some(head));
 }
 
 /// Reads a head that arrives in pieces of at most `size` bytes.
-fn read(mut head: &[u8], max_len: usize, size: u64) -> Option<Result<HttpRequest, HttpRefusal>> {
+fn read(mut head: &[u8], max_len: usize, size: u64) -> Option<Arrived> {
     request::read(max_len, |room| {
         Read::take(&mut head, size).read(room).unwrap_or(0)
     })
@@ -42,6 +42,7 @@ fn read(mut head: &[u8], max_len: usize, size: u64) -> Option<Result<HttpRequest
 fn is_own(host: &str) -> bool {
     let host = host.to_ascii_lowercase();
     let (name, port) = host.split_once(':').unwrap_or((&host, ""));
+    let name = name.strip_suffix('.').unwrap_or(name);
     let is_port = port.bytes().all(|byte| byte.is_ascii_digit());
     let is_in_address = |byte: u8| byte.is_ascii_hexdigit() || b".:[]".contains(&byte);
     ([NAME, "localhost"].contains(&name) && is_port) || host.bytes().all(is_in_address)

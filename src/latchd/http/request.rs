@@ -50,12 +50,18 @@ impl Resource {
     }
 }
 
+/// A request that has arrived.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Arrived {
+    /// The request is a HEAD, so the answer has no body, even if it is a refusal.
+    pub(super) is_head: bool,
+    pub(super) request: Result<HttpRequest, HttpRefusal>,
+}
+
 /// A request that can be answered.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct HttpRequest {
     pub(super) resource: Resource,
-    /// The request is a HEAD, so the answer has no body.
-    pub(super) is_head: bool,
     /// The host name by which the client addressed this server.
     pub(super) host: Option<String>,
     /// The secret in the header `Authorization`.
@@ -73,12 +79,12 @@ pub(super) enum HttpRefusal {
 
 /// Reads the head of a request, up to `max_len` bytes long. `read` fills a buffer and returns the
 /// number of bytes that it has put there. Returns `None` if the input ends before the head does.
-pub(super) fn read(
-    max_len: usize,
-    mut read: impl FnMut(&mut [u8]) -> usize,
-) -> Option<Result<HttpRequest, HttpRefusal>> {
+pub(super) fn read(max_len: usize, mut read: impl FnMut(&mut [u8]) -> usize) -> Option<Arrived> {
     let (mut head, mut len) = (Vec::new(), 0);
-    while len < max_len {
+    let request = loop {
+        if len == max_len {
+            break Err(HttpRefusal::TooLong);
+        }
         if len == head.len() {
             head.resize((2 * len).clamp(1024, max_len), 0);
         }
@@ -86,11 +92,22 @@ pub(super) fn read(
             0 => return None,
             read_len => len += read_len,
         }
-        if let Some(asked) = parse(&head[..len]).transpose() {
-            return Some(asked);
+        if let Some(request) = parse(&head[..len]).transpose() {
+            break request;
         }
+    };
+    Some(Arrived {
+        is_head: is_head(&head[..len]),
+        request,
+    })
+}
+
+/// Whether the first word of a request is HEAD. Ignores empty lines before it, as the parser does.
+fn is_head(mut head: &[u8]) -> bool {
+    while let Some(rest) = head.strip_prefix(b"\r\n").or(head.strip_prefix(b"\n")) {
+        head = rest;
     }
-    Some(Err(HttpRefusal::TooLong))
+    head.starts_with(b"HEAD ")
 }
 
 /// Parses the head of a request; `None` if the head has not arrived in full.
@@ -103,11 +120,9 @@ fn parse(bytes: &[u8]) -> Result<Option<HttpRequest>, HttpRefusal> {
         Err(Error::TooManyHeaders) => return Err(HttpRefusal::TooLong),
         Err(_) => return Err(HttpRefusal::Malformed),
     }
-    let is_head = match head.method {
-        Some("GET") => false,
-        Some("HEAD") => true,
-        _ => return Err(HttpRefusal::OtherMethod),
-    };
+    if !matches!(head.method, Some("GET" | "HEAD")) {
+        return Err(HttpRefusal::OtherMethod);
+    }
     let target = head.path.unwrap_or_default();
     let target = target.split_once('?').map_or(target, |(target, _)| target);
     let (authority, path) = parts(target);
@@ -127,7 +142,6 @@ fn parse(bytes: &[u8]) -> Result<Option<HttpRequest>, HttpRefusal> {
     }
     Ok(Some(HttpRequest {
         resource: *resource,
-        is_head,
         // An authority in the target overrides the Host header.
         host: authority.or(host).map(str::to_owned),
         secret: named("authorization").find_map(|header| secret(header.value)),
@@ -174,6 +188,8 @@ impl HttpRequest {
             Some((host, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => host,
             _ => host,
         };
+        // A name with a dot at its end is absolute: no search list of a resolver applies to it.
+        let host = host.strip_suffix('.').unwrap_or(host);
         let is_name = |name: &str| name.eq_ignore_ascii_case(host);
         in_brackets(host).unwrap_or(host).parse::<IpAddr>().is_ok()
             || is_name("localhost")
@@ -211,7 +227,29 @@ mod tests {
                 "{value}"
             );
         }
-        assert!(request("HEAD / HTTP/1.0\r\n\r\n").is_head);
+    }
+
+    #[test]
+    fn a_refused_head_wants_no_body_either() {
+        let asked = |head: &str| {
+            let mut rest = head.as_bytes();
+            let read_some =
+                |room: &mut [u8]| std::io::Read::read(&mut rest, room).expect("a slice");
+            read(MAX_HEAD_LEN, read_some).expect("a whole head")
+        };
+        let long = "x".repeat(2 * MAX_HEAD_LEN);
+        for (line, refusal) in [
+            ("/ HTTP/1.0", None),
+            ("/etc HTTP/1.0", Some(HttpRefusal::NotFound)),
+            ("/ HTTP/1.1", Some(HttpRefusal::Malformed)),
+            (&long, Some(HttpRefusal::TooLong)),
+        ] {
+            for (method, is_head) in [("HEAD", true), ("\r\nHEAD", true), ("GET", false)] {
+                let asked = asked(&format!("{method} {line}\r\n\r\n"));
+                assert_eq!(asked.is_head, is_head, "{method}");
+                assert_eq!(asked.request.err(), refusal, "{method}");
+            }
+        }
     }
 
     #[test]
@@ -280,6 +318,9 @@ mod tests {
             "localhost:1",
             "DB1",
             "db1:80",
+            "db1.",
+            "db1.:80",
+            "localhost.",
         ] {
             assert!(is_for(host), "{host}");
         }
@@ -288,6 +329,10 @@ mod tests {
             "db1.evil.example:80",
             "localhost.evil",
             "",
+            ".",
+            "db1..",
+            "db1.evil.example.",
+            "db1@evil.example",
             "db1:x",
             ":1",
         ] {
