@@ -11,7 +11,10 @@
 //! still written. But no session relies on a change that was not certain then, because the next
 //! server may not know of it.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+mod rounds;
+mod untold;
+
+use std::collections::{BTreeMap, VecDeque};
 use std::mem;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -20,14 +23,14 @@ use crossbeam_channel::{bounded, Receiver, Sender};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::arbiter::{Certainty, Promised, Recorder};
+use crate::fence::range::{ReservedRange, RANGE};
 use crate::table::Change;
 use crate::token::{Fence, FenceSource};
+use rounds::Rounds;
+use untold::Untold;
 
 /// The maximum number of holders in a batch. etcd accepts 128 operations in a transaction.
 pub const MAX_HOLDERS: usize = 120;
-
-/// The number of fences that are reserved at a time.
-pub const FENCE_RANGE: u64 = 1 << 20;
 
 /// The journal, which the writing thread, the arbiter and the sessions share.
 #[derive(Default)]
@@ -41,8 +44,8 @@ pub struct Journal {
 struct JournalState {
     /// The changes that are not in a round yet, with their numbers.
     pending: VecDeque<(u64, Change)>,
-    /// When the first pending change was recorded, or slightly later. It may have been recorded
-    /// earlier if the previous round left changes behind. Meaningless if no change is pending.
+    /// When the first pending change was recorded. If the previous round left changes behind, they
+    /// may be a little older. Meaningless if no change is pending.
     pending_since: Option<Instant>,
     /// The number of the latest recorded change. Changes are numbered from 1.
     recorded: u64,
@@ -50,29 +53,16 @@ struct JournalState {
     certain: u64,
     /// The number of each holder's latest change, if no session may rely on that change yet.
     last_changes: BTreeMap<Fence, u64>,
-    /// No holder that was in etcd before the round in progress had a fence above this one.
-    highest_written: u64,
-    /// The grants of which no client has been told.
-    untold: BTreeSet<Fence>,
-    /// Set when etcd has refused a batch. No other batch may begin before this instant.
-    retry_at: Option<Instant>,
-    /// The number of the latest round that has begun.
-    begun: u64,
-    /// The number of the latest round that has succeeded.
-    succeeded: u64,
-    /// A session needs another round, even if there is nothing to write.
-    is_asked: bool,
-    /// The fences from `next_fence` up to but not including `fence_end` may be used.
-    next_fence: u64,
-    fence_end: u64,
+    untold: Untold,
+    rounds: Rounds,
+    /// The fences that are reserved in etcd.
+    fences: ReservedRange,
+    /// The next batch must reserve more fences.
     wants_fences: bool,
-    ran_out_of_fences: bool,
     /// Dropped when etcd has accepted a batch. The drop closes the channel.
     probe: Option<Sender<()>>,
     waiting: Vec<Waiting>,
     closed: Option<Closed>,
-    /// The smoothed duration of a round.
-    round_time: Duration,
 }
 
 /// The state of the journal when it was closed.
@@ -103,12 +93,18 @@ pub struct Round {
     began: Instant,
     /// When the first of the changes was recorded, as in `JournalState::pending_since`.
     pub recorded_at: Instant,
+    /// The number of the round; 0 if it has not begun.
     number: u64,
     /// All changes up to this number are certain when the round has succeeded.
     last_change: u64,
 }
 
 impl Round {
+    /// Whether the round changes anything.
+    fn is_batch(&self) -> bool {
+        !self.changes.is_empty() || self.reserve.is_some()
+    }
+
     pub fn changes(&self) -> impl Iterator<Item = &Change> + Clone {
         self.changes.iter().map(|(_, change)| change)
     }
@@ -119,18 +115,17 @@ impl Journal {
     pub fn next_round(&self) -> Round {
         let mut state = self.state.lock();
         loop {
-            let may_write = state.retry_at.is_none_or(|at| at <= Instant::now());
+            let may_write = state.rounds.may_write();
             let has_changes = !state.pending.is_empty() || state.wants_fences;
-            if may_write && has_changes || state.is_asked {
-                let round = state.begin_round(may_write);
-                let is_asked = mem::take(&mut state.is_asked);
-                if is_asked || !round.changes.is_empty() || round.reserve.is_some() {
-                    state.begun = round.number;
+            if may_write && has_changes || state.rounds.is_asked() {
+                let mut round = state.make_round(may_write);
+                if state.rounds.take_request() || round.is_batch() {
+                    round.number = state.rounds.begin();
                     return round;
                 }
                 // Each pending grant has ended before it was written, so there is nothing to write.
-                state.succeed(0, round.last_change);
-            } else if let Some(retry_at) = state.retry_at.filter(|_| has_changes) {
+                state.are_certain(round.last_change);
+            } else if let Some(retry_at) = state.rounds.retry_at.filter(|_| has_changes) {
                 self.work.wait_until(&mut state, retry_at);
             } else {
                 self.work.wait(&mut state);
@@ -143,68 +138,57 @@ impl Journal {
     pub fn finish(&self, round: &Round) -> bool {
         let took = round.began.elapsed();
         let mut state = self.state.lock();
-        let has_fences = round.reserve.is_some_and(|end| {
-            state.fence_end = end;
-            mem::take(&mut state.ran_out_of_fences)
-        });
-        let fences = round.changes().map(|change| change.fence().0);
-        state.highest_written = state.highest_written.max(fences.max().unwrap_or(0));
-        if !round.changes.is_empty() || round.reserve.is_some() {
-            state.retry_at = None;
+        let had_run_out = round.reserve.is_some_and(|end| state.fences.extend(end));
+        state.untold.are_written(round.changes().map(Change::fence));
+        if round.is_batch() {
+            state.rounds.retry_at = None;
             state.probe = None;
         }
-        state.round_time = match round.number {
-            1 => took,
-            _ => (15 * state.round_time + took) / 16,
-        };
-        // A question that began during the round and was not answered is answered by this: the
-        // request that succeeded was sent after it.
-        let begun = state.begun;
-        state.succeed(begun, round.last_change);
-        has_fences
+        state.rounds.succeed_all(round.number, took);
+        state.are_certain(round.last_change);
+        had_run_out
     }
 
     /// Puts back the changes of a round that etcd has definitely refused. The next batch begins
     /// with them, after `pause`. A question is sent at once, because the refusal does not say
     /// whether this server is still active.
-    pub fn take_back(&self, mut round: Round, pause: Duration) {
+    pub fn put_back(&self, mut round: Round, pause: Duration) {
         let mut state = self.state.lock();
         state.wants_fences |= round.reserve.is_some();
         match round.changes.last_mut() {
             // Later changes of the round have cancelled each other out.
             Some((number, _)) => *number = round.last_change,
-            None => state.succeed(0, round.last_change),
+            None => state.are_certain(round.last_change),
         }
         let since = state.pending_since.filter(|_| !state.pending.is_empty());
         state.pending_since = Some(since.map_or(round.recorded_at, |it| it.min(round.recorded_at)));
         for change in round.changes.into_iter().rev() {
             state.pending.push_front(change);
         }
-        state.retry_at = Instant::now().checked_add(pause);
-        state.is_asked = true;
+        state.rounds.retry_at = Instant::now().checked_add(pause);
+        state.rounds.ask();
     }
 
     /// Begins a question about a batch whose answer is missing. Returns the number of the question.
     pub fn begin_question(&self) -> u64 {
         let mut state = self.state.lock();
-        state.is_asked = false;
-        state.begun += 1;
-        state.begun
+        state.rounds.take_request();
+        state.rounds.begin()
     }
 
     /// Records that the question with this number was answered, and wakes the sessions that waited
     /// for it.
     pub fn finish_question(&self, number: u64) {
-        self.state.lock().succeed(number, 0);
+        let mut state = self.state.lock();
+        state.rounds.succeed(number);
+        state.wake_sessions();
     }
 
     /// Starts a term with reserved fences: those from `next` up to but not including `end`.
-    pub fn begin(&self, next: u64, end: u64) {
+    pub fn begin_term(&self, next: u64, end: u64) {
         let mut state = self.state.lock();
-        state.next_fence = next;
-        state.fence_end = end;
-        state.highest_written = next.saturating_sub(1);
-        state.ran_out_of_fences = false;
+        state.fences = ReservedRange::new(next, end, RANGE);
+        state.untold.highest_written = next.saturating_sub(1);
     }
 
     /// Requests a batch, even if nothing has changed. The returned channel closes when etcd has
@@ -238,7 +222,7 @@ impl Journal {
     }
 
     pub fn round_time(&self) -> Duration {
-        self.state.lock().round_time
+        self.state.lock().rounds.smoothed_time
     }
 
     /// Blocks until the latest changes of the promised holders are certain. With
@@ -247,22 +231,21 @@ impl Journal {
     ///
     /// Returns those of the grants of which no client was told before. The caller tells their
     /// client now.
-    pub fn wait_for(&self, promised: &Promised) -> Vec<Fence> {
+    pub fn wait_until_certain(&self, promised: &Promised) -> Vec<Fence> {
         if promised.certainty == Certainty::None || super::is_planted("reply-before-journal") {
             return Vec::new();
         }
         let mut state = self.state.lock();
         let mut round = 0;
         if promised.certainty == Certainty::JournaledByActive {
-            round = state.begun + 1;
-            state.is_asked = true;
+            round = state.rounds.ask();
             self.work.notify_one();
         }
         let change = match promised.is_about_all {
             true => state.recorded,
             false => state.last_change_of(&promised.holders),
         };
-        // The close may take a grant back whose change was certain by then.
+        // The close may end a grant whose change was certain by then.
         let is_uncertain = |state: &mut JournalState| {
             let (certain, succeeded) = state.reliable();
             let is_closed = state.closed.is_some();
@@ -271,8 +254,7 @@ impl Journal {
                 || is_closed && certain < state.last_change_of(&promised.holders)
         };
         JournalState::wait_while(&mut state, is_uncertain, (change, round), Duration::MAX);
-        let grants = promised.grants.iter().copied();
-        grants.filter(|it| state.untold.remove(it)).collect()
+        state.untold.tell(&promised.grants)
     }
 }
 
@@ -286,27 +268,21 @@ impl JournalState {
         for change in changes {
             self.recorded += 1;
             self.last_changes.insert(change.fence(), self.recorded);
-            match &change {
-                Change::Held(_) if change.fence().0 > self.highest_written => {
-                    self.untold.insert(change.fence());
-                }
-                Change::Held(_) => {}
-                Change::Ended(fence) => drop(self.untold.remove(fence)),
-            }
+            self.untold.note(&change);
             if self.closed.is_none() {
                 self.pending.push_back((self.recorded, change));
             }
         }
     }
 
-    /// Takes back the grants of which no client knows, and notes what sessions may rely on. At the
-    /// next server, these grants would only block their keys.
+    /// Ends the grants of which no client knows, and notes what sessions may rely on. At the next
+    /// server, these grants would only block their keys.
     fn close(&mut self) {
         if self.closed.is_some() {
             return;
         }
-        let (certain, succeeded) = (self.certain, self.succeeded);
-        let untold = mem::take(&mut self.untold);
+        let (certain, succeeded) = (self.certain, self.rounds.succeeded);
+        let untold = self.untold.take();
         self.add(untold.into_iter().map(Change::Ended));
         self.closed = Some(Closed {
             certain,
@@ -316,13 +292,13 @@ impl JournalState {
     }
 
     /// Makes the next round. Without `may_write`, the round is a question.
-    fn begin_round(&mut self, may_write: bool) -> Round {
+    fn make_round(&mut self, may_write: bool) -> Round {
         let mut changes: Vec<(u64, Change)> = Vec::new();
         let (mut last_change, mut reserve) = (0, None);
         if may_write {
             last_change = self.take_changes(&mut changes);
             if mem::take(&mut self.wants_fences) {
-                reserve = Some(self.fence_end.saturating_add(FENCE_RANGE));
+                reserve = Some(self.fences.end().saturating_add(RANGE));
             }
         }
         let began = Instant::now();
@@ -332,7 +308,7 @@ impl JournalState {
             reserve,
             began,
             recorded_at: recorded_at.unwrap_or(began),
-            number: self.begun + 1,
+            number: 0,
             last_change,
         }
     }
@@ -348,7 +324,7 @@ impl JournalState {
             match changes.iter().rposition(|(_, it)| it.fence() == fence) {
                 // The grant has ended before it was written, so neither change is needed.
                 Some(at)
-                    if matches!(change, Change::Ended(_)) && fence.0 > self.highest_written =>
+                    if matches!(change, Change::Ended(_)) && self.untold.is_unwritten(fence) =>
                 {
                     changes.remove(at);
                 }
@@ -364,16 +340,20 @@ impl JournalState {
         last_change
     }
 
-    /// Records that a round has succeeded, and that all changes up to `change` are certain.
-    fn succeed(&mut self, round: u64, change: u64) {
-        self.succeeded = self.succeeded.max(round);
+    /// Records that all changes up to this number are certain.
+    fn are_certain(&mut self, change: u64) {
         if change > self.certain {
             self.certain = change;
-            // After the close, a slow session must still find out that its grant was taken back.
+            // After the close, a slow session must still find out that its grant was ended.
             let (reliable, _) = self.reliable();
             self.last_changes.retain(|_, number| *number > reliable);
         }
-        let (certain, succeeded) = (self.certain, self.succeeded);
+        self.wake_sessions();
+    }
+
+    /// Wakes the sessions that have waited for a change or a round, and need not any longer.
+    fn wake_sessions(&mut self) {
+        let (certain, succeeded) = (self.certain, self.rounds.succeeded);
         self.waiting.retain(|it| {
             let waits = it.change > certain || it.round > succeeded;
             if !waits {
@@ -393,7 +373,7 @@ impl JournalState {
     /// The number of the latest change, and of the latest round, that sessions may rely on.
     fn reliable(&self) -> (u64, u64) {
         let closed = self.closed.as_ref();
-        closed.map_or((self.certain, self.succeeded), |closed| {
+        closed.map_or((self.certain, self.rounds.succeeded), |closed| {
             (closed.certain, closed.succeeded)
         })
     }
@@ -442,18 +422,12 @@ impl FenceSource for Arc<Journal> {
     /// A fence that is reserved in etcd. `None` if no fence is left: then nothing is granted, and
     /// more fences are requested.
     fn next_fence(&mut self) -> Option<u64> {
-        let mut state = self.state.lock();
-        let left = state.fence_end - state.next_fence;
-        let fence = (left > 0).then_some(state.next_fence);
-        state.next_fence += u64::from(left > 0);
-        let has_run_out = left == 0 && !state.ran_out_of_fences;
-        state.ran_out_of_fences |= has_run_out;
-        // More fences are requested once per range, so that not every grant wakes the journal.
-        if left == FENCE_RANGE / 2 || has_run_out {
-            state.wants_fences = true;
+        let state = &mut *self.state.lock();
+        let wants_fences = &mut state.wants_fences;
+        state.fences.take(|| {
+            *wants_fences = true;
             self.work.notify_one();
-        }
-        fence
+        })
     }
 }
 
@@ -499,7 +473,7 @@ mod tests {
     /// Tells the client of a grant at once, which must be certain. Returns whether it is news.
     fn tell(journal: &Journal, fence: u64) -> bool {
         !journal
-            .wait_for(&promised(fence, Certainty::Journaled))
+            .wait_until_certain(&promised(fence, Certainty::Journaled))
             .is_empty()
     }
 
@@ -509,7 +483,7 @@ mod tests {
         let done = Arc::new(AtomicBool::new(false));
         let (journal_of_thread, done_of_thread) = (Arc::clone(journal), Arc::clone(&done));
         thread::spawn(move || {
-            journal_of_thread.wait_for(&promised(fence, certainty));
+            journal_of_thread.wait_until_certain(&promised(fence, certainty));
             done_of_thread.store(true, Ordering::SeqCst);
         });
         wait_until(|| journal.waiting_sessions() > before);
@@ -535,7 +509,7 @@ mod tests {
     #[test]
     fn of_several_changes_to_a_holder_the_last_is_written() {
         let journal = Arc::new(Journal::default());
-        journal.begin(3, 9);
+        journal.begin_term(3, 9);
         let ended = Change::Ended(Fence(1));
         record(
             &journal,
@@ -549,7 +523,7 @@ mod tests {
     #[test]
     fn a_grant_that_ends_before_it_is_written_never_is() {
         let journal = Arc::new(Journal::default());
-        journal.begin(10, 99);
+        journal.begin_term(10, 99);
         let abandoned = [held(10, 5), held(10, 9), Change::Ended(Fence(10))];
         record(&journal, &[&abandoned[..], &[held(11, 5)]].concat());
         let round = journal.next_round();
@@ -586,7 +560,7 @@ mod tests {
         let journal = Arc::new(Journal::default());
         let mut of_all = Promised::default();
         of_all.add(Promise::All(Certainty::Journaled));
-        assert_eq!(journal.wait_for(&of_all), []);
+        assert_eq!(journal.wait_until_certain(&of_all), []);
         record(&journal, &[held(1, 1)]);
         assert!(!tell(&journal, 2));
         let round = journal.next_round();
@@ -621,7 +595,7 @@ mod tests {
         let journal = Arc::new(Journal::default());
         record(&journal, &[held(1, 1)]);
         let claim = waiting(&journal, 1, Certainty::Journaled);
-        journal.take_back(journal.next_round(), PAUSE);
+        journal.put_back(journal.next_round(), PAUSE);
         assert_eq!(journal.pending_grants(), [Fence(1)]);
         for _ in 0..2 {
             let renewal = waiting(&journal, 0, Certainty::JournaledByActive);
@@ -633,7 +607,7 @@ mod tests {
         assert!(!is_done(&claim));
         // After the pause it is written, with what has come since.
         record(&journal, &[held(2, 1)]);
-        journal.state.lock().retry_at = Some(Instant::now());
+        journal.state.lock().rounds.retry_at = Some(Instant::now());
         let round = journal.next_round();
         assert_eq!(changes(&round), [held(1, 1), held(2, 1)]);
         journal.finish(&round);
@@ -644,7 +618,7 @@ mod tests {
     fn a_refused_claim_whose_client_leaves_is_forgotten() {
         let journal = Arc::new(Journal::default());
         record(&journal, &[held(1, 1)]);
-        journal.take_back(journal.next_round(), Duration::ZERO);
+        journal.put_back(journal.next_round(), Duration::ZERO);
         record(&journal, &[Change::Ended(Fence(1))]);
         let release = waiting(&journal, 1, Certainty::Journaled);
         let question = journal.next_round();
@@ -686,7 +660,7 @@ mod tests {
         record(&journal, &[held(1, 1), held(2, 1), Change::Ended(Fence(2))]);
         let round = journal.next_round();
         let release = waiting(&journal, 2, Certainty::Journaled);
-        journal.take_back(round, Duration::ZERO);
+        journal.put_back(round, Duration::ZERO);
         journal.finish(&journal.next_round());
         wait_until(|| is_done(&release));
     }
@@ -703,9 +677,9 @@ mod tests {
     }
 
     #[test]
-    fn a_close_takes_back_the_grants_of_which_no_client_was_told() {
+    fn a_close_ends_the_grants_of_which_no_client_was_told() {
         let journal = Arc::new(Journal::default());
-        journal.begin(1, 99);
+        journal.begin_term(1, 99);
         record(&journal, &[held(1, 1), held(2, 1), held(3, 1)]);
         journal.finish(&journal.next_round());
         // The session of the third one is slow.
@@ -729,7 +703,7 @@ mod tests {
     /// A session can be slow: its grant may be written, and its end as well, before the session
     /// asks what to wait for.
     #[test]
-    fn no_session_tells_of_a_grant_that_the_close_has_taken_back() {
+    fn no_session_tells_of_a_grant_that_the_close_has_ended() {
         let journal = Arc::new(Journal::default());
         record(&journal, &[held(1, 1)]);
         journal.finish(&journal.next_round());
@@ -743,14 +717,15 @@ mod tests {
 
     /// The session was woken, but had not run when the journal was closed.
     #[test]
-    fn no_session_that_waited_tells_of_a_grant_that_the_close_has_taken_back() {
+    fn no_session_that_waited_tells_of_a_grant_that_the_close_ended() {
         let journal = Arc::new(Journal::default());
         record(&journal, &[held(1, 1)]);
         let claim = waiting(&journal, 1, Certainty::Journaled);
         let round = journal.next_round();
         let mut state = journal.state.lock();
-        state.highest_written = 1;
-        state.succeed(round.number, round.last_change);
+        state.untold.highest_written = 1;
+        state.rounds.succeed(round.number);
+        state.are_certain(round.last_change);
         state.close();
         drop(state);
         thread::sleep(Duration::from_millis(20));
@@ -764,7 +739,7 @@ mod tests {
         journal.finish(&journal.next_round());
         let mut named = Promised::default();
         named.add(Promise::Holder(Certainty::Journaled, Fence(1)));
-        assert_eq!(journal.wait_for(&named), []);
+        assert_eq!(journal.wait_until_certain(&named), []);
         assert!(tell(&journal, 1));
     }
 
@@ -797,16 +772,16 @@ mod tests {
     fn fences_are_reserved_ahead_and_run_out_otherwise() {
         let journal = Arc::new(Journal::default());
         let mut fences = Arc::clone(&journal);
-        journal.begin(100, 100 + FENCE_RANGE);
-        for fence in 100..100 + FENCE_RANGE {
+        journal.begin_term(100, 100 + RANGE);
+        for fence in 100..100 + RANGE {
             assert_eq!(fences.next_fence(), Some(fence));
         }
         assert_eq!([fences.next_fence(), fences.next_fence()], [None, None]);
         let round = journal.next_round();
-        assert_eq!(round.reserve, Some(100 + 2 * FENCE_RANGE));
+        assert_eq!(round.reserve, Some(100 + 2 * RANGE));
         // Waiters are owed slots.
         assert!(journal.finish(&round));
-        assert_eq!(fences.next_fence(), Some(100 + FENCE_RANGE));
+        assert_eq!(fences.next_fence(), Some(100 + RANGE));
     }
 
     #[test]

@@ -222,7 +222,7 @@ impl ClusterNode {
     /// stays silent, this blocks until the server starts over. Returns the grants of which the
     /// replies are the first to tell.
     pub fn wait_for_journal(&self, promised: &Promised) -> Vec<Fence> {
-        self.journal.wait_for(promised)
+        self.journal.wait_until_certain(promised)
     }
 
     /// Starts the threads that run for leader, write the journal and watch the relayed connections.

@@ -9,11 +9,12 @@ use std::time::{Duration, Instant, SystemTime};
 use log::{error, info};
 
 use super::etcd::{self, EtcdFailure, Gateway, TxnAnswer};
-use super::journal::{granted, FENCE_RANGE};
+use super::journal::granted;
 use super::record::{self, Names};
 use super::trouble::Trouble;
 use super::{is_planted, ClusterNode, Term};
 use crate::arbiter::Arbiter;
+use crate::fence::range::RANGE;
 use crate::fence::source::fence_of_clock;
 use crate::sys::moment::Moment;
 use crate::table::{Change, HolderRecord};
@@ -83,7 +84,7 @@ impl JournalWriter {
                 self.arbiter.begin_anew(&granted(round.changes()));
             }
             match outcome {
-                BatchResult::Refused => journal.take_back(round, PAUSE_AFTER_REFUSAL),
+                BatchResult::Refused => journal.put_back(round, PAUSE_AFTER_REFUSAL),
                 BatchResult::Certain => {
                     if journal.finish(&round) {
                         self.arbiter.grant_owed_slots();
@@ -111,11 +112,11 @@ impl JournalWriter {
         let newest = records.last().map(|record| record.token.fence.0);
         let beyond_used = used.max(newest).map_or(0, |fence| fence.saturating_add(1));
         let first = beyond_used.max(fence_of_clock(SystemTime::now()));
-        let end = first.saturating_add(FENCE_RANGE);
+        let end = first.saturating_add(RANGE);
         while self.commit(iter::empty(), Some(end)) == BatchResult::Refused {
             thread::sleep(PAUSE_AFTER_REFUSAL);
         }
-        self.node.journal.begin(first, end);
+        self.node.journal.begin_term(first, end);
         // The journal is set first, because a lease may end before the last holder is restored.
         let journal = Arc::clone(&self.node.journal);
         self.arbiter.record_with(Box::new(journal));

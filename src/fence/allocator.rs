@@ -1,8 +1,8 @@
 //! Fences that rise across restarts, crashes and clock steps. A range of fences is reserved in a
 //! file before any of them is used.
 //!
-//! [`ReservedFences`] never touches the disk. It takes fences from the reserved ranges, and asks
-//! for more when half of a range is left. [`Reserver::run`] writes to the disk, on its own thread.
+//! [`ReservedFences`] never touches the disk. It takes fences from the reserved range, and asks for
+//! more when half of it is left. [`Reserver::run`] writes to the disk, on its own thread.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -23,9 +23,7 @@ use crate::token::FenceSource;
 #[cfg(test)]
 use super::file::file_of;
 use super::file::{encode, recover, Recovered, FILE_LEN};
-
-/// The number of fences that are reserved at a time.
-pub const RANGE: u64 = 1 << 20;
+use super::range::ReservedRange;
 
 /// The pause after a failed write, before the next attempt.
 const RETRY_AFTER: Duration = Duration::from_millis(250);
@@ -81,10 +79,7 @@ fn reserve_first<D: Disk>(
     let beyond_used = used.map_or(Some(0), |ceiling| ceiling.checked_add(1));
     let first = beyond_used.ok_or_else(exhausted)?.max(clock);
     let (sender, requests) = bounded(1);
-    let reserved = Arc::new(Mutex::new(Reserved {
-        end: first,
-        ran_out: false,
-    }));
+    let reserved = Arc::new(Mutex::new(ReservedRange::new(first, first, range)));
     let mut reserver = Reserver {
         disk,
         seq: recovered.seq,
@@ -98,63 +93,29 @@ fn reserve_first<D: Disk>(
         // it.
         reserver.reserve()?;
     }
-    let end = reserved.lock().end;
     let fences = ReservedFences {
-        next: first,
-        end,
-        low_water: range / 2,
         reserved,
         requests: sender,
     };
     Ok((fences, reserver))
 }
 
-/// The state that the fences and the reserver share.
-struct Reserved {
-    /// Fences below this are reserved.
-    end: u64,
-    /// Whether a request for a fence has failed since the latest range was reserved.
-    ran_out: bool,
-}
-
 /// Fences from ranges that have been reserved. Never blocks for the disk.
 pub struct ReservedFences {
-    next: u64,
-    /// The end of the reserved fences at the latest check.
-    end: u64,
-    /// Once this many fences are left, more are requested.
-    low_water: u64,
-    reserved: Arc<Mutex<Reserved>>,
+    reserved: Arc<Mutex<ReservedRange>>,
     requests: Sender<()>,
 }
 
 impl FenceSource for ReservedFences {
     fn next_fence(&mut self) -> Option<u64> {
-        if self.is_low() {
-            let mut reserved = self.reserved.lock();
-            self.end = reserved.end;
-            reserved.ran_out |= self.next == self.end;
-            drop(reserved);
-            if self.is_low() {
-                // One request at a time is enough. A second request finds the channel full.
-                let _ = self.requests.try_send(());
-            }
-        }
-        if self.next == self.end {
-            return None;
-        }
-        self.next += 1;
-        Some(self.next - 1)
+        self.reserved.lock().take(|| {
+            // One request at a time is enough. A second request finds the channel full.
+            let _ = self.requests.try_send(());
+        })
     }
 
     fn reserved_left(&self) -> Option<u64> {
-        Some(self.reserved.lock().end - self.next)
-    }
-}
-
-impl ReservedFences {
-    fn is_low(&self) -> bool {
-        self.end - self.next <= self.low_water
+        Some(self.reserved.lock().left())
     }
 }
 
@@ -164,7 +125,7 @@ pub struct Reserver<D> {
     /// The sequence number of the latest record.
     seq: u64,
     range: u64,
-    reserved: Arc<Mutex<Reserved>>,
+    reserved: Arc<Mutex<ReservedRange>>,
     requests: Receiver<()>,
 }
 
@@ -175,27 +136,30 @@ impl<D: Disk> Reserver<D> {
     pub fn run(mut self, grant_owed_slots: impl Fn()) {
         while self.requests.recv().is_ok() {
             let mut has_failed = false;
-            while let Err(error) = self.reserve() {
-                if !has_failed {
-                    error!("cannot-reserve-fences error=\"{}\"", reason(&error));
-                    has_failed = true;
+            let had_run_out = loop {
+                match self.reserve() {
+                    Ok(had_run_out) => break had_run_out,
+                    Err(error) if !has_failed => {
+                        error!("cannot-reserve-fences error=\"{}\"", reason(&error));
+                        has_failed = true;
+                    }
+                    Err(_) => {}
                 }
                 thread::sleep(RETRY_AFTER);
-            }
+            };
             if has_failed {
                 info!("reserved-fences-again");
             }
-            let ran_out = std::mem::take(&mut self.reserved.lock().ran_out);
-            if ran_out {
+            if had_run_out {
                 grant_owed_slots();
             }
         }
     }
 
     /// Reserves the next range: first writes it to the disk, and only then makes its fences
-    /// available.
-    fn reserve(&mut self) -> io::Result<()> {
-        let end = self.reserved.lock().end;
+    /// available. Returns whether the fences had run out.
+    fn reserve(&mut self) -> io::Result<bool> {
+        let end = self.reserved.lock().end();
         let new_end = end.checked_add(self.range).ok_or_else(exhausted)?;
         let seq = self.seq.checked_add(1).ok_or_else(exhausted)?;
         let (record, offset) = encode(seq, new_end);
@@ -203,8 +167,7 @@ impl<D: Disk> Reserver<D> {
         // slot.
         self.disk.write_durably(&record, offset as u64)?;
         self.seq = seq;
-        self.reserved.lock().end = new_end;
-        Ok(())
+        Ok(self.reserved.lock().extend(new_end))
     }
 }
 

@@ -2,4 +2,5 @@
 
 pub mod allocator;
 pub(crate) mod file;
+pub mod range;
 pub mod source;

@@ -34,6 +34,7 @@ use crate::cli::arguments::{self, Origins, Parsed};
 use crate::cli::service_links::is_service_link;
 use crate::cluster::{ClusterNode, ClusterSettings};
 use crate::fence::allocator::{self, Reserver};
+use crate::fence::range::RANGE;
 use crate::fence::source::{fence_of_clock, ClockFences, Salts};
 use crate::log::{LogRules, SourceThrottle};
 use crate::net::connections::Connections;
@@ -235,7 +236,7 @@ fn open_fences(fence_file: Option<&Path>, left: Option<&Handover>) -> Result<Fen
     let Some(path) = fence_file else {
         return Ok((Box::new(ClockFences::starting_at(least)), None));
     };
-    let opened = allocator::open(path, least, allocator::RANGE);
+    let opened = allocator::open(path, least, RANGE);
     let (fences, reserver) =
         opened.map_err(|error| unusable_file("fence", path, reason(&error)))?;
     Ok((Box::new(fences), Some(reserver)))

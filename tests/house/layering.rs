@@ -79,6 +79,7 @@ const PURE: &[&str] = &[
     "src/table",
     "src/token.rs",
     "src/fence/file.rs",
+    "src/fence/range.rs",
     "src/protocol",
     "src/latchd/handover/file.rs",
     "src/latchd/http/request.rs",
