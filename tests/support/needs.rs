@@ -30,6 +30,33 @@ pub static GIVEN_PROGRAMS: LazyLock<Option<PathBuf>> = LazyLock::new(|| {
 /// The programs and libraries, each with its Debian package.
 pub const LIST: &str = include_str!("../packages.txt");
 
+/// What the tests use of programs that come with more or less.
+const BUSYBOX_APPLETS: &[&str] = &[
+    "chmod",
+    "chown",
+    "grep",
+    "mkdir",
+    "nc",
+    "rm",
+    "setsid",
+    "sh",
+    "sleep",
+    "start-stop-daemon",
+    "tail",
+];
+const PERL_MODULES: &[&str] = &["IO::Socket::INET", "POSIX", "Socket"];
+const PYTHON_MODULES: &[&str] = &[
+    "ctypes",
+    "fcntl",
+    "json",
+    "pty",
+    "select",
+    "socket",
+    "subprocess",
+    "termios",
+    "threading",
+];
+
 /// A program of the list that this machine has. Only [`needs`] makes one.
 #[derive(Clone, Debug)]
 pub struct Program(PathBuf);
@@ -108,8 +135,8 @@ pub fn programs<const N: usize>(names: [&str; N]) -> Option<[Program; N]> {
         own_programs()?;
     }
     let found = names.map(find);
-    let missing = names.iter().zip(&found).filter(|(_, it)| it.is_none());
-    let missing: Vec<&str> = missing.map(|(name, _)| *name).collect();
+    let missing = found.iter().filter_map(|it| it.as_ref().err());
+    let missing: Vec<&str> = missing.map(String::as_str).collect();
     if !missing.is_empty() {
         skipped(&missing);
         return None;
@@ -180,8 +207,8 @@ pub fn notes() -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("notes-{}", parent_id()))
 }
 
-/// The program or library, if it is here and works.
-fn find(name: &str) -> Option<Program> {
+/// The program or library, or what is missing: it, or a part of it that the tests use.
+fn find(name: &str) -> Result<Program, String> {
     let path = std::env::var("PATH").unwrap_or_default();
     // Not all of these are in the PATH of a user.
     let places = path.split(':').chain(["/usr/sbin", "/sbin"]);
@@ -190,35 +217,55 @@ fn find(name: &str) -> Option<Program> {
         true => library(name),
         false => paths.find(|path| path.is_file()),
     };
-    let program = Program(program?);
-    let works = match name {
+    let program = Program(program.ok_or(name)?);
+    match missing_part(name, &program) {
+        Some(part) => Err(format!("{name} with {part}")),
+        None => Ok(program),
+    }
+}
+
+fn missing_part(name: &str, program: &Program) -> Option<String> {
+    let works = |part: &str, works: bool| (!works).then(|| part.to_owned());
+    match name {
         // A container may forbid it.
-        "strace" => says(&program, &["sh", "-c", "echo traced"], "traced"),
+        "strace" => works(
+            "the right to trace",
+            output_of(program, &["sh", "-c", "echo traced"]).contains("traced"),
+        ),
         // There are several, with other options.
-        "nc" => says(&program, &["-h"], "OpenBSD"),
-        // Debian's perl-base lacks most modules of perl.
-        "perl" => says(
-            &program,
-            &[
-                "-e",
-                "use IO::Socket::INET; use POSIX; use Socket; print 'modules'",
-            ],
-            "modules",
+        "nc" => works(
+            "the options of OpenBSD",
+            output_of(program, &["-h"]).contains("OpenBSD"),
         ),
-        // Debian's python3-minimal lacks most of the library.
-        "python3" => says(
-            &program,
-            &[
-                "-c",
-                "import json, pty, select, socket, subprocess, termios; print('modules')",
-            ],
-            "modules",
-        ),
+        "busybox" => {
+            let applets = output_of(program, &["--list"]);
+            let has = |applet: &&&str| applets.lines().any(|line| line == **applet);
+            let missing = BUSYBOX_APPLETS.iter().find(|applet| !has(applet));
+            missing.map(|applet| (*applet).to_owned())
+        }
+        // Debian's perl-base lacks most modules of perl, its python3-minimal most of the library.
+        "perl" => {
+            let missing = "for (@ARGV) { eval \"require $_\" or print \"$_\\n\" }";
+            let arguments = [&["-e", missing], PERL_MODULES].concat();
+            output_of(program, &arguments)
+                .lines()
+                .next()
+                .map(str::to_owned)
+        }
+        "python3" => {
+            let missing = "import importlib.util, sys\n\
+                           for name in sys.argv[1:]:\n    \
+                           if not importlib.util.find_spec(name): print(name)";
+            let arguments = [&["-c", missing], PYTHON_MODULES].concat();
+            output_of(program, &arguments)
+                .lines()
+                .next()
+                .map(str::to_owned)
+        }
         // A container may have no file systems in user space.
-        "bindfs" | "ntfs-3g" => File::open("/dev/fuse").is_ok(),
-        _ => true,
-    };
-    works.then_some(program)
+        "bindfs" | "ntfs-3g" => works("/dev/fuse", File::open("/dev/fuse").is_ok()),
+        _ => None,
+    }
 }
 
 /// A library that is in a directory of its own, below that of the machine's libraries.
@@ -232,16 +279,18 @@ fn library(name: &str) -> Option<PathBuf> {
     files.find_map(|folder| Some(folder.join(name)).filter(|file| file.is_file()))
 }
 
-fn says(program: &Program, arguments: &[&str], text: &str) -> bool {
+/// What the program prints, if it runs.
+fn output_of(program: &Program, arguments: &[&str]) -> String {
     let output = program.command().args(arguments).output();
-    output.is_ok_and(|output| {
+    output.map_or(String::new(), |output| {
         let said = [output.stdout, output.stderr].concat();
-        String::from_utf8_lossy(&said).contains(text)
+        String::from_utf8_lossy(&said).into_owned()
     })
 }
 
-/// The Debian package that brings a program or library.
-pub fn package_of(name: &str) -> Option<&'static str> {
+/// The Debian package that brings a program or library, or the part of it that is missing.
+pub fn package_of(missing: &str) -> Option<&'static str> {
+    let (name, _) = missing.split_once(" with ").unwrap_or((missing, ""));
     let rows = LIST.lines().filter_map(|line| line.split_once(' '));
     let mut packages = rows.filter(|(listed, _)| *listed == name);
     packages.next().map(|(_, package)| package)
