@@ -763,11 +763,8 @@ fn sees_programs_of_others() -> bool {
     seen.is_ok()
 }
 
-#[test]
-fn the_busybox_script_runs_a_server_from_start_to_stop() {
-    let busybox = needs!("busybox");
-    let host = Host::new();
-    // On such a host all of these are busybox.
+/// The example's script, run by busybox, which provides all programs on such a host.
+fn busybox_script(busybox: &Program, host: &Host) -> Command {
     let applets = host.directory.path().join("bin");
     fs::create_dir(&applets).expect("there is room");
     for applet in "chmod chown grep mkdir rm setsid sh sleep start-stop-daemon tail".split(' ') {
@@ -780,7 +777,37 @@ fn the_busybox_script_runs_a_server_from_start_to_stop() {
     if !is_root() {
         script.env("RUN_AS", ""); // its start-stop-daemon wants to be root for any change of user
     }
-    host.runs(script);
+    script
+}
+
+#[test]
+fn the_busybox_script_runs_a_server_from_start_to_stop() {
+    let busybox = needs!("busybox");
+    let host = Host::new();
+    host.runs(busybox_script(&busybox, &host));
+}
+
+#[test]
+fn the_busybox_script_removes_old_device_locks_only_at_boot() {
+    let busybox = needs!("busybox");
+    let host = Host::new();
+    let locks = host.directory.path().join("locks");
+    fs::create_dir(&locks).expect("there is room");
+    let lock = locks.join("LCK..ttyS1");
+    fs::write(&lock, "         1\n").expect("there is room");
+    let mut script = busybox_script(&busybox, &host);
+    // Without a server, so that nothing has to be stopped.
+    script.env("DAEMON", "/nowhere").env("LOCK_DIR", &locks);
+    for (action, is_kept) in [("start", true), ("boot", false)] {
+        let mut command = Command::new(script.get_program());
+        command.args(script.get_args()).arg(action);
+        for (name, value) in script.get_envs() {
+            command.env(name, value.expect("none is removed"));
+        }
+        let (status, said) = finished(&mut command);
+        assert!(said.contains("latchd did not start"), "{status}: {said}");
+        assert_eq!(lock.exists(), is_kept, "{action}");
+    }
 }
 
 #[test]
