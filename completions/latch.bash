@@ -35,7 +35,7 @@ _latch() {
     fi
     case $option in
         '') ;;
-        --shared | --nested | --busy-ok | --tls | --json | --watch)
+        --shared | --nested | --tls | --json | --watch)
             COMPREPLY=($(compgen -W 'yes no' -- "$cur"))
             return
             ;;

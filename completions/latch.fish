@@ -47,7 +47,7 @@ complete -c latch -n '__fish_seen_subcommand_from run' -l leftovers -x -a 'end w
 complete -c latch -n '__fish_seen_subcommand_from run' -l on-lost -x -a 'term ignore hup int quit usr1 usr2' -d 'the signal for the command when the lock is lost: hup, int, quit, term, usr1 or usr2; ignore sends none (term)'
 complete -c latch -n '__fish_seen_subcommand_from run' -l nested -d 'if this runs under the lock already, run the command without a second one'
 complete -c latch -n '__fish_seen_subcommand_from run' -l at-least -x -d 'keep the lock for at least this long after the grant, even if the command ends sooner, so that it runs at most once in that time'
-complete -c latch -n '__fish_seen_subcommand_from run' -l busy-ok -d 'exit with 0 if the lock is not granted in time'
+complete -c latch -n '__fish_seen_subcommand_from run' -l busy-ok -d 'exit with 0 if the lock is not granted in time, and has been held for less than this time'
 complete -c latch -n '__fish_seen_subcommand_from run' -l retry -d 'while it waits, try again if the server restarts or is not there yet, for at most this long (as long as --timeout allows)'
 complete -c latch -n '__fish_seen_subcommand_from run' -s q -l quiet -d 'do not say who holds the lock while it waits'
 complete -c latch -n '__fish_seen_subcommand_from run' -s v -l verbose -d 'say who holds the lock while it waits, even if stderr is not a terminal'

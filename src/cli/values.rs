@@ -79,6 +79,33 @@ pub fn seconds(text: &str, range: RangeInclusive<u64>) -> Result<Duration, Strin
         .ok_or_else(|| format!("expected {least}-{most} in whole seconds, such as 90 or 1m30s"))
 }
 
+/// Whether it is no failure that another holder has the lock.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum BusyOk {
+    #[default]
+    Never,
+    Always,
+    /// Only while the other has held it for less than this.
+    Below(Duration),
+}
+
+impl BusyOk {
+    /// Parses what follows `--busy-ok=`.
+    pub fn below(text: &str) -> Result<BusyOk, String> {
+        time(text).map(BusyOk::Below)
+    }
+
+    /// Whether it is no failure that the lock has been held for this long. A holder whose age is
+    /// unknown may have held the lock for any time.
+    pub fn allows(self, age: impl FnOnce() -> Option<Duration>) -> bool {
+        match self {
+            BusyOk::Never => false,
+            BusyOk::Always => true,
+            BusyOk::Below(limit) => age().is_some_and(|age| age < limit),
+        }
+    }
+}
+
 /// Parses the permissions of a file, in octal.
 pub fn mode(text: &str) -> Result<u32, String> {
     u32::from_str_radix(text, 8)

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use crate::cli::failure::Failure;
+use crate::cli::values::BusyOk;
 use crate::cli::waiting::{wait_on_thread, Interrupts, Verbosity, WaitingLine};
 use crate::client::{Error, Guards};
 use crate::supervise::{Event, SignalWatch};
@@ -54,8 +55,8 @@ pub(super) struct Asking {
     pub(super) talk: Verbosity,
     /// The exit status if a lock is not granted in time.
     pub(super) busy_status: u8,
-    /// Whether to exit with 0, and print nothing, if a lock is not granted in time.
-    pub(super) is_busy_ok: bool,
+    /// When to exit with 0, and print nothing, if a lock is not granted in time.
+    pub(super) busy_ok: BusyOk,
     /// The index of the target that is being asked for, and the name of its connection at the
     /// server.
     pub(super) current: Mutex<(usize, Option<String>)>,
@@ -91,8 +92,11 @@ impl Asking {
     pub(super) fn refuse_own_locks(&self, hint: &str) -> Result<(), Failure> {
         let (timeout, deadline) = (self.timeout, self.deadline());
         let mut targets = self.targets.iter();
-        match targets.find_map(|target| waits_for_itself(target, timeout, deadline)) {
-            Some(why) => Err(self.busy(|| why + hint)),
+        let refused = targets.find_map(|target| {
+            waits_for_itself(target, timeout, deadline).map(|why| (target, why))
+        });
+        match refused {
+            Some((target, why)) => Err(self.busy(target, || why + hint)),
             None => Ok(()),
         }
     }
@@ -139,7 +143,7 @@ impl Asking {
             };
             match longest.and_then(|longest| outage.pause(longest, ends_at)) {
                 Some(pause) => thread::sleep(pause),
-                None if self.is_busy_ok && matches!(error, Error::LimitMismatch(_)) => {
+                None if matches!(error, Error::LimitMismatch(_)) && self.is_fine(target) => {
                     return Err(Failure::silent(0));
                 }
                 None => return Err(target.failure(&error)),
@@ -147,9 +151,14 @@ impl Asking {
         }
     }
 
+    /// Whether it is no failure that the target was not granted in time.
+    fn is_fine(&self, target: &Target) -> bool {
+        self.busy_ok.allows(|| target.held_for())
+    }
+
     /// The failure of a claim that was not granted in time.
-    fn busy(&self, message: impl FnOnce() -> String) -> Failure {
-        match self.is_busy_ok {
+    fn busy(&self, target: &Target, message: impl FnOnce() -> String) -> Failure {
+        match self.is_fine(target) {
             true => Failure::silent(0),
             false => Failure::new(self.busy_status, message()),
         }
@@ -175,10 +184,12 @@ impl Asking {
         );
         let why = match taken {
             Ok(None) => return Ok(()),
-            Ok(Some(connection)) => Why::Busy(self.busy(|| target.busy(connection, wait))),
+            Ok(Some(connection)) => Why::Busy(self.busy(target, || target.busy(connection, wait))),
             Err(Error::MaxWaiters(_)) if target.slot.max_waiters.is_some() => {
                 let place = target.place();
-                Why::Busy(self.busy(|| format!("{place}: --max-waiters claims wait already")))
+                Why::Busy(self.busy(target, || {
+                    format!("{place}: --max-waiters claims wait already")
+                }))
             }
             Err(error) => Why::Failed(error),
         };

@@ -9,7 +9,7 @@ use rustix::process::Signal;
 
 use crate::cli::arguments::{self, IfGiven, Row, Rows};
 use crate::cli::failure::Failure;
-use crate::cli::values::{choice, number, path, seconds, time, yes_or_no};
+use crate::cli::values::{choice, number, path, seconds, time, yes_or_no, BusyOk};
 use crate::cli::waiting::Verbosity;
 use crate::client::environment::{Overrides, Servers};
 use crate::client::limits::{MAX_LIMIT, MAX_SECONDS};
@@ -185,7 +185,7 @@ macro_rules! keeping_command {
                     began: Instant::now(),
                     retry: self.retry,
                     busy_status: self.busy_status.unwrap_or(BUSY),
-                    is_busy_ok: false,
+                    busy_ok: BusyOk::Never,
                     talk: Verbosity::of(self.quiet == Some(true), self.verbose == Some(true)),
                     current: Mutex::default(),
                 })
@@ -227,9 +227,10 @@ keeping_command! {
         /// so that it runs at most once in that time
         #[argh(option, arg_name = "time", from_str_fn(lease))]
         at_least: Option<Duration>,
-        /// exit with 0 if the lock is not granted in time
-        #[argh(option, arg_name = "bool", default = "false", from_str_fn(yes_or_no))]
-        busy_ok: bool,
+        /// exit with 0 if the lock is not granted in time, and has been held for less than this
+        /// time
+        #[argh(option, arg_name = "time", default = "BusyOk::Never", from_str_fn(busy_ok))]
+        busy_ok: IfGiven<BusyOk>,
     }
 }
 
@@ -538,6 +539,15 @@ fn positive_time(text: &str) -> Result<Duration, String> {
 }
 
 /// How long to try again while a server is unavailable; without a value, there is no limit.
+fn busy_ok(text: &str) -> Result<BusyOk, String> {
+    // A number is a time, although it could also mean yes or no.
+    BusyOk::below(text).or_else(|error| match yes_or_no(text) {
+        Ok(true) => Ok(BusyOk::Always),
+        Ok(false) => Ok(BusyOk::Never),
+        Err(_) => Err(error),
+    })
+}
+
 fn retry(text: &str) -> Result<Duration, String> {
     match text {
         "true" => Ok(Duration::MAX),

@@ -38,7 +38,7 @@ pub(super) fn run(options: &options::Run, command: &[OsString]) -> CommandResult
         return Err(usage("missing command to run, after --"));
     }
     let mut asking = options.asking(&command[0])?;
-    asking.is_busy_ok = options.busy_ok;
+    asking.busy_ok = options.busy_ok;
     let mut target = asking.targets.remove(0).numbered();
     if options.at_least.is_some() {
         target = target.keepable();

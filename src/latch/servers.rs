@@ -241,6 +241,14 @@ impl Target {
         self.client.queue(&self.key)
     }
 
+    /// For how long the first of the holders has held the key, zero if it is free; `None` if the
+    /// server does not tell.
+    pub(super) fn held_for(&self) -> Option<Duration> {
+        let queue = self.queue().ok()?;
+        let first = queue.as_ref().and_then(|queue| queue.holders.first());
+        Some(first.map_or(Duration::ZERO, |holder| holder.party.age))
+    }
+
     /// Why a claim with this kind and limit is refused: how the key is in use now, if the server
     /// tells it.
     fn mismatch(&self, error: &Error) -> String {

@@ -30,7 +30,7 @@ use crate::lockfile::{
 };
 use crate::supervise::{self, EndBySignal, Undo};
 use crate::text::{reason, Plain};
-use options::{BusyOk, SemaCommand, SemaOptions, SemaRequest, SHORT_USAGE};
+use options::{SemaCommand, SemaOptions, SemaRequest, SHORT_USAGE};
 use report::{complain, holder_text, print, shown_path, Object};
 
 const PROGRAM: &str = "sema";
@@ -454,12 +454,7 @@ fn refuse_with(line: &str, slot: &Semaphore, busy: &Busy, request: &SemaRequest)
     use SemaCommand::{Release, Try};
     let (command, options) = (request.command, &request.options);
     let is_json_alone = options.json && matches!(command, Try | Release);
-    // A holder whose age is unknown may have held the lock for any time.
-    let is_below = |limit| (busy.details.age).is_some_and(|age| Duration::from_secs(age) < limit);
-    let is_fine = options.busy_ok.is_some_and(|ok| match ok {
-        BusyOk::Always => true,
-        BusyOk::Below(limit) => is_below(limit),
-    });
+    let is_fine = (options.busy_ok).allows(|| busy.details.age.map(Duration::from_secs));
     if !options.quiet && !is_json_alone && !is_fine {
         let prefix = match is_like_latch(Some(command)) {
             true => "sema: ",

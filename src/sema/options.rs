@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::cli::arguments::{hint, Parsed};
-use crate::cli::values::{choice, mode, number, time};
+use crate::cli::values::{choice, mode, number, time, BusyOk};
 use crate::lockfile::{SemaphoreConfig, SemaphoreOptions, Settle, StaleRule};
 use crate::supervise::Leftovers;
 use crate::text::{invalid_value, Plain};
@@ -213,13 +213,6 @@ const OPTIONS: [OptionRow; 22] = [
     row("-V, --version", ALL, "print the version and exit"),
 ];
 
-/// For how long another process may have held the lock if `run` is to exit with 0.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum BusyOk {
-    Always,
-    Below(Duration),
-}
-
 /// The values of the options; `None` stands for the default.
 #[derive(Debug, Default)]
 pub(super) struct SemaOptions {
@@ -235,7 +228,7 @@ pub(super) struct SemaOptions {
     pub(super) config: SemaphoreConfig,
     pub(super) lock: SemaphoreOptions,
     pub(super) busy_status: Option<u8>,
-    pub(super) busy_ok: Option<BusyOk>,
+    pub(super) busy_ok: BusyOk,
     /// Whether the command that `run` starts goes on if the lock is lost.
     pub(super) ignores_loss: bool,
     pub(super) kill_after: Option<Duration>,
@@ -288,10 +281,10 @@ impl SemaOptions {
             }
             "--busy-status" => self.busy_status = Some(number(value, 0..=u8::MAX)?),
             "--busy-ok" => {
-                self.busy_ok = Some(match value {
+                self.busy_ok = match value {
                     "" => BusyOk::Always,
-                    value => BusyOk::Below(time(value)?),
-                });
+                    value => BusyOk::below(value)?,
+                };
             }
             "--on-lost" => self.ignores_loss = choice(value, [("term", false), ("ignore", true)])?,
             "--kill-after" => self.kill_after = Some(time(value)?),

@@ -94,7 +94,7 @@ fn the_help_is_understood_to_the_last_option() {
             .expect("it is one")
     };
     assert_eq!(option("--timeout").value, Value::Wanted("time".into()));
-    assert_eq!(option("--busy-ok").value, Value::AfterEquals);
+    assert_eq!(option("--nested").value, Value::AfterEquals);
     assert_eq!(option("--busy-status").short.as_deref(), Some("-E"));
     assert_eq!(
         option("--busy-status").value,
@@ -131,8 +131,8 @@ fn bash_completes_commands_options_and_values() {
         ("latch --v", "--version"),
         ("latch run --ti", "--timeout"),
         ("latch run key --busy", "--busy-status --busy-ok"),
-        ("latch run --busy-ok = n", "no"),
-        ("latch run --busy-ok =", "yes no"),
+        ("latch run --nested = n", "no"),
+        ("latch run --nested =", "yes no"),
         ("latch run --timeout ''", ""),
         ("latch run --timeout = 5 ''", ""),
         ("latch run ''", ""),

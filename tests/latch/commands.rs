@@ -650,6 +650,38 @@ fn busy_status_takes_any_exit_status() {
 }
 
 #[test]
+fn busy_ok_takes_the_age_from_which_a_held_lock_is_a_fault() {
+    let daemon = Daemon::start(&[]);
+    let mut holder = daemon.connect();
+    holder.acquire("k", 0);
+    let mut pooled = daemon.connect();
+    assert!(pooled.request("sl", "pool", "0 2").starts_with("ok "));
+    eventually(PATIENCE, "it has been held for a second", || {
+        let queue = run(&daemon, &["stats", "k", "--format", "json"]);
+        let queue: serde_json::Value = serde_json::from_slice(&queue.stdout).expect("JSON");
+        queue["keys"][0]["holders"][0]["age_s"].as_f64() >= Some(1.0)
+    });
+    for (key, busy_ok, status, said) in [
+        ("k", "--busy-ok=2d", 0, ""),
+        ("k", "--busy-ok=1", 75, "not granted at once: held by "),
+        ("pool", "--busy-ok=2d", 0, ""),
+        (
+            "pool",
+            "--busy-ok=1s",
+            76,
+            "the key is in use as a semaphore with --limit 2",
+        ),
+    ] {
+        let arguments = ["run", key, "-n", busy_ok, "--", "true"];
+        let output = run(&daemon, &arguments);
+        assert_eq!(output.status.code(), Some(status), "{arguments:?}");
+        let stderr = text(&output.stderr);
+        assert!(stderr.contains(said), "{stderr}");
+        assert_eq!(stderr.is_empty(), said.is_empty(), "{stderr}");
+    }
+}
+
+#[test]
 fn a_full_server_and_a_draining_one_are_busy() {
     let daemon = Daemon::start_alone(&["--max-locks", "1", "--max-waiters", "1"]);
     let mut holder = daemon.connect();
