@@ -30,7 +30,7 @@ complete -c latchd -l no-auto-release-on-disconnect -d 'let what a connection ho
 complete -c latchd -l auth-token -x -d 'the token that clients must present; ps shows it'
 complete -c latchd -l auth-token-file -r -F -d 'a file with the token that clients must present'
 complete -c latchd -l admin-token-file -r -F -d 'a file with the token that lets latch break grants over the network'
-complete -c latchd -l http -x -d 'show statistics over HTTP at this address and port; may be repeated'
+complete -c latchd -l http -x -d 'show statistics over HTTP at this address and port; may be given several times'
 complete -c latchd -l http-port -x -d 'the same on a port beside --port; 0: no port (0)'
 complete -c latchd -l http-name -x -d 'also answer requests over HTTP to this name of the server'
 complete -c latchd -l print-port -d 'print the bound port on stdout once listening'

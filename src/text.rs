@@ -24,9 +24,7 @@ impl<'a> Escaped<'a> {
 
 impl fmt::Display for Escaped<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let is_ambiguous = |byte: &u8| matches!(*byte, b' ' | b'"' | b'\'' | b'\\' | b'=');
-        let is_quoted = self.0.is_empty() || self.0.iter().any(is_ambiguous);
-        let quote = if is_quoted { "\"" } else { "" };
+        let quote = if is_ambiguous(self.0) { "\"" } else { "" };
         f.write_str(quote)?;
         for byte in self.0 {
             match byte {
@@ -58,6 +56,71 @@ impl fmt::Display for Plain<'_> {
         }
         Ok(())
     }
+}
+
+/// Shows untrusted text to people, next to other text: as [`Plain`] does, but in double quotes
+/// where [`Escaped`] would use them.
+#[derive(Clone, Copy, Debug)]
+pub struct Readable<'a>(pub &'a str);
+
+impl fmt::Display for Readable<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if !is_ambiguous(self.0.as_bytes()) {
+            return Plain(self.0.as_bytes()).fmt(f);
+        }
+        f.write_str("\"")?;
+        for part in self.0.split_inclusive(['"', '\\']) {
+            let plain = part.strip_suffix(['"', '\\']).unwrap_or(part);
+            Plain(plain.as_bytes()).fmt(f)?;
+            if let Some(special) = part[plain.len()..].chars().next() {
+                write!(f, "\\{special}")?;
+            }
+        }
+        f.write_str("\"")
+    }
+}
+
+/// Whether a value could be misread next to other values.
+fn is_ambiguous(value: &[u8]) -> bool {
+    let is_special = |byte: &u8| matches!(*byte, b' ' | b'"' | b'\'' | b'\\' | b'=');
+    value.is_empty() || value.iter().any(is_special)
+}
+
+/// The number of columns that a text takes on a terminal, or a little more.
+pub fn columns(text: &str) -> usize {
+    text.chars().map(columns_of).sum()
+}
+
+/// The number of columns that a character takes on a terminal: two for the wide characters of East
+/// Asia and for pictures, none for marks that go on the character before.
+fn columns_of(c: char) -> usize {
+    const WIDE: [RangeInclusive<char>; 9] = [
+        '\u{1100}'..='\u{115f}',
+        '\u{2e80}'..='\u{a4cf}',
+        '\u{ac00}'..='\u{d7a3}',
+        '\u{f900}'..='\u{faff}',
+        '\u{fe30}'..='\u{fe6f}',
+        '\u{ff00}'..='\u{ff60}',
+        '\u{ffe0}'..='\u{ffe6}',
+        '\u{1f300}'..='\u{1faff}',
+        '\u{20000}'..='\u{3fffd}',
+    ];
+    match c {
+        '\u{300}'..='\u{36f}' => 0,
+        _ if WIDE.iter().any(|range| range.contains(&c)) => 2,
+        _ => 1,
+    }
+}
+
+/// As much of the beginning of a text as fits into this many columns.
+pub fn beginning(text: &str, width: usize) -> &str {
+    let mut taken = 0;
+    let fits = |(_, c): &(usize, char)| {
+        taken += columns_of(*c);
+        taken <= width
+    };
+    let last = text.char_indices().take_while(fits).last();
+    &text[..last.map_or(0, |(at, c)| at + c.len_utf8())]
 }
 
 /// Whether a character is invisible, ends a line, or changes the direction of writing. Such
@@ -103,21 +166,12 @@ impl fmt::Display for JsonEscape {
     }
 }
 
-/// The same JSON in printable ASCII. `json` must be on one line: then other characters can occur
-/// only in its strings.
-pub fn escaped_json(json: &str) -> String {
-    escaped_where(json, |c| !matches!(c, ' '..='~'))
-}
-
-/// The same JSON, on one line, with an escape in place of each character that [`Plain`] escapes.
+/// The same JSON, with an escape in place of each character that [`Plain`] escapes. `json` must be
+/// on one line: then such characters can occur only in its strings.
 pub fn without_hidden(json: &str) -> String {
-    escaped_where(json, is_unseen)
-}
-
-fn escaped_where(json: &str, is_escaped: impl Fn(char) -> bool) -> String {
     let mut escaped = String::with_capacity(json.len());
     for c in json.chars() {
-        match is_escaped(c) {
+        match is_unseen(c) {
             true => escaped += &JsonEscape(c).to_string(),
             false => escaped.push(c),
         }
@@ -213,18 +267,9 @@ mod tests {
     }
 
     #[test]
-    fn escaped_json_means_the_same() {
-        let json = "[\"a\u{9b}\u{7f}ключ\u{1f512}\", 1]";
-        let escaped = escaped_json(json);
-        assert!(escaped.bytes().all(|byte| matches!(byte, b' '..=b'~')));
-        let read = |text: &str| serde_json::from_str::<serde_json::Value>(text).expect("JSON");
-        assert_eq!(read(&escaped), read(json));
-        assert_eq!(escaped_json("\u{1b}[2J"), "\\u001b[2J");
-    }
-
-    #[test]
     fn json_hides_nothing_and_means_the_same() {
         let json = "\"a\u{9b}\u{7f}ü\u{202e}\u{1f512}\u{85}\u{e0061}\"";
+        assert_eq!(without_hidden("\u{1b}[2J"), "\\u001b[2J");
         let shown = without_hidden(json);
         let expected = "\"a\\u009b\\u007fü\\u202e\u{1f512}\\u0085\\udb40\\udc61\"";
         assert_eq!(shown, expected);
@@ -250,6 +295,37 @@ mod tests {
             .to_string()
             .bytes()
             .all(|byte| (b' '..=b'~').contains(&byte)));
+    }
+
+    #[test]
+    fn what_people_read_stays_and_is_quoted_where_it_is_ambiguous() {
+        for (text, shown) in [
+            ("ключ-1", "ключ-1"),
+            ("", "\"\""),
+            ("рабочий 7", "\"рабочий 7\""),
+            ("say \"hi\\\"", "\"say \\\"hi\\\\\\\"\""),
+            ("x\u{202e}gnp", "x\\xe2\\x80\\xaegnp"),
+            ("\u{1b}[2J a", "\"\\x1b[2J a\""),
+        ] {
+            assert_eq!(Readable(text).to_string(), shown);
+        }
+    }
+
+    #[test]
+    fn a_text_is_as_wide_as_on_a_terminal() {
+        for (text, width) in [
+            ("abc", 3),
+            ("ключ", 4),
+            ("e\u{301}", 1),
+            ("鍵1", 3),
+            ("\u{1f512}", 2),
+        ] {
+            assert_eq!(columns(text), width, "{text}");
+        }
+        assert_eq!(beginning("鍵鍵", 3), "鍵");
+        assert_eq!(beginning("e\u{301}a", 1), "e\u{301}");
+        assert_eq!(beginning("ab", 0), "");
+        assert_eq!(beginning("ab", 9), "ab");
     }
 
     #[test]

@@ -8,7 +8,7 @@ use rustix::io::Errno;
 
 use super::address::Address;
 use super::guard::Loss;
-use crate::text::{reason, unusable_file, Escaped};
+use crate::text::{reason, unusable_file, Escaped, Readable};
 
 /// Why a request failed. Each error status that a server may reply with has its own variant.
 ///
@@ -122,7 +122,7 @@ pub struct Asked {
 impl fmt::Display for Asked {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(key) = &self.key {
-            write!(f, "{} at ", Escaped(key.as_bytes()))?;
+            write!(f, "{} at ", Readable(key))?;
         }
         self.server.fmt(f)
     }

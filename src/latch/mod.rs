@@ -33,7 +33,7 @@ use crate::cli::service_links::is_service_link;
 use crate::client::environment::VARIABLES;
 use crate::client::{Auth, Error, InvalidToken, Token};
 use crate::supervise::{self, EndBySignal};
-use crate::text::{reason, Escaped};
+use crate::text::{reason, Readable};
 use options::{Flags, SubCommand};
 
 const PROGRAM: &str = "latch";
@@ -276,6 +276,6 @@ fn failure(about: impl Display, error: &Error) -> Failure {
     }
 }
 
-fn shown(text: &str) -> Escaped<'_> {
-    Escaped(text.as_bytes())
+fn shown(text: &str) -> Readable<'_> {
+    Readable(text)
 }

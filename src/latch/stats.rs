@@ -10,7 +10,7 @@ use serde_json::Value;
 use crate::cli::failure::{CommandResult, Failure};
 use crate::cli::output;
 use crate::client::{Address, Client, Connection, Error, Slot};
-use crate::text::escaped_json;
+use crate::text::without_hidden;
 
 use super::options::StatsForm;
 use super::table::{self, Statistics, Table};
@@ -106,7 +106,7 @@ fn ask(
     })?;
     if form == StatsForm::Json {
         return Ok(Table::line(match io::stdout().is_terminal() {
-            true => escaped_json(&json),
+            true => without_hidden(&json),
             false => json,
         }));
     }

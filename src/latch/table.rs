@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use crate::cli::output::rough_time;
 use crate::client::{self, statistics, Party};
-use crate::text::Escaped;
+use crate::text::{beginning, columns, Readable};
 
 #[derive(Debug)]
 pub(super) struct Statistics {
@@ -34,7 +34,7 @@ struct KeyRow {
 /// report it.
 type PlaceRow = [String; 5];
 
-/// A table for the terminal, which can be made to fit a window. Its cells are ASCII.
+/// A table for the terminal, which can be made to fit a window. Its cells hide no characters.
 #[derive(Debug, Default)]
 pub(super) struct Table {
     head: Vec<String>,
@@ -224,8 +224,8 @@ const LONGEST: usize = 65_535;
 /// The header and the rows as aligned lines, which fit into the window's width if possible.
 fn aligned(header: &[String], rows: &[Vec<String>], window: Option<usize>) -> Vec<String> {
     let all = || std::iter::once(header).chain(rows.iter().map(Vec::as_slice));
-    let columns = header.iter().enumerate().map(|(at, name)| {
-        let width = all().map(|row| row[at].len()).max();
+    let table = header.iter().enumerate().map(|(at, name)| {
+        let width = all().map(|row| columns(&row[at])).max();
         let width = width.unwrap_or_default();
         (
             at,
@@ -234,16 +234,17 @@ fn aligned(header: &[String], rows: &[Vec<String>], window: Option<usize>) -> Ve
         )
     });
     let is_unknown = |at: usize| !rows.is_empty() && rows.iter().all(|row| row[at] == "-");
-    let columns = fitted(columns.collect(), is_unknown, window.unwrap_or(usize::MAX));
+    let table = fitted(table.collect(), is_unknown, window.unwrap_or(usize::MAX));
     let line = |row: &[String]| {
-        let cells = columns.iter().map(|(at, name, width)| {
+        let cells = table.iter().map(|(at, name, width)| {
             let cell = match window {
                 Some(_) => &shortened(&row[*at], *width),
                 None => &row[*at],
             };
+            let pad = " ".repeat(width.saturating_sub(columns(cell)));
             match NUMBERS.contains(name) {
-                true => format!("{cell:>width$}"),
-                false => format!("{cell:width$}"),
+                true => pad + cell,
+                false => cell.clone() + &pad,
             }
         });
         cells.collect::<Vec<_>>().join(GAP).trim_end().to_owned()
@@ -292,11 +293,8 @@ fn fitted<'a>(
 }
 
 fn shortened(cell: &str, width: usize) -> String {
-    match cell.len() > width {
-        true => format!(
-            "{}{ELLIPSIS}",
-            &cell[..width.saturating_sub(ELLIPSIS.len())]
-        ),
+    match columns(cell) > width {
+        true => beginning(cell, width.saturating_sub(ELLIPSIS.len())).to_owned() + ELLIPSIS,
         false => cell.to_owned(),
     }
 }
@@ -392,7 +390,7 @@ fn semaphore(entry: &Value) -> Option<KeyRow> {
 }
 
 fn escaped(text: &str) -> String {
-    Escaped(text.as_bytes()).to_string()
+    Readable(text).to_string()
 }
 
 /// Escapes text for a column of its own, where spaces need no quotes.

@@ -195,7 +195,7 @@ arguments::options! {
         /// a file with the token that lets latch break grants over the network
         #[argh(option, arg_name = "path", from_str_fn(values::path))]
         admin_token_file: Option<PathBuf> = ["ADMIN_TOKEN_FILE"],
-        /// show statistics over HTTP at this address and port; may be repeated
+        /// show statistics over HTTP at this address and port; may be given several times
         #[argh(option, arg_name = "host:port", from_str_fn(http_places))]
         http: Vec<HttpPlaces> = ["HTTP"],
         /// the same on a port beside --port; 0: no port (0)

@@ -597,6 +597,25 @@ fn stats_are_a_table_or_the_servers_json() {
 }
 
 #[test]
+fn keys_and_tags_are_readable_in_any_script_and_hide_nothing() {
+    let daemon = Daemon::start(&[]);
+    let mut holder = daemon.connect();
+    assert_eq!(holder.request("tag", "_", "рабочий\u{202e} 7"), "ok");
+    holder.acquire("ключ\u{200b}", 0);
+    let (key, tag) = ("ключ\\xe2\\x80\\x8b", "рабочий\\xe2\\x80\\xae 7");
+    for arguments in [
+        &["stats"][..],
+        &["stats", "ключ\u{200b}"],
+        &["status", "ключ\u{200b}"],
+    ] {
+        let shown = text(&run(&daemon, arguments).stdout);
+        assert!(shown.contains(key) && shown.contains(tag), "{shown}");
+    }
+    let refused = text(&run(&daemon, &["break", "нет"]).stderr);
+    assert!(refused.starts_with("latch: нет at "), "{refused}");
+}
+
+#[test]
 fn fence_check_tells_an_older_token_from_the_newest() {
     let daemon = Daemon::start(&[]);
     let directory = tempfile::tempdir().expect("a directory");

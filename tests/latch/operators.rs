@@ -121,7 +121,7 @@ fn a_tag_is_shown_with_holders_and_waiters() {
     let key = stats(&daemon, &["k"]);
     assert!(row(&key, "holder").ends_with(" release 7"), "{key}");
     assert!(row(&key, "waiter 1").ends_with(" next one"), "{key}");
-    assert!(row(&key, "waiter 2").ends_with("\\xc2\\x9b"), "{key}");
+    assert!(row(&key, "waiter 2").ends_with(" ключ\\xc2\\x9b"), "{key}");
     assert!(row(&key, "waiter 3").contains(" latch@"), "{key}");
     assert!(!key.contains('\u{9b}'), "{key}");
 }

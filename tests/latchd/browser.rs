@@ -154,8 +154,9 @@ fn a_browser_shows_keys_as_text_and_filters_them() {
     browser.expect("#keys > li:first-child .key", "nightly");
     browser.expect("#keys > li:first-child .kind", "lock, 1 waiting");
     browser.expect("#keys > li:first-child .place .who", "backup.sh");
-    let waiter = browser.text("#keys > li:first-child .waiter .who");
-    assert!(waiter.starts_with("report.sh 127.0.0.1:"), "{waiter}");
+    browser.expect("#keys > li:first-child .waiter .who", "report.sh");
+    let waiter = browser.text("#keys > li:first-child .waiter .peer");
+    assert!(waiter.starts_with("127.0.0.1:"), "{waiter}");
     browser.filter("SCRIPT>");
     browser.expect("#count", "1 of 3 in use");
     browser.expect(".key", script);
@@ -167,6 +168,19 @@ fn a_browser_shows_keys_as_text_and_filters_them() {
     assert_eq!(browser.value("document.title"), "latchd");
     assert_eq!(browser.value("document.images.length"), 1, "the icon");
     assert!(browser.complaints.is_empty(), "{:?}", browser.complaints);
+}
+
+#[test]
+fn a_tag_changes_no_direction_of_writing_in_a_browser() {
+    let chromium = needs!("chromium");
+    let (daemon, door) = daemon_with_door(&[]);
+    let mut client = tagged(&daemon, "\u{202e}\u{5d0}\u{5d1}\u{200b}");
+    client.acquire("\u{2066}ключ", 0);
+    let mut browser = Browser::open(&chromium, &format!("http://{door}/"));
+    browser.expect(".key bdi", "\\u{2066}ключ");
+    browser.expect(".place .who bdi", "\\u{202e}\u{5d0}\u{5d1}\\u{200b}");
+    let peer = browser.text(".place .peer bdi");
+    assert!(peer.starts_with("127.0.0.1:"), "{peer}");
 }
 
 #[test]

@@ -24,6 +24,18 @@ function element(name, className, parent) {
   return made;
 }
 
+// Shows characters that are invisible or change the direction of writing as escapes, as latch does.
+const UNSEEN = /[\p{Cc}\p{Default_Ignorable_Code_Point}\p{Zl}\p{Zp}\u{fff9}-\u{fffb}]/gu;
+function plain(text) {
+  return text.replace(UNSEEN, (c) => `\\u{${c.codePointAt(0).toString(16)}}`);
+}
+
+// Text that clients have chosen. It may be written from right to left, and must not move the text
+// beside it.
+function sayOf(node, text) {
+  say(element("bdi", "", node), plain(text));
+}
+
 // Changes nothing if the text is the same: the browser has less to do, and a selection stays.
 function say(node, text) {
   if (node.textContent !== text) node.textContent = text;
@@ -141,7 +153,7 @@ function note(counters, now) {
   show("holders", number(gauges.holders), `${number(counts.grants)} granted`);
   show("waiters", number(gauges.waiters), `${number(counts.wait_timeouts)} gave up`);
   show("oldest", kind ? time(gauges.oldest_wait_s[kind]) : "–",
-    kind ? counters.oldest_wait[kind] : "nobody waits");
+    kind ? plain(counters.oldest_wait[kind]) : "nobody waits");
   show("connections", number(gauges.connections), `${number(counts.disconnects)} closed`);
   show("expiries", number(counts.expiries), `${number(counts.breaks)} broken`);
   for (const draw of plots) draw(now);
@@ -175,8 +187,9 @@ function leaseLength(holder) {
 function who(place, parent) {
   const peer = place.peer || (place.conn_id ? `connection ${place.conn_id}` : "no connection");
   const name = element("div", "who", parent);
-  say(name, place.tag || peer);
-  name.title = `${place.tag || ""} ${peer}`.trim();
+  sayOf(name, place.tag || peer);
+  // Each line has a direction of its own.
+  name.title = `${plain(place.tag || "")}\n${plain(peer)}`.trim();
   return place.tag ? peer : "";
 }
 
@@ -184,7 +197,9 @@ function showHolder(holder, parent) {
   const made = element("div", "place", parent);
   const peer = who(holder, made);
   say(element("div", "age", made), time(holder.age_s));
-  say(element("div", "peer", made), peer ? `${peer} · fence ${holder.fence}` : `fence ${holder.fence}`);
+  const from = element("div", "peer", made);
+  if (peer) sayOf(from, peer);
+  from.append(peer ? ` · fence ${holder.fence}` : `fence ${holder.fence}`);
   const left = holder.lease_expires_in_s;
   say(element("div", "left", made), `${time(left)} left`);
   const share = Math.min(1, left / leaseLength(holder));
@@ -196,8 +211,9 @@ function showHolder(holder, parent) {
 function showWaiter(waiter, turn, parent) {
   const made = element("div", `waiter${waiter.age_s >= 60 ? " late" : ""}`, parent);
   say(element("span", "turn", made), String(turn));
-  const peer = who(waiter, made);
-  if (peer) say(element("span", "peer", made.lastChild), ` ${peer}`);
+  const claimed = element("div", "claimed", made);
+  const peer = who(waiter, claimed);
+  if (peer) sayOf(element("div", "peer", claimed), peer);
   say(element("div", "age", made), time(waiter.age_s));
 }
 
@@ -216,7 +232,7 @@ function showKey(key, row) {
   row.className = key.waiter_count > 0 ? "waits" : "";
   row.replaceChildren();
   const title = element("div", "title", row);
-  say(element("div", "key", title), key.key);
+  sayOf(element("div", "key", title), key.key);
   const waiting = key.waiter_count > 0 ? `, ${number(key.waiter_count)} waiting` : "";
   say(element("div", "kind", title), kind(key) + waiting);
   const holders = element("div", "places", row);
