@@ -252,7 +252,7 @@ fn survive_cuts(count: usize) {
     let options = [BOTH[1], &["--debug"]].concat();
     let daemon = Daemon::start_directly(Scheme::Plain, &options);
     let proxy = WireCutter::before(daemon.addr());
-    // Half a minute without an answer would end the job, rightly: a machine is not late for so long.
+    // Half a minute without an answer would end the job. A machine is not late for so long.
     let mut child = run_through(&proxy, &daemon, "60", "exec sleep 3600");
     let is_over = AtomicBool::new(false);
     let seed = u64::from(std::process::id());
