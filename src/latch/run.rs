@@ -8,7 +8,7 @@ use rustix::process::Signal;
 
 use crate::cli::failure::{CommandResult, Failure};
 use crate::client::{Guard, Guards, Loss};
-use crate::supervise::{self, Event, Finish, Job, JobEnd, Killed, ProgramFile, SignalWatch};
+use crate::supervise::{self, Event, Finish, Job, JobEnd, ProgramFile, SignalWatch};
 use crate::sys::moment::Moment;
 use crate::text::reason;
 
@@ -154,7 +154,11 @@ fn run_under(
         }
         false => Err(failure),
     })?;
-    Ok(killed.map_or_else(|| finish.follow(), Killed::follow))
+    Ok(match (finish, killed) {
+        (Finish::Exited(_), Some(killed)) => killed.follow(),
+        // The signal that ended the command counts, also if the user has pressed Ctrl-C again.
+        (finish, _) => finish.follow(),
+    })
 }
 
 /// The variables of the command. A variable about a single lock describes the lock of `key`.
