@@ -55,6 +55,8 @@ pub struct SemaphoreOptions {
     pub(super) has_heartbeat: bool,
     pub(super) on_lost: Option<LostCallback>,
     pub(super) token: Option<String>,
+    /// How many slots the pool has, if the lock is one of its slots.
+    pub(super) slot_count: Option<u32>,
 }
 
 impl SemaphoreOptions {

@@ -35,6 +35,8 @@ pub enum SemaphoreError {
     Lost,
     /// The caller has cancelled the wait.
     Cancelled,
+    /// Another process holds a slot of the same lock, and has given this number of slots.
+    SlotCountMismatch(u32),
 }
 
 /// The result of an operation on a lock file.
@@ -69,6 +71,9 @@ impl fmt::Display for SemaphoreError {
             }
             SemaphoreError::Lost => f.write_str("Lock lost"),
             SemaphoreError::Cancelled => f.write_str("Wait cancelled"),
+            SemaphoreError::SlotCountMismatch(theirs) => {
+                write!(f, "the lock is in use with {theirs} slots")
+            }
         }
     }
 }

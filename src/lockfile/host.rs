@@ -207,6 +207,7 @@ pub(super) fn stamped(
         pid_namespace: host.pid_namespace.or_else(unknown),
         start: process::comparable_start(info.pid),
         token: token.map(str::to_owned),
+        slot_count: None,
         file_system: file_system.map(|file_system| file_system.to_string()),
         is_live,
         has_read_lock: is_live && locks.has_read_lock,

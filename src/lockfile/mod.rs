@@ -285,7 +285,10 @@ impl Semaphore {
         let token = self.options.token.as_deref();
         let taker = Taker {
             record: &|locks| {
-                let record = stamped(host.id.clone(), info, token, holder, locks);
+                let record = Record {
+                    slot_count: self.options.slot_count,
+                    ..stamped(host.id.clone(), info, token, holder, locks)
+                };
                 record.print().into_bytes()
             },
             may_take: &|content| self.may_take(content, Flock::Acquired, &host),

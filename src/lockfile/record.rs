@@ -82,6 +82,8 @@ pub(crate) struct Record {
     /// When the process was started, in clock ticks since boot.
     pub(super) start: Option<u64>,
     pub(super) token: Option<String>,
+    /// How many slots the pool has, if the file is that of a slot.
+    pub(super) slot_count: Option<u32>,
     /// The type and the id of the file system that the file is on, as the holder sees it. Only a
     /// holder that keeps the file locked writes this.
     pub(super) file_system: Option<String>,
@@ -119,6 +121,7 @@ impl Record {
                 "x-pidns" => record.pid_namespace = identity(),
                 "x-start" => record.start = digits(value),
                 "x-token" => record.token = owned(),
+                "x-slots" => record.slot_count = digits(value),
                 "x-fs" => record.file_system = identity(),
                 "x-fcntl" => record.has_read_lock = value == "read",
                 "x-live" => record.is_live = value == "flock",
@@ -151,6 +154,7 @@ impl Record {
         line("x-pidns", self.pid_namespace.clone());
         line("x-start", self.start.map(|start| start.to_string()));
         line("x-token", self.token.clone());
+        line("x-slots", self.slot_count.map(|count| count.to_string()));
         line("x-fs", self.file_system.clone());
         if self.has_read_lock {
             text.push_str(READ_LOCK_LINE);
@@ -297,6 +301,7 @@ mod tests {
                 pid_namespace: self.maybe(Dice::word).filter(|text| !text.is_empty()),
                 start: self.maybe(Dice::number),
                 token: self.maybe(Dice::word),
+                slot_count: self.maybe(|dice| dice.throw(100) as u32),
                 file_system: self.maybe(Dice::word).filter(|text| !text.is_empty()),
                 is_live: self.throw(2) == 1,
                 has_read_lock: self.throw(2) == 1,
@@ -615,6 +620,7 @@ mod tests {
             pid_namespace: Some("4026531836".into()),
             start: Some(u64::MAX),
             token: longest(),
+            slot_count: Some(u32::MAX),
             file_system: longest(),
             has_read_lock: true,
             is_live: true,

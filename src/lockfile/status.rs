@@ -64,6 +64,8 @@ pub struct LockDetails {
     pub tag: Option<String>,
     /// The token that the holder chose.
     pub token: Option<String>,
+    /// How many slots the holder's pool has, if the lock is a slot and the file says so.
+    pub slot_count: Option<u32>,
     /// How long ago the lock was granted, in seconds.
     pub age: Option<u64>,
     /// Whether the holder is alive.
@@ -254,6 +256,7 @@ impl Semaphore {
             stale_in: judgement.stale_in.map(Duration::from_secs),
             tag: record.tag,
             token: record.token,
+            slot_count: record.slot_count,
         };
         Busy { obstacle, details }
     }

@@ -9,6 +9,7 @@ use crate::sys::event::Event;
 use super::error::{SemaphoreError, SemaphoreResult};
 use super::guard::SemaphoreGuard;
 use super::record::LockInfo;
+use super::slots::agree;
 use super::status::{Busy, LockDetails};
 use super::watch::{HolderProcess, Watch};
 use super::{Attempt, Obstacle, Semaphore};
@@ -53,7 +54,13 @@ pub(crate) fn acquire_any<'a>(
     info: &LockInfo,
     limit: &WaitLimit<'_>,
 ) -> SemaphoreResult<Waited<'a, SemaphoreGuard<'a>>> {
-    until_any(slots, None, limit, &|slot| slot.attempt_guard(info))
+    let waited = until_any(slots, None, limit, &|slot| slot.attempt_guard(info))?;
+    if matches!(waited, (_, Attempt::Granted(_))) {
+        // A process with another number of slots may have got one at the same time. At least one of
+        // both sees the other here.
+        agree(slots)?;
+    }
+    Ok(waited)
 }
 
 /// Like [`acquire_any`], but for the process `info.pid`. Gives up when that process ends.
@@ -73,6 +80,11 @@ pub(crate) fn acquire_any_detached<'a>(
         (slot, Attempt::Granted(())) if holder.is_over() => {
             slot.give_back(info.pid);
             Err(has_ended())
+        }
+        (slot, Attempt::Granted(())) => {
+            // As in `acquire_any`.
+            agree(slots).inspect_err(|_| slot.give_back(info.pid))?;
+            Ok(waited)
         }
         _ => Ok(waited),
     }
@@ -110,6 +122,7 @@ fn until_any<'a, T>(
     };
     let mut watch = None;
     loop {
+        agree(slots)?;
         let mut held = Vec::with_capacity(slots.len());
         for slot in slots {
             match attempt(slot) {

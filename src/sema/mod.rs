@@ -45,6 +45,7 @@ const USAGE: u8 = 64;
 const LOST: u8 = 70;
 const FILE_ERROR: u8 = 74;
 const BUSY: u8 = 75;
+const MISMATCH: u8 = 76;
 
 /// The beginning of a message about a file.
 const IO_ERROR: &str = "IO error: ";
@@ -70,6 +71,11 @@ impl Failure {
                 LOST,
                 format_args!("the lock was lost: {}", shown_path(path)),
             ),
+            SemaphoreError::SlotCountMismatch(theirs) => {
+                let path = shown_path(path);
+                let why = format!("{path}: the lock is in use with --slots {theirs}");
+                Failure::new(MISMATCH, why)
+            }
             // The other errors contain their path, or are not about a path.
             other => Failure::new(FILE_ERROR, Plain(other.to_string().as_bytes())),
         }
@@ -303,14 +309,22 @@ fn impediment(obstacle: Obstacle) -> Option<&'static str> {
     }
 }
 
-/// Shows the lock, or all slots. Returns DONE if the lock, or one of the slots, is free.
+/// Shows the lock, or all slots. Without `--slots`, shows the slots if some are in use and the path
+/// itself has no lock. Returns DONE if the lock, or one of the slots, is free.
 fn status(request: &SemaRequest) -> CommandResult {
     let options = &request.options;
+    let is_missing = fs::symlink_metadata(&request.path).is_err();
+    let in_use = || {
+        is_missing
+            .then(|| Slots::count_in_use(&request.path))
+            .flatten()
+    };
+    let count = options.slots.or_else(in_use);
     let mut is_any_free = false;
     let mut texts = Vec::new();
     let mut failure = None;
-    for slot in &slots(request, &request.options.lock)? {
-        let path = options.slots.map(|_| slot.path());
+    for slot in &slots_of(request, count, &options.lock)? {
+        let path = count.map(|_| slot.path());
         match slot.status() {
             Ok(Status::Unreadable(_))
                 if fs::metadata(slot.path()).is_ok_and(|it| !it.is_file()) =>
@@ -481,9 +495,18 @@ fn print_json(object: &Object) -> Result<(), Failure> {
 
 /// The lock at the path, or all of its slots.
 fn slots(request: &SemaRequest, options: &SemaphoreOptions) -> Result<Vec<Semaphore>, Failure> {
+    slots_of(request, request.options.slots, options)
+}
+
+/// The lock at the path, or all slots of this number of slots.
+fn slots_of(
+    request: &SemaRequest,
+    count: Option<u32>,
+    options: &SemaphoreOptions,
+) -> Result<Vec<Semaphore>, Failure> {
     let path = &request.path;
     let (config, options) = (request.options.config.clone(), options.clone());
-    let locks = match request.options.slots {
+    let locks = match count {
         None => Semaphore::with_options(path, config, options).map(|lock| vec![lock]),
         Some(count) => Slots::new(path, count, config, options).map(Slots::into_locks),
     };

@@ -1510,6 +1510,124 @@ fn a_pool_whose_slots_are_all_held_around_it_is_refused() {
     assert_eq!(both.status.code(), Some(BUSY), "{both:?}");
 }
 
+#[test]
+fn a_pool_in_use_refuses_another_number_of_slots() {
+    let place = Place::new();
+    // A crash has left a slot of a larger pool, which counts for nothing.
+    let stale = format!("pid={NO_PROCESS}\ntimestamp=1\nx-slots=9\n");
+    place.write("f.8.lock", &stale);
+    let holds: Vec<_> = (0..3).map(|_| held(&place, &["--slots", "3"])).collect();
+    let other = ["--slots", "2"];
+    let refuse = || {
+        let said = "f: the lock is in use with --slots 3\n";
+        for (command, code, prefix) in [
+            ("run", 76, "sema: "),
+            ("hold", 76, "sema: "),
+            ("try", 3, "Error: "),
+            ("acquire", 3, "Error: "),
+            ("wait", 3, "Error: "),
+        ] {
+            let mut words = vec![command, "f", "--slots", "2"];
+            if command == "run" {
+                words.extend(["--", "touch", "ran"]);
+            }
+            let output = place.sema(&words);
+            assert_eq!(text(&output.stderr), format!("{prefix}{said}"), "{command}");
+            assert_eq!(output.status.code(), Some(code), "{command}");
+        }
+        assert!(!place.path("ran").exists());
+    };
+    refuse();
+    // Only the slot that the smaller pool does not have is held.
+    for (mut hold, stdin, line) in holds {
+        if line != "f.2.lock\n" {
+            drop(stdin);
+            assert_eq!(wait(&mut hold), Some(0));
+            continue;
+        }
+        if !place.path("f.0.lock").exists() && !place.path("f.1.lock").exists() {
+            refuse();
+        }
+        assert_eq!(place.status(&["run", "f", "--slots", "3", "--", "true"]), 0);
+        drop(stdin);
+        assert_eq!(wait(&mut hold), Some(0));
+    }
+    let words = [&["run", "f"][..], &other, &["--", "true"]].concat();
+    assert_eq!(place.status(&words), 0);
+}
+
+#[test]
+fn status_shows_the_slots_of_a_pool_in_use() {
+    let place = Place::new();
+    let free = place.sema(&["status", "f"]);
+    assert_eq!(
+        (free.status.code(), text(&free.stdout).as_str()),
+        (Some(0), "locked: false\n")
+    );
+    let (mut first, stdin, _) = held(&place, &["--slots", "2"]);
+    let one = place.sema(&["status", "f"]);
+    assert_eq!(
+        one.stdout,
+        place.sema(&["status", "f", "--slots", "2"]).stdout
+    );
+    assert_eq!(one.status.code(), Some(0), "{one:?}");
+    let (mut second, other_stdin, _) = held(&place, &["--slots", "2"]);
+    let full = place.sema(&["status", "f"]);
+    assert_eq!(full.status.code(), Some(1), "{full:?}");
+    assert_eq!(
+        text(&full.stdout).matches("locked: true\n").count(),
+        2,
+        "{full:?}"
+    );
+    drop((stdin, other_stdin));
+    assert_eq!((wait(&mut first), wait(&mut second)), (Some(0), Some(0)));
+}
+
+#[test]
+fn no_two_sizes_of_a_pool_are_held_at_once() {
+    let place = Place::new();
+    let children: Vec<(usize, Child)> = (0..30)
+        .map(|number| {
+            let size = 2 + number % 2;
+            let script = format!("echo in {size} >> log; sleep 0.02; echo out {size} >> log");
+            let slots = size.to_string();
+            let words = [
+                "run",
+                "f",
+                "--no-sync",
+                "--slots",
+                &slots,
+                "--",
+                "sh",
+                "-c",
+                &script,
+            ];
+            (
+                size,
+                place.command("sema", &words).spawn().expect("sema starts"),
+            )
+        })
+        .collect();
+    let statuses: Vec<Option<i32>> = (children.into_iter())
+        .map(|(_, mut child)| wait_for(&mut child, 4 * PATIENCE))
+        .collect();
+    assert!(
+        statuses.iter().all(|status| matches!(status, Some(0 | 76))),
+        "{statuses:?}"
+    );
+    let (log, mut held) = (
+        fs::read_to_string(place.path("log")).unwrap_or_default(),
+        [0, 0],
+    );
+    for line in log.lines() {
+        let (what, size) = line.split_once(' ').expect("two words");
+        let size = usize::from(size == "3");
+        held[size] += if what == "in" { 1 } else { -1 };
+        assert!(held[0] == 0 || held[1] == 0, "{log}");
+    }
+    assert_eq!(place.status(&["run", "f", "--slots", "2", "--", "true"]), 0);
+}
+
 /// The wait may end, so it must not be refused.
 #[test]
 fn a_wait_for_a_lock_that_others_hold_goes_on_under_another() {
