@@ -16,6 +16,7 @@ mod first_frames;
 mod journal;
 mod record;
 mod relay;
+mod role;
 mod trouble;
 mod writer;
 
@@ -45,7 +46,9 @@ use election::Candidate;
 use etcd::{EtcdFailure, Gateway, NOT_FOUND};
 use etcd_tls::EtcdTls;
 use journal::Journal;
+pub use relay::Received;
 use relay::Relays;
+use role::{Active, Role};
 use writer::{JournalWriter, UnreadableRecord};
 
 /// The maximum timeout of a request to etcd.
@@ -138,25 +141,6 @@ impl ClusterSettings {
 
 fn read_password(file: &Path) -> Result<String, String> {
     secret::read_first(file).map_err(|error| unusable_file("etcd password", file, reason(&error)))
-}
-
-/// Which server is active, as far as this server knows.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Role {
-    /// `None` if no server is known to be active.
-    active: Option<Active>,
-    /// Whether this server is the active one.
-    is_own: bool,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Active {
-    /// The number of a term of an active server. Each term has a higher epoch than the previous
-    /// one.
-    epoch: u64,
-    /// Where to reach the active server, as `HOST:PORT`; `None` if the value of the leader key does
-    /// not have this form.
-    address: Option<String>,
 }
 
 /// This server as a node of a cluster.

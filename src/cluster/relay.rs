@@ -23,7 +23,7 @@ use rustix::io::Errno;
 use rustix::net::{connect_unspec, recv, send, shutdown, sockopt, RecvFlags, SendFlags};
 
 use super::first_frames::FirstFrames;
-use super::{first_of, Active, ClusterNode, Role, PATIENCE};
+use super::{first_of, ClusterNode, PATIENCE};
 use crate::log::Throttle;
 use crate::net::listener::SEND_BUFFER_LEN;
 use crate::net::stream::{keep_alive, Stream};
@@ -37,6 +37,7 @@ const MAX_FRAME_LEN: usize = 1024;
 
 /// The pause before the next attempt to reach the active server.
 const PAUSE: Duration = Duration::from_millis(100);
+
 /// The first pause before another look at an incomplete line. A relay also pauses for this long if
 /// it has woken but could move nothing.
 const SHORT_PAUSE: Duration = Duration::from_millis(10);
@@ -58,9 +59,6 @@ const BUFFER_LEN: usize = 8 * 1024;
 /// The maximum number of pieces that are passed on to a client after its relay was cut: a server
 /// that still answers earlier requests could go on for ever.
 const LAST_PIECES: u32 = 64;
-
-/// The error for a connection that this server does not serve.
-const OVER: io::ErrorKind = io::ErrorKind::ConnectionAborted;
 
 /// A connection that is passed on to the active server.
 struct Relay {
@@ -96,6 +94,17 @@ pub(super) struct Relays {
     throttle: Throttle,
 }
 
+/// What has become of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Received {
+    /// This server must serve the connection itself.
+    ServeHere,
+    /// The connection is over. It was relayed to its end, answered or turned away.
+    Over,
+    /// The client has sent nothing in time.
+    Silent,
+}
+
 /// What the first bytes of a connection mean.
 #[derive(Debug, PartialEq, Eq)]
 enum FirstBytes {
@@ -114,7 +123,7 @@ impl ClusterNode {
     pub(super) fn watch_role(&self) -> ! {
         let mut role = self.role();
         loop {
-            if let Err(error) = notify(&format!("STATUS={}", status(&role))) {
+            if let Err(error) = notify(&format!("STATUS={}", role.status())) {
                 warn!("cannot-notify error=\"{}\"", reason(&error));
             }
             role = self.wait_for_change(&role, Duration::from_secs(3600));
@@ -150,9 +159,7 @@ impl ClusterNode {
     }
 
     /// Receives a connection. A standby relays the connection until it ends, or only answers a
-    /// request for the role. `Ok` means that this server must serve the connection itself. Fails
-    /// with [`io::ErrorKind::TimedOut`] if the client sends nothing in time, and with another error
-    /// once the connection is over.
+    /// request for the role.
     ///
     /// Blocks for at most `read_timeout` until the client's first bytes arrive, then for at most
     /// three times the TTL until there is an active server, and then as long as the connection
@@ -163,74 +170,71 @@ impl ClusterNode {
         client: &Arc<Stream>,
         read_timeout: Duration,
         write_timeout: Option<Duration>,
-    ) -> io::Result<()> {
+    ) -> Received {
         loop {
             let deadline = Instant::now() + read_timeout;
             if self.is_active() {
                 return self.take_in(client, deadline);
             }
             match first_bytes_within(client, deadline) {
-                Some(FirstBytes::Other) => break,
-                Some(FirstBytes::Cluster) if self.tell_role(client, deadline).is_some() => {}
+                Some(FirstBytes::Other) => return self.pass_on(client, write_timeout),
+                Some(FirstBytes::Cluster) if self.tell_role(client, deadline) => {}
                 // Other standbys learn of a new term before this server has restored the holders,
                 // so this one waits for the holders.
                 Some(FirstBytes::Relay) if self.wait_until_active() => {}
                 Some(FirstBytes::Relay) => {
                     debug!("turned-away peer={client} reason=relay-to-standby");
-                    return Err(OVER.into());
+                    return Received::Over;
                 }
-                Some(_) => return Err(OVER.into()),
+                Some(_) => return Received::Over,
                 None if self.is_active() => {}
-                None => return Err(io::ErrorKind::TimedOut.into()),
+                None => return Received::Silent,
             }
         }
-        self.pass_on(client, write_timeout)
     }
 
     /// Prepares a connection that this server serves itself. If clients must speak TLS, a standby
     /// first sends a frame in clear text with the epoch that it knows. Removes that frame, and
     /// refuses the connection if the frame has another epoch.
-    fn take_in(&self, client: &Stream, deadline: Instant) -> io::Result<()> {
+    fn take_in(&self, client: &Stream, deadline: Instant) -> Received {
         if !speaks_tls(client) {
-            return Ok(());
+            return Received::ServeHere;
         }
         match first_bytes_within(client, deadline) {
             Some(FirstBytes::Relay) => {}
-            Some(FirstBytes::None) => return Err(OVER.into()),
-            Some(_) => return Ok(()),
-            None => return Err(io::ErrorKind::TimedOut.into()),
+            Some(FirstBytes::None) => return Received::Over,
+            Some(_) => return Received::ServeHere,
+            None => return Received::Silent,
         }
         let frame = take_frame(client, deadline).unwrap_or_default();
         let epoch = frame.split(|byte| *byte == b'\n').nth(1);
-        match epoch.is_some_and(|epoch| self.is_current_epoch(epoch)) {
-            true => Ok(()),
-            false => {
-                debug!("turned-away peer={client} reason=relay-of-another-epoch");
-                Err(OVER.into())
-            }
+        if epoch.is_some_and(|epoch| self.is_current_epoch(epoch)) {
+            return Received::ServeHere;
         }
+        debug!("turned-away peer={client} reason=relay-of-another-epoch");
+        Received::Over
     }
 
-    /// Answers a request for the role; `None` if the request is incomplete or the client is gone.
-    fn tell_role(&self, client: &Stream, deadline: Instant) -> Option<()> {
-        take_frame(client, deadline)?;
+    /// Answers a request for the role; `false` if the request is incomplete or the client is gone.
+    fn tell_role(&self, client: &Stream, deadline: Instant) -> bool {
         let answer = format!("{}\n", self.role_line());
-        (client.send_once(answer.as_bytes()) == answer.len()).then_some(())
+        take_frame(client, deadline).is_some()
+            && client.send_once(answer.as_bytes()) == answer.len()
     }
 
     /// Relays a connection to the active server as soon as there is one.
-    fn pass_on(&self, client: &Arc<Stream>, write_timeout: Option<Duration>) -> io::Result<()> {
+    fn pass_on(&self, client: &Arc<Stream>, write_timeout: Option<Duration>) -> Received {
         let deadline = Instant::now() + self.settings.ttl * PATIENCE;
         let mut is_waiting = false;
         loop {
             let role = self.role();
             if role.is_own {
-                return Ok(());
+                return Received::ServeHere;
             }
             let left = deadline.saturating_duration_since(Instant::now());
             // A client that has left must not use up a connection until the deadline.
             if left.is_zero() || is_waiting && client.has_hung_up() {
-                return Err(OVER.into());
+                return Received::Over;
             }
             let active = role.active.as_ref();
             let place = active.and_then(|active| Some((active.epoch, active.address.as_ref()?)));
@@ -238,7 +242,7 @@ impl ClusterNode {
                 None => LONG_PAUSE,
                 Some((epoch, _, Ok(server))) => {
                     self.relay(client, server, epoch, write_timeout);
-                    return Err(OVER.into());
+                    return Received::Over;
                 }
                 Some((_, active, Err(error))) => {
                     let error = reason(&error);
@@ -298,49 +302,6 @@ impl ClusterNode {
                 let _ = server.shutdown(Shutdown::Write);
             }
         }
-    }
-}
-
-impl ClusterNode {
-    /// The answer to a request for the role.
-    pub fn role_line(&self) -> String {
-        let Role { active, is_own } = self.role();
-        match active {
-            Some(Active { epoch, address }) => {
-                let role = if is_own { "active" } else { "standby" };
-                format!("ok {role} {epoch} {}", address.as_deref().unwrap_or("-"))
-            }
-            None => "ok standby 0 -".to_owned(),
-        }
-    }
-
-    /// The epoch of this server's own term, and the smoothed duration of a batch of the journal;
-    /// `None` if this server is not active.
-    pub fn figures(&self) -> Option<(u64, Duration)> {
-        Some((self.epoch()?, self.journal.round_time()))
-    }
-
-    fn epoch(&self) -> Option<u64> {
-        let Role { active, is_own } = self.role();
-        active.filter(|_| is_own).map(|active| active.epoch)
-    }
-
-    /// Whether `epoch`, which a standby has sent, is the epoch of this server's own term.
-    pub fn is_current_epoch(&self, epoch: &[u8]) -> bool {
-        self.epoch()
-            .is_some_and(|own| own.to_string().as_bytes() == epoch)
-    }
-}
-
-/// The role in words, for the supervisor.
-fn status(role: &Role) -> String {
-    match &role.active {
-        Some(Active { epoch, .. }) if role.is_own => format!("Active, epoch {epoch}"),
-        Some(Active { epoch, address }) => {
-            let address = address.as_deref().unwrap_or("a server without an address");
-            format!("Standby of {address}, epoch {epoch}")
-        }
-        None => "Standby, no server is known to be active".to_owned(),
     }
 }
 
@@ -432,9 +393,9 @@ fn introduce(epoch: u64, address: &str) -> io::Result<TcpStream> {
     // With the default size, the kernel would buffer megabytes that a client sends during a long
     // wait.
     sockopt::set_socket_send_buffer_size(&server, SEND_BUFFER_LEN)?;
-    let greeting = format!("relay\n{epoch}\n_\n");
+    let greeting = [RELAY, b"\n", epoch.to_string().as_bytes(), b"\n_\n"].concat();
     // This cannot block, because the socket's buffer is empty and larger than the frame.
-    send(&server, greeting.as_bytes(), SendFlags::NOSIGNAL)?;
+    send(&server, &greeting, SendFlags::NOSIGNAL)?;
     Ok(server)
 }
 

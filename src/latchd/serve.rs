@@ -7,6 +7,7 @@ use std::sync::Arc;
 use log::{debug, warn};
 
 use crate::arbiter::{Arbiter, ClientSocket, Heartbeat};
+use crate::cluster::Received;
 use crate::net::connections::{Admission, Connections};
 use crate::net::hangup::HangupWatch;
 use crate::net::inherited::{self, Inherited};
@@ -122,11 +123,9 @@ fn converse(
     let stream = &admission.stream;
     if let Some(node) = &rules.node {
         match node.receive(stream, rules.read_timeout, rules.write_timeout) {
-            Ok(()) => {}
-            Err(error) if error.kind() == io::ErrorKind::TimedOut => {
-                return connection::turn_away(stream, rules);
-            }
-            Err(_) => return,
+            Received::ServeHere => {}
+            Received::Over => return,
+            Received::Silent => return connection::turn_away(stream, rules),
         }
     }
     let socket: Arc<dyn ClientSocket> = Arc::<Stream>::clone(stream);
