@@ -74,7 +74,8 @@
 //! ```
 //!
 //! No module uses a module of a higher row. `tests/house/layering.rs` lists the modules of its own
-//! row and of lower rows that each module may use. `bin/latch-all` is the four programs in one
+//! row and of lower rows that each module may use, and the few circles of files that are left.
+//! `bin/latch-all` is the four programs in one
 //! (feature `multicall`). `fuzzing/` has the functions that the fuzzers of `fuzz/` and the tests
 //! call with their input.
 //!
@@ -83,14 +84,36 @@
 //! `LATCHD_TEST_PROGRAMS=FOLDER`, `cargo test` tests the programs in that folder, which must have
 //! the same features, instead of those that cargo has built. `packaging/try-static` does so.
 //!
+//! # Words
+//!
+//! - *claim*: what a client asks for, until it is granted or has failed.
+//! - *place*: the record of a claim in the table, in its key's queue or among its holders.
+//! - *ticket*: the right of a session to the result of a claim that waits.
+//! - *grant*: a claim that has been granted. It has one token, one lease and any number of slots.
+//! - *holder*: the client of a grant, or its place in the table.
+//! - *slot*: the unit of weight. A semaphore has as many as its limit; a lock is taken whole.
+//! - *owed*: of a waiter whose turn it is, but for which there is no fence or no room yet.
+//! - *lease*: how long a grant lasts unless it is renewed.
+//! - *fence*: the number of a grant. *Salt*: the secret that makes a token of it.
+//! - *seat*: the access of one connection to the table.
+//! - *visit*: what a thread does at the table while it has the arbiter's mutex.
+//! - *step*: as much of a long operation as one visit may do.
+//! - *orphan*: a grant without a connection. *Kept*: an orphan because its client asked for that.
+//! - *adopt*: move a grant to another connection. Until that one renews it, the move is
+//!   *provisional*.
+//! - *record*: a holder as text, in a file or in etcd.
+//! - *change*, *round*: the begin or end of a grant, and the transaction that writes it to etcd.
+//! - *promise*, *certainty*: what a reply says of a holder, and what must be known before the reply
+//!   may be sent.
+//! - *drain*: refuse new claims, and wait for the holders before the server ends.
+//!
 //! # Where to change what
 //!
 //! - A command of the wire protocol: `Request`, `parse`, `Request::write` and `HELP` in
 //!   `protocol/request`, and its replies in `protocol/reply`. `carry_out` in `latchd/requests`
-//!   carries the command out, and `certainty_of` in the same file says how certain its reply must
-//!   be. `serve_frame` in `latchd/session` answers commands that only show something.
-//!   `client/connection` sends commands, and latch-protocol(7) describes them. For lfpd:
-//!   `lfpd/command`, `lfpd/reply` and `lfpd/session`.
+//!   carries the command out, and says what its reply promises. `serve_frame` in `latchd/session`
+//!   answers commands that only show something. `client/connection` sends commands, and
+//!   latch-protocol(7) describes them. For lfpd: `lfpd/command`, `lfpd/reply` and `lfpd/session`.
 //! - What may come before the first request of a connection: `latchd/opening`.
 //! - An option, and its text in `--help`: `latchd/options`, `latch/options`, `lfpd/options` or
 //!   `sema/options`, and the manual page. For a command of `latch` or `sema`, also `dispatch` in
@@ -102,10 +125,20 @@
 //! - A metric: `protocol/counters` and `protocol/metrics`.
 //! - When a lease begins and ends: `table/leases`; whether it may be renewed, and for how long:
 //!   `allowed_lease` in `table/mod`; when a client renews it: `client/guard/timing`.
+//! - How a holder is written in a file or in etcd: `protocol/record`; what the table puts into the
+//!   record: `record` in `table/changes`.
 //! - Which claim is next, for a lock and for a semaphore: `next_in_line` and `must_wait` in
 //!   `table/queue`, and `serve_waiters` in `table/mod`. Lock files have no queue: `until_any` in
 //!   `lockfile/wait` tries the slots of `sema --slots`.
 //! - What a session asks of the table: `arbiter/seat`.
+//! - What must be certain before a reply is sent: `carry_out` in `latchd/requests` decides, and
+//!   `wait_until_certain` in `latchd/connection/outbox` waits, through `cluster/journal`.
+//! - Which server has a key: `server_of` in `client/mod`, and `shard_of` in `client/address`.
+//! - `--at-least`: `latch/run` asks for it at the grant. When the command has ended, `keep_for` in
+//!   `client/guard` asks the server to keep the grant, and `keep` in `table/orphans` does.
+//! - What a standby does with a connection: `receive` in `cluster/relay`.
+//! - Which names mean the same serial port: `lfpd/uucp/device`; the names of their lock files:
+//!   `lfpd/uucp/names`.
 //! - The form of every line in the log: `LineStart` in `log/mod`. The rest of a line is in the code
 //!   that logs the event: search for the first word of the line, such as `granted`.
 //! - TLS: `VERSIONS` in `net/tls/mod` has the lowest version. `net/tls/certificate` has the
@@ -131,12 +164,20 @@
 //!
 //! A slot becomes free by a release, a disconnect, an operator's break, or a visit that finds an
 //! expired lease (mostly a visit of the reaper). The thread that frees the slot has the table
-//! promote the first in line, sends that client its grant, and wakes its seat. The session itself
-//! writes all other replies, as lines of `protocol/reply`.
+//! promote the first in line, sends that client its grant, whole or not at all, and wakes its seat.
+//! The session itself writes all other replies, as lines of `protocol/reply`.
 //!
 //! With a journal, the arbiter passes the table's changes to `cluster/journal` before it releases
 //! its mutex. In that case, the session itself also writes the grant that ends a wait, as soon as
 //! the journal has it.
+//!
+//! # The route of a lost lock
+//!
+//! `client/guard/keeper` renews the lease. If the server no longer has the grant, or is silent
+//! until the lease is over by the client's own clock, the keeper ends the guard, which sets off its
+//! event. `latch/run` waits for this event beside the signals and its command, and tells
+//! `supervise/group`. The group gets SIGTERM, and SIGKILL after a while. The exit status says that
+//! the lock was lost.
 //!
 //! # Invariants
 //!

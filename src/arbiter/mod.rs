@@ -51,8 +51,8 @@ pub use last_holders::DrainUntil;
 use last_holders::{AwaitedHolders, Then};
 pub use operators::KeyStatus;
 #[cfg_attr(not(feature = "cluster"), allow(unused_imports))]
-pub use recorder::{Certainty, Promise, Promised, Recorder};
-pub use seat::{Seat, Waited};
+pub use recorder::{Certainty, Promised, Recorder, ReplyPromise};
+pub use seat::{Seat, WaitEnd};
 use sync::{AtomicUsize, Condvar, Mutex, MutexGuard};
 
 /// The maximum number of grants that one visit sends for other connections. Beyond that, each
@@ -172,7 +172,7 @@ struct SeatState {
 impl SeatState {
     /// Whether the connection has a grant that its client cannot adopt over another connection.
     fn is_bound(&self, conn: ConnId, table: &LockTable) -> bool {
-        !self.can_adopt && table.has_slot(conn)
+        !self.can_adopt && table.has_grant(conn)
     }
 }
 
@@ -187,7 +187,7 @@ enum WaitState {
     /// The thread whose visit freed the slot has granted the claim, and is writing to the socket.
     BeingSent,
     /// The ticket is spent. The connection's own thread writes the reply, unless it has been sent.
-    Decided(Waited),
+    Decided(WaitEnd),
 }
 
 impl Arbiter {
@@ -458,7 +458,7 @@ impl Arbiter {
                         sending = Some((Arc::clone(socket), grant));
                         seat.wait = WaitState::BeingSent;
                     }
-                    answer => seat.wait = WaitState::Decided(Waited::unsent(answer)),
+                    answer => seat.wait = WaitState::Decided(WaitEnd::unsent(answer)),
                 }
             }
             wake_ups.add(WakeUp {
@@ -480,7 +480,7 @@ impl Arbiter {
                 let mut state = self.state.lock();
                 if let Some(seat) = state.seats.get_mut(&wake_up.conn) {
                     let answer = Ok(Answer::Granted(grant));
-                    seat.wait = WaitState::Decided(Waited { answer, is_sent });
+                    seat.wait = WaitState::Decided(WaitEnd { answer, is_sent });
                 }
             }
             wake_up.wake.notify_one();

@@ -33,7 +33,7 @@ pub enum Certainty {
 
 /// What one reply promises about holders.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Promise {
+pub enum ReplyPromise {
     Nothing,
     /// The holder with this fence is as the reply says. The client may have made up the fence.
     Holder(Certainty, Fence),
@@ -57,19 +57,19 @@ pub struct Promised {
 
 impl Promised {
     /// Adds what a reply promises.
-    pub fn add(&mut self, promise: Promise) {
+    pub fn add(&mut self, promise: ReplyPromise) {
         let certainty = match promise {
-            Promise::Nothing => return,
-            Promise::Holder(certainty, fence) => {
+            ReplyPromise::Nothing => return,
+            ReplyPromise::Holder(certainty, fence) => {
                 self.holders.push(fence);
                 certainty
             }
-            Promise::Grant(certainty, fence) => {
+            ReplyPromise::Grant(certainty, fence) => {
                 self.holders.push(fence);
                 self.grants.push(fence);
                 certainty
             }
-            Promise::All(certainty) => {
+            ReplyPromise::All(certainty) => {
                 self.is_about_all = true;
                 certainty
             }

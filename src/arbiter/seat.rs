@@ -29,17 +29,17 @@ pub struct Seat {
 
 /// How a wait ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Waited {
+pub struct WaitEnd {
     pub answer: Result<Answer, Refusal>,
     /// Whether the thread that freed the slot has sent the reply.
     pub is_sent: bool,
 }
 
-impl Waited {
+impl WaitEnd {
     /// A wait whose reply the connection's own thread must send.
-    pub(super) fn unsent(answer: Result<Answer, Refusal>) -> Waited {
+    pub(super) fn unsent(answer: Result<Answer, Refusal>) -> WaitEnd {
         let is_sent = false;
-        Waited { answer, is_sent }
+        WaitEnd { answer, is_sent }
     }
 }
 
@@ -123,12 +123,12 @@ impl Seat {
         ticket: Ticket,
         wait_timeout: Duration,
         on_long: &mut dyn FnMut(),
-    ) -> Waited {
+    ) -> WaitEnd {
         let mut state = self.arbiter.state.lock();
         let mut waited = match wait_timeout.is_zero() {
             true => {
                 let now = self.arbiter.expire_due(&mut state, Scope::Key(key));
-                Waited::unsent(give_up(&mut state, ticket, Answer::TimedOut, now))
+                WaitEnd::unsent(give_up(&mut state, ticket, Answer::TimedOut, now))
             }
             false => self.wait_until_decided(&mut state, key, ticket, wait_timeout, on_long),
         };
@@ -137,7 +137,7 @@ impl Seat {
             // waiter, as if the hang-up had been noticed in time.
             if self.has_hung_up(&mut state) {
                 let now = self.arbiter.expire_due(&mut state, Scope::Nothing);
-                state.table.take_back(grant.token.fence, now);
+                state.table.abandon_grant(grant.token.fence, now);
                 waited.answer = Ok(Answer::Gone);
             }
         }
@@ -199,9 +199,9 @@ impl Seat {
 
     /// Ends a grant of this connection that the client was not told of. Does nothing if the grant
     /// has ended already.
-    pub fn take_back(&self, fence: Fence) {
+    pub fn abandon_grant(&self, fence: Fence) {
         let (mut visit, now) = self.arbiter.visit(Scope::Nothing);
-        visit.table.take_back(fence, now);
+        visit.table.abandon_grant(fence, now);
     }
 
     /// Sets whether the client can adopt its grants over another connection.
@@ -210,9 +210,9 @@ impl Seat {
     }
 
     /// If the client can adopt its grants, lets them outlive the connection.
-    pub fn keep_if_client_can_adopt(&mut self) {
+    pub fn leave_orphans_if_client_can_adopt(&mut self) {
         if self.state_in(&mut self.arbiter.state.lock()).can_adopt {
-            self.holdings = Holdings::Keep;
+            self.holdings = Holdings::Orphan;
         }
     }
 
@@ -248,7 +248,7 @@ impl Seat {
         ticket: Ticket,
         wait_timeout: Duration,
         on_long: &mut dyn FnMut(),
-    ) -> Waited {
+    ) -> WaitEnd {
         let arbiter = &self.arbiter;
         let mut now = arbiter.expire_due(state, Scope::Key(key));
         let deadline = now.checked_add(wait_timeout);
@@ -258,7 +258,7 @@ impl Seat {
             match self.state_in(state).wait {
                 WaitState::Queued(ticket) => {
                     if let Some(answer) = self.decide(state, ticket, deadline, now) {
-                        return Waited::unsent(answer);
+                        return WaitEnd::unsent(answer);
                     }
                     // This look at the table may have ended a lease, so other threads may have to
                     // be woken.

@@ -31,7 +31,7 @@ fn unreaped(holdings: Holdings) -> Arc<Arbiter> {
     let rules = Rules {
         caps: Caps {
             max_locks: 1024,
-            max_slots: 1 << 20,
+            max_grants: 1 << 20,
             max_per_connection: 1 << 20,
             max_waiters: None,
             max_waiters_total: 65_536,
@@ -79,10 +79,10 @@ fn granted(seat: &Seat, lease: Duration) -> Grant {
 }
 
 /// Waits for the claim of `k` if it was queued.
-fn waited(seat: &Seat, answer: Result<Answer, Refusal>, wait_timeout: Duration) -> Waited {
+fn waited(seat: &Seat, answer: Result<Answer, Refusal>, wait_timeout: Duration) -> WaitEnd {
     match answer {
         Ok(Answer::Queued(ticket)) => seat.wait("k", ticket, wait_timeout, &mut || {}),
-        answer => Waited::unsent(answer),
+        answer => WaitEnd::unsent(answer),
     }
 }
 
@@ -91,7 +91,7 @@ fn acquire(seat: &Seat, wait_timeout: Duration) -> Result<Answer, Refusal> {
 }
 
 /// Acquires `k`, and tells of a long wait.
-fn wait_and_tell(seat: &Seat, wait_timeout: Duration, on_long: &Sender<()>) -> Waited {
+fn wait_and_tell(seat: &Seat, wait_timeout: Duration, on_long: &Sender<()>) -> WaitEnd {
     let Ok(Answer::Queued(ticket)) = seat.acquire(&lock(FOREVER)) else {
         panic!("the lock should be held");
     };
@@ -235,7 +235,7 @@ fn a_witness_gets_in_between() -> bool {
     let witness = thread::spawn(move || {
         asking.send(()).expect("it is received");
         let state = other.state.lock();
-        state.table.is_behind(Scope::Everything, other.clock.now())
+        state.table.has_due(Scope::Everything, other.clock.now())
     });
     asked.recv().expect("it is sent");
     thread::sleep(Duration::from_millis(200)); // by now the witness sleeps at the mutex
@@ -338,7 +338,7 @@ fn a_waiter_dismissed_by_the_drain_hears_so_despite_a_hang_up() {
 
 #[test]
 fn a_grant_that_meets_a_hang_up_passes_on() {
-    let (arbiter, holder, waiter) = arbiter_and_two(Holdings::Keep);
+    let (arbiter, holder, waiter) = arbiter_and_two(Holdings::Orphan);
     let grant = granted(&holder, FOREVER);
     let blocked = Blocked::start(&arbiter, waiter, |seat| acquire(seat, FOREVER));
     release_after(&arbiter, grant, hang_up_unnoticed);

@@ -434,7 +434,7 @@ impl FenceSource for Arc<Journal> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::arbiter::Promise;
+    use crate::arbiter::ReplyPromise;
     use crate::table::{HolderRecord, Key, Kind, Limit, Weight};
     use crate::token::{Salt, Token};
     use std::sync::atomic::{AtomicBool, Ordering};
@@ -559,7 +559,7 @@ mod tests {
     fn a_session_waits_for_its_own_holder_alone() {
         let journal = Arc::new(Journal::default());
         let mut of_all = Promised::default();
-        of_all.add(Promise::All(Certainty::Journaled));
+        of_all.add(ReplyPromise::All(Certainty::Journaled));
         assert_eq!(journal.wait_until_certain(&of_all), []);
         record(&journal, &[held(1, 1)]);
         assert!(!tell(&journal, 2));
@@ -738,7 +738,7 @@ mod tests {
         record(&journal, &[held(1, 1)]);
         journal.finish(&journal.next_round());
         let mut named = Promised::default();
-        named.add(Promise::Holder(Certainty::Journaled, Fence(1)));
+        named.add(ReplyPromise::Holder(Certainty::Journaled, Fence(1)));
         assert_eq!(journal.wait_until_certain(&named), []);
         assert!(tell(&journal, 1));
     }

@@ -12,55 +12,22 @@ pub(super) mod input;
 pub(super) mod outbox;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod pieces;
-mod rules;
 
-use std::io;
 use std::net::Shutdown;
 use std::time::{Duration, Instant};
 
 use log::debug;
 
+use super::ending::Ending;
 use super::opening::{open, RequestSource};
+use super::rules::{SessionRules, AUTH_COOLDOWN, CLOSING_TIME};
 use super::session::Session;
 use crate::arbiter::Seat;
 use crate::net::hangup::HangupWatch;
 use crate::net::stream::Stream;
 use crate::protocol::reply::Reply;
-use crate::text::reason;
 use input::Input;
 use outbox::Outbox;
-pub use rules::SessionRules;
-
-/// How long the close of a connection is delayed if the peer has not given the right token.
-const AUTH_COOLDOWN: Duration = Duration::from_millis(100);
-
-/// How long a lingering close reads what the peer still sends.
-const CLOSING_TIME: Duration = Duration::from_millis(250);
-
-/// Why a connection ends.
-#[derive(Debug)]
-pub(super) enum Ending {
-    /// The peer has closed its side, between two requests or in the middle of one.
-    PeerClosed,
-    /// The connection is broken, or the peer does not read.
-    Broken(io::Error),
-    Quit,
-    /// The peer closed its side while it waited for a grant.
-    HungUpWaiting,
-    /// The peer closed its side after it had sent an `adopt`. The peer may still be there, behind a
-    /// proxy that passes on the end of only one direction. An `error` would tell the peer that its
-    /// lock is lost.
-    HungUpAdopting,
-    ReadTimeout,
-    LineTooLong,
-    /// The peer speaks another protocol. The field is its name.
-    OtherProtocol(&'static str),
-    AuthFailed,
-    /// The system refuses to watch the client for a hang-up, so the client must not wait.
-    Unwatched,
-    /// A standby has passed on a client, and has named an epoch in which this server is not active.
-    NotMeant,
-}
 
 /// Serves a connection until it ends.
 pub fn serve(stream: &Stream, mut seat: Seat, rules: &SessionRules, watch: &HangupWatch) {
@@ -75,7 +42,7 @@ pub fn serve(stream: &Stream, mut seat: Seat, rules: &SessionRules, watch: &Hang
             let ended = session.converse();
             if source == RequestSource::Standby && stream.was_reset() {
                 // The standby has stopped, and the client can come back over another connection.
-                seat.keep_if_client_can_adopt();
+                seat.leave_orphans_if_client_can_adopt();
             }
             ended
         }
@@ -83,7 +50,7 @@ pub fn serve(stream: &Stream, mut seat: Seat, rules: &SessionRules, watch: &Hang
     if let Ending::Broken(_) = ending {
         // No client knows of these grants, so they must not outlive the connection.
         for grant in outbox.untold() {
-            seat.take_back(*grant);
+            seat.abandon_grant(*grant);
         }
     }
     // The slots are freed before the close, because the close may take a while.
@@ -132,24 +99,5 @@ fn lingering_close(stream: &Stream, ending: &Ending, mut out: Vec<u8>, rules: &S
         std::thread::sleep(closes_at.saturating_duration_since(Instant::now()));
         stream.shutdown(Shutdown::Write);
         stream.discard_for(CLOSING_TIME);
-    }
-}
-
-impl Ending {
-    /// A word for the log.
-    fn reason(&self) -> String {
-        match self {
-            Ending::PeerClosed => "peer-closed".into(),
-            Ending::Broken(error) => format!("broken error=\"{}\"", reason(error)),
-            Ending::Quit => "quit".into(),
-            Ending::Unwatched => "no-watch".into(),
-            Ending::HungUpWaiting => "hung-up-waiting".into(),
-            Ending::HungUpAdopting => "hung-up-adopting".into(),
-            Ending::ReadTimeout => "read-timeout".into(),
-            Ending::LineTooLong => "line-too-long".into(),
-            Ending::OtherProtocol(name) => (*name).into(),
-            Ending::AuthFailed => "auth-refused".into(),
-            Ending::NotMeant => "relayed-from-another-epoch".into(),
-        }
     }
 }

@@ -4,12 +4,14 @@ mod account;
 mod capacity;
 mod cluster_options;
 pub(crate) mod connection;
+mod ending;
 pub(crate) mod handover;
 pub(crate) mod http;
 mod http_options;
 mod opening;
 mod options;
 mod requests;
+mod rules;
 mod serve;
 mod session;
 mod shutdown;
@@ -36,13 +38,13 @@ use crate::cluster::{ClusterNode, ClusterSettings};
 use crate::fence::allocator::{self, Reserver};
 use crate::fence::range::RANGE;
 use crate::fence::source::{fence_of_clock, ClockFences, Salts};
-use crate::log::{LogRules, SourceThrottle};
+use crate::log::{Log, LogRules, SourceThrottle};
 use crate::net::connections::Connections;
 use crate::net::inherited::{self, Inherited};
 use crate::net::listener::Listener;
 use crate::net::tls::Certificate;
 use crate::protocol::abilities::Abilities;
-use crate::server::{self, refuse, CANNOT_START, USAGE};
+use crate::server::{self, refuse, EndSignals, CANNOT_START, USAGE};
 use crate::sys::clock;
 use crate::sys::notify::notify;
 use crate::sys::random;
@@ -50,11 +52,10 @@ use crate::sys::trusted;
 use crate::table::{Caps, Holdings};
 use crate::text::{reason, unusable_file, Escaped};
 use crate::token::FenceSource;
-use connection::SessionRules;
 use handover::{Handover, HandoverFile};
 use http::Door;
 use options::{AuthTokenSource, Options, Resolved};
-use requests::Offer;
+use rules::{Offer, SessionRules};
 use tokens::{TokenUse, Tokens};
 
 const PROGRAM: &str = "latchd";
@@ -91,13 +92,43 @@ fn start(options: &Options, origins: &Origins) -> Result<ExitCode, (u8, String)>
     run(options, &log, resolved, inherited).map_err(cannot_start)
 }
 
-/// Serves until it is told to stop. The error is a single-line message.
+/// What a server has read and opened before it serves.
+struct Prepared {
+    log: Log,
+    signals: EndSignals,
+    auth_tokens: Option<Arc<Tokens>>,
+    admin_tokens: Option<Arc<Tokens>>,
+    cluster: Option<ClusterSettings>,
+    handover: Option<HandoverFile>,
+    /// What the previous server has handed over.
+    previous: Option<Handover>,
+    fences: Fences,
+    door: Option<Door>,
+    listeners: Arc<[Listener]>,
+}
+
+/// Prepares the server, and serves until it is told to stop. The error is a single-line message.
 fn run(
     options: &Options,
     log: &LogRules,
     resolved: Resolved,
     inherited: Vec<Listener>,
 ) -> Result<ExitCode, String> {
+    let prepared = prepare(options, log, resolved, inherited)?;
+    let listeners = Arc::clone(&prepared.listeners);
+    // A server that cannot start must remove the paths of its sockets, too.
+    let _clean_up = server::CleanUp(&listeners);
+    serve(options, prepared)
+}
+
+/// Opens the files and the sockets that the options name. The sockets come last: a client that can
+/// connect expects an answer.
+fn prepare(
+    options: &Options,
+    log: &LogRules,
+    resolved: Resolved,
+    inherited: Vec<Listener>,
+) -> Result<Prepared, String> {
     server::leave_no_core();
     let signals = server::catch_signals()?;
     let auth = resolved.auth.as_ref();
@@ -105,38 +136,61 @@ fn run(
     let cluster = resolved.cluster.map(ClusterSettings::checked).transpose()?;
     let log = server::start_log(PROGRAM, log)?;
     let handover = HandoverFile::lock(options.handover_file.as_deref())?;
-    let left = handover
-        .as_ref()
-        .map(HandoverFile::read)
-        .transpose()?
-        .flatten();
-    let fences = open_fences(options.fence_state_file.as_deref(), left.as_ref())?;
+    let previous = match &handover {
+        Some(handover) => handover.read()?,
+        None => None,
+    };
+    let fences = open_fences(options.fence_state_file.as_deref(), previous.as_ref())?;
     let certificate = tls::certificate(options.tls_files())?;
-    let shown = certificate.clone();
-    let tokens = [auth_tokens.clone(), admin_tokens.clone()];
+    let reload = {
+        let tokens = [auth_tokens.clone(), admin_tokens.clone()];
+        let certificate = certificate.clone();
+        move || reload(certificate.as_ref(), &tokens)
+    };
     // Up to this point SIGTERM ends the process at once, even while it waits for another server to
     // unlock the fence file.
-    let reload = move || reload(shown.as_ref(), &tokens);
     let signals = server::watch_signals(signals, &log, reload)?;
     let door = Door::bind(resolved.http, certificate.as_ref())?;
     let listeners = serve::listen(options, resolved.sockets, inherited, certificate)?;
-    let _clean_up = server::CleanUp(&listeners);
     warn_about(options, auth, &listeners, door.as_ref());
+    Ok(Prepared {
+        log,
+        signals,
+        auth_tokens,
+        admin_tokens,
+        cluster,
+        handover,
+        previous,
+        fences,
+        door,
+        listeners,
+    })
+}
 
-    let node = cluster.map(|settings| ClusterNode::new(settings, log.clone()));
-    let fences = node.as_ref().map_or(fences, |node| (node.fences(), None));
+/// Serves until it is told to stop.
+fn serve(options: &Options, prepared: Prepared) -> Result<ExitCode, String> {
+    let (log, listeners) = (prepared.log, prepared.listeners);
+    let node = prepared
+        .cluster
+        .map(|settings| ClusterNode::new(settings, log.clone()));
+    let fences = node
+        .as_ref()
+        .map_or(prepared.fences, |node| (node.fences(), None));
     let arbiter = start_arbiter(options, fences)?;
-    if let (Some(file), Some(left)) = (&handover, left) {
-        file.restore(&left, &arbiter)?;
+    if let (Some(file), Some(previous)) = (&prepared.handover, prepared.previous) {
+        file.restore(&previous, &arbiter)?;
     }
-    let secret_len = auth_tokens.as_ref().map_or(0, |tokens| tokens.max_len());
+    let secret_len = prepared
+        .auth_tokens
+        .as_ref()
+        .map_or(0, |tokens| tokens.max_len());
     let connections = Arc::new(room_for_connections(options, secret_len));
     let session_rules = Arc::new(SessionRules {
         offer: offer(options),
         read_timeout: options.read_timeout,
         write_timeout: options.write_timeout,
-        auth_tokens,
-        admin_tokens,
+        auth_tokens: prepared.auth_tokens,
+        admin_tokens: prepared.admin_tokens,
         auth_refusals: SourceThrottle::default(),
         cap_warnings: SourceThrottle::default(),
         log: log.clone(),
@@ -148,17 +202,18 @@ fn run(
     }
 
     let end = shutdown::ServerEnd {
-        signals: &signals.received,
+        signals: &prepared.signals.received,
         arbiter: &arbiter,
         connections: &connections,
         listeners: &listeners,
         options,
         node: node.as_deref(),
-        handover: handover.as_ref(),
+        handover: prepared.handover.as_ref(),
         session_rules: &session_rules,
     };
+    let open_door = |door: Door| door.open(&arbiter, &session_rules);
     let started = serve::start(&listeners, &arbiter, &connections, &session_rules)
-        .and_then(|()| door.map_or(Ok(()), |door| door.open(&arbiter, &session_rules)))
+        .and_then(|()| prepared.door.map_or(Ok(()), open_door))
         .and_then(|()| tell_of_start(options, &listeners, node.as_deref()));
     if let Err(reason) = started {
         // The previous server's hand-over file is already removed, so write it again for the next
@@ -180,7 +235,7 @@ fn offer(options: &Options) -> Offer {
         abilities: Abilities {
             adopt: true,
             slots: true,
-            keeps: options.etcd.is_some() || options.handover_file.is_some(),
+            survives_restart: options.etcd.is_some() || options.handover_file.is_some(),
             lingers: !options.auto_release(),
         },
     }
@@ -201,7 +256,9 @@ fn room_for_connections(options: &Options, secret_len: usize) -> Connections {
         let memory_mb = memory / MEGABYTE;
         warn!("high-caps worst_case_mb={worst_case_mb} memory_mb={memory_mb}");
     }
-    Connections::new(max_connections, options.max_connections_per_ip, b"")
+    // Connections over the limits are closed without a word.
+    let farewell = b"";
+    Connections::new(max_connections, options.max_connections_per_ip, farewell)
 }
 
 /// Prints the port, and tells the supervisor that clients can connect. In a cluster, STATUS is set
@@ -230,9 +287,9 @@ fn tell_of_start(
 /// of its own.
 type Fences = (Box<dyn FenceSource>, Option<Reserver<File>>);
 
-fn open_fences(fence_file: Option<&Path>, left: Option<&Handover>) -> Result<Fences, String> {
+fn open_fences(fence_file: Option<&Path>, previous: Option<&Handover>) -> Result<Fences, String> {
     let clock = fence_of_clock(SystemTime::now());
-    let least = left.map_or(clock, |left| left.next_fence.max(clock));
+    let least = previous.map_or(clock, |previous| previous.next_fence.max(clock));
     let Some(path) = fence_file else {
         return Ok((Box::new(ClockFences::starting_at(least)), None));
     };
@@ -250,7 +307,7 @@ fn start_arbiter(options: &Options, (fences, reserver): Fences) -> Result<Arc<Ar
     let rules = Rules {
         caps: Caps {
             max_locks: options.max_locks,
-            max_slots: options.max_slots,
+            max_grants: options.max_slots,
             max_per_connection: options.max_per_connection.unwrap_or(options.max_locks),
             max_waiters: options.max_waiters,
             max_waiters_total: options.max_waiters_total,
@@ -260,7 +317,7 @@ fn start_arbiter(options: &Options, (fences, reserver): Fences) -> Result<Arc<Ar
         },
         holdings: match options.auto_release() {
             true => Holdings::Release,
-            false => Holdings::Keep,
+            false => Holdings::Orphan,
         },
         gc_interval: options.gc_interval,
         gc_max_idle: options.gc_max_idle,

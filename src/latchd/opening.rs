@@ -10,8 +10,9 @@ use std::time::Instant;
 
 use super::connection::input::Input;
 use super::connection::outbox::Outbox;
-use super::connection::{Ending, SessionRules};
-use crate::arbiter::Promise;
+use super::ending::Ending;
+use super::rules::SessionRules;
+use crate::arbiter::ReplyPromise;
 use crate::protocol::reply::Reply;
 use crate::protocol::request::{FirstWord, CLUSTER, HELP, RELAY};
 
@@ -132,7 +133,7 @@ impl Opener<'_, '_> {
             return Err(Ending::AuthFailed);
         }
         self.input.end_frame();
-        self.outbox.add(&Reply::Ok, Promise::Nothing)
+        self.outbox.add(&Reply::Ok, ReplyPromise::Nothing)
     }
 
     /// Blocks until the first line of a frame has arrived. Fails if the line belongs to another

@@ -5,13 +5,13 @@ use std::time::Duration;
 use log::trace;
 
 use super::connection::outbox::Outbox;
-use super::connection::Ending;
-use crate::arbiter::{Certainty, Promise, Seat};
+use super::ending::Ending;
+use super::rules::Offer;
+use crate::arbiter::{Certainty, ReplyPromise, Seat};
 use crate::net::hangup::InputReports;
-use crate::protocol::abilities::Abilities;
 use crate::protocol::reply::Reply;
-use crate::protocol::request::{ProtocolError, Request, Wanted};
-use crate::table::{Answer, Ask, Refusal, Ticket};
+use crate::protocol::request::{Request, Wanted};
+use crate::table::{Answer, Ask, Kind, Refusal, Ticket};
 use crate::text::Escaped;
 use crate::token::{Fence, Grant, Token};
 
@@ -20,7 +20,7 @@ use crate::token::{Fence, Grant, Token};
 pub(super) struct Answered {
     pub(super) reply: Reply,
     /// What must be certain before the reply may be sent.
-    pub(super) promise: Promise,
+    pub(super) promise: ReplyPromise,
     pub(super) delivery: Delivery,
 }
 
@@ -35,31 +35,6 @@ pub(super) enum Delivery {
     Sent,
 }
 
-/// The leases and abilities that a server offers its clients.
-#[derive(Clone, Copy)]
-pub struct Offer {
-    /// The lease of a claim or a renewal that does not name a lease.
-    pub default_lease: Duration,
-    /// The maximum lease of a claim. No grant may be held for longer.
-    pub max_lease: Duration,
-    /// What the server can do, for the answer to `hello`.
-    pub abilities: Abilities,
-}
-
-impl Offer {
-    /// Refuses a claim whose lease is longer than a grant may be held.
-    pub(super) fn check<'a>(&self, request: Request<'a>) -> Result<Request<'a>, ProtocolError> {
-        let lease = match request {
-            Request::Acquire(wanted, _) | Request::Enqueue(wanted) => wanted.lease,
-            _ => None,
-        };
-        match lease.is_some_and(|lease| lease > self.max_lease) {
-            true => Err(ProtocolError::BadLease),
-            false => Ok(request),
-        }
-    }
-}
-
 /// Carries out a request. This is the only place where a session waits for another client.
 pub(super) fn carry_out(
     request: &Request<'_>,
@@ -69,49 +44,20 @@ pub(super) fn carry_out(
 ) -> Result<Answered, Ending> {
     let default_lease = offer.default_lease;
     let lease_or_default = |lease: Option<Duration>| lease.unwrap_or(default_lease);
-    let renewed = |token: Token| Promise::Holder(Certainty::JournaledByActive, token.fence);
+    let renewed = |token: Token| ReplyPromise::Holder(Certainty::JournaledByActive, token.fence);
     let (answer, promise) = match *request {
         Request::Acquire(wanted, wait_timeout) => {
             let ask = ask(seat, wanted, default_lease);
-            let answer = match wait_timeout.is_zero() {
-                true => seat.try_acquire(&ask),
-                false => seat.acquire(&ask),
-            };
-            if let Ok(Answer::Queued(ticket)) = answer {
-                let claim = (ask.key, ticket);
-                return wait(seat, outbox, claim, wait_timeout, Certainty::Journaled);
-            }
-            (answer, granted(answer, Certainty::Journaled))
+            return acquire(seat, outbox, &ask, wait_timeout);
         }
-        Request::Enqueue(wanted) => {
-            let answer = seat.enqueue(&ask(seat, wanted, default_lease));
-            let promise = granted(answer, Certainty::Journaled);
-            if let Ok(Answer::Granted(grant)) = answer {
-                return Ok(Answered::due(Reply::Acquired(grant), promise));
-            }
-            (answer, promise)
-        }
+        Request::Enqueue(wanted) => return enqueue(seat, &ask(seat, wanted, default_lease)),
         Request::Wait {
             key,
             kind,
             wait_timeout,
-        } => {
-            let answer = seat.collect(key, kind);
-            if let Ok(Answer::Queued(ticket)) = answer {
-                let claim = (key, ticket);
-                return wait(
-                    seat,
-                    outbox,
-                    claim,
-                    wait_timeout,
-                    Certainty::JournaledByActive,
-                );
-            }
-            // The lease begins anew, which is no change for the journal.
-            (answer, granted(answer, Certainty::JournaledByActive))
-        }
+        } => return collect(seat, outbox, (key, kind), wait_timeout),
         Request::Release { key, kind, token } => {
-            let promise = Promise::Holder(Certainty::Journaled, token.fence);
+            let promise = ReplyPromise::Holder(Certainty::Journaled, token.fence);
             (seat.release(key, kind, token), promise)
         }
         Request::Renew {
@@ -140,7 +86,10 @@ pub(super) fn carry_out(
             admin_token,
         } => {
             let reply = break_grants(seat, outbox, key, fence.map(Fence), admin_token)?;
-            return Ok(Answered::due(reply, Promise::All(Certainty::Journaled)));
+            return Ok(Answered::due(
+                reply,
+                ReplyPromise::All(Certainty::Journaled),
+            ));
         }
         Request::Hello(client) => {
             seat.set_can_adopt(client.adopt);
@@ -164,7 +113,7 @@ pub(super) fn carry_out(
 }
 
 impl Answered {
-    fn due(reply: Reply, promise: Promise) -> Answered {
+    fn due(reply: Reply, promise: ReplyPromise) -> Answered {
         Answered {
             reply,
             promise,
@@ -174,8 +123,49 @@ impl Answered {
 
     /// A reply that promises nothing about holders.
     fn free(reply: Reply) -> Answered {
-        Answered::due(reply, Promise::Nothing)
+        Answered::due(reply, ReplyPromise::Nothing)
     }
+}
+
+fn acquire(
+    seat: &Seat,
+    outbox: &mut Outbox<'_>,
+    ask: &Ask<'_>,
+    wait_timeout: Duration,
+) -> Result<Answered, Ending> {
+    let answer = match wait_timeout.is_zero() {
+        true => seat.try_acquire(ask),
+        false => seat.acquire(ask),
+    };
+    let certainty = Certainty::Journaled;
+    if let Ok(Answer::Queued(ticket)) = answer {
+        return wait(seat, outbox, (ask.key, ticket), wait_timeout, certainty);
+    }
+    Ok(Answered::due(reply_to(answer)?, granted(answer, certainty)))
+}
+
+fn enqueue(seat: &Seat, ask: &Ask<'_>) -> Result<Answered, Ending> {
+    let answer = seat.enqueue(ask);
+    let reply = match answer {
+        Ok(Answer::Granted(grant)) => Reply::Acquired(grant),
+        answer => reply_to(answer)?,
+    };
+    Ok(Answered::due(reply, granted(answer, Certainty::Journaled)))
+}
+
+fn collect(
+    seat: &Seat,
+    outbox: &mut Outbox<'_>,
+    (key, kind): (&str, Kind),
+    wait_timeout: Duration,
+) -> Result<Answered, Ending> {
+    let answer = seat.collect(key, kind);
+    // The lease of a grant begins anew, which is no change for the journal.
+    let certainty = Certainty::JournaledByActive;
+    if let Ok(Answer::Queued(ticket)) = answer {
+        return wait(seat, outbox, (key, ticket), wait_timeout, certainty);
+    }
+    Ok(Answered::due(reply_to(answer)?, granted(answer, certainty)))
 }
 
 /// Waits for a queued claim. The replies to earlier requests are sent first, and the client is
@@ -209,10 +199,10 @@ fn wait(
 }
 
 /// What the reply to a claim promises: nothing, unless the claim was granted.
-fn granted(answer: Result<Answer, Refusal>, certainty: Certainty) -> Promise {
+fn granted(answer: Result<Answer, Refusal>, certainty: Certainty) -> ReplyPromise {
     match answer {
-        Ok(Answer::Granted(Grant { token, .. })) => Promise::Grant(certainty, token.fence),
-        _ => Promise::Nothing,
+        Ok(Answer::Granted(Grant { token, .. })) => ReplyPromise::Grant(certainty, token.fence),
+        _ => ReplyPromise::Nothing,
     }
 }
 
@@ -270,9 +260,11 @@ mod tests {
     use super::*;
     use crate::arbiter::{Arbiter, Rules};
     use crate::fence::source::{ClockFences, Salts};
-    use crate::latchd::connection::{pieces, SessionRules};
+    use crate::latchd::connection::pieces;
+    use crate::latchd::rules::SessionRules;
     use crate::net::hangup::HangupWatch;
     use crate::net::stream::Stream;
+    use crate::protocol::abilities::Abilities;
     use crate::protocol::request::parse;
     use crate::table::{Caps, ConnId, Holdings};
 
@@ -284,7 +276,7 @@ mod tests {
         abilities: Abilities {
             adopt: true,
             slots: false,
-            keeps: false,
+            survives_restart: false,
             lingers: false,
         },
     };
@@ -301,7 +293,7 @@ mod tests {
             let rules = Rules {
                 caps: Caps {
                     max_locks: 16,
-                    max_slots: 16,
+                    max_grants: 16,
                     max_per_connection: 16,
                     max_waiters: None,
                     max_waiters_total: 16,
@@ -368,7 +360,7 @@ mod tests {
         /// An outbox with a reply that has not been sent.
         fn outbox_with_reply(&self) -> Outbox<'_> {
             let mut outbox = self.outbox();
-            let added = outbox.add(&Reply::Queued, Promise::Nothing);
+            let added = outbox.add(&Reply::Queued, ReplyPromise::Nothing);
             added.expect("there is room");
             outbox
         }

@@ -14,7 +14,6 @@ use crate::net::inherited::{self, Inherited};
 use crate::net::listener::{accept_from_all, Listener};
 use crate::net::stream::Stream;
 use crate::net::tls::Certificate;
-use crate::net::unix_path;
 use crate::net::workers::Workers;
 use crate::server::{self, cannot, no_thread, spawn};
 use crate::sys::notify::{notify, watchdog_interval};
@@ -22,8 +21,9 @@ use crate::sys::operator_socket;
 use crate::table::ConnId;
 use crate::text::{reason, Escaped};
 
-use super::connection::{self, SessionRules};
+use super::connection;
 use super::options::{Options, Sockets};
+use super::rules::SessionRules;
 
 /// The mode of the operator's socket: only the server's own user and root can connect.
 const OPERATOR_MODE: u32 = 0o600;
@@ -69,7 +69,7 @@ pub(super) fn listen(
 /// socket.
 fn listen_to_operator(port: u16) -> Option<Listener> {
     let bound = operator_socket::path_to_bind(port).and_then(|path| {
-        unix_path::bind(&path, OPERATOR_MODE, None).map_err(|error| (path, error))
+        Listener::bind_unix(&path, OPERATOR_MODE, None).map_err(|error| (path, error))
     });
     let warn = |(path, error): &(PathBuf, io::Error)| {
         let (path, why) = (Escaped::path(path), reason(error));

@@ -9,10 +9,11 @@ use log::debug;
 
 use super::connection::input::Input;
 use super::connection::outbox::Outbox;
-use super::connection::{Ending, SessionRules};
+use super::ending::Ending;
 use super::opening::is_http;
 use super::requests::{carry_out, Delivery};
-use crate::arbiter::{Promise, Seat};
+use super::rules::SessionRules;
+use crate::arbiter::{ReplyPromise, Seat};
 use crate::protocol::reply::Reply;
 use crate::protocol::request::{parse, ProtocolError, Request, CLUSTER};
 use crate::table::Refusal;
@@ -115,7 +116,7 @@ impl<'s, 'a> Session<'s, 'a> {
                     true => Reply::Error,
                 };
                 self.input.end_frame();
-                return self.outbox.add(&reply, Promise::Nothing);
+                return self.outbox.add(&reply, ReplyPromise::Nothing);
             }
             _ => {}
         }
@@ -172,7 +173,7 @@ impl<'s, 'a> Session<'s, 'a> {
         }
         self.malformed_count = self.malformed_count.saturating_add(1);
         self.input.end_frame();
-        self.outbox.add(&Reply::Error, Promise::Nothing)
+        self.outbox.add(&Reply::Error, ReplyPromise::Nothing)
     }
 
     /// Decides what to do when the read timeout is over between two requests. A connection that

@@ -17,9 +17,9 @@ use crate::sys::thread::spawn;
 use crate::text::reason;
 
 use super::account::{log_cut_off, log_drain};
-use super::connection::SessionRules;
 use super::handover::{Handover, HandoverFile};
 use super::options::Options;
+use super::rules::SessionRules;
 
 /// How long the farewell waits for the next connection to close. The limit is for each connection,
 /// because the sessions of thousands of drained waiters need more time in total.

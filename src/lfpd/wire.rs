@@ -9,7 +9,8 @@ use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::net::{shutdown, Shutdown};
 
-use crate::net::stream::{discard, write_within};
+use crate::net::stream::discard;
+use crate::net::write::write_within;
 use crate::sys::event::wait_for;
 
 /// How long a peer may take to read a reply.

@@ -110,7 +110,7 @@ fn classify(socket: OwnedFd) -> io::Result<Inherited> {
         AddressFamily::INET | AddressFamily::INET6 => {
             Listener::adopt_tcp(TcpListener::from(socket))
         }
-        AddressFamily::UNIX => Listener::adopt_unix(UnixListener::from(socket), None),
+        AddressFamily::UNIX => Listener::adopt_unix(UnixListener::from(socket)),
         _ => return Err(not_listening()),
     };
     listener.map(Inherited::Listening)

@@ -5,6 +5,7 @@ use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixListener;
+use std::path::Path;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
@@ -23,11 +24,9 @@ use crate::text::{reason, Escaped};
 use super::connections::Connections;
 use super::stream::{keep_alive, where_known, Stream};
 use super::tls::Certificate;
-use super::unix_path::BoundPath;
+use super::unix_path::{self, BoundPath};
 use super::workers::Workers;
-
-/// The listen backlog: the maximum number of complete connections that wait to be accepted.
-pub(super) const BACKLOG: i32 = 4096;
+use super::BACKLOG;
 
 /// The length of the send buffer in bytes. A client that does not read can tie up this much kernel
 /// memory.
@@ -84,10 +83,17 @@ impl Listener {
         }
     }
 
-    /// Adopts a listening Unix socket. If this process bound the socket, `made` is its path.
-    pub fn adopt_unix(listener: UnixListener, made: Option<BoundPath>) -> io::Result<Listener> {
+    /// Listens on a path: see [`unix_path::bind`].
+    pub fn bind_unix(path: &Path, mode: u32, group: Option<u32>) -> io::Result<Listener> {
+        let (listener, made) = unix_path::bind(path, mode, group)?;
         listener.set_nonblocking(true)?;
-        Ok(Listener::Unix(listener, made))
+        Ok(Listener::Unix(listener, Some(made)))
+    }
+
+    /// Adopts a listening Unix socket of another process.
+    pub fn adopt_unix(listener: UnixListener) -> io::Result<Listener> {
+        listener.set_nonblocking(true)?;
+        Ok(Listener::Unix(listener, None))
     }
 
     /// Removes the path of the Unix socket that this process bound, unless another socket has

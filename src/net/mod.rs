@@ -21,3 +21,8 @@ pub mod tls;
 pub mod unix_path;
 #[cfg(feature = "programs")]
 pub mod workers;
+pub mod write;
+
+/// The listen backlog: the maximum number of complete connections that wait to be accepted.
+#[cfg(feature = "programs")]
+const BACKLOG: i32 = 4096;

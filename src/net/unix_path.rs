@@ -5,6 +5,7 @@ use std::fs;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -20,7 +21,7 @@ use rustix::process::getpid;
 use crate::sys::directory::{lock_within, Directory, FileId};
 use crate::text::Escaped;
 
-use super::listener::{Listener, BACKLOG};
+use super::BACKLOG;
 
 /// How long to wait for another process's lock on the directory before going on without the lock.
 const LOCK_PATIENCE: Duration = Duration::from_secs(2);
@@ -37,7 +38,11 @@ pub struct BoundPath {
 /// Fails with [`io::ErrorKind::AddrInUse`] if a living server has the path, or with
 /// [`io::ErrorKind::AlreadyExists`] if the path is a file of another kind. Changes the umask for a
 /// moment, during which no other thread may create files.
-pub fn bind(path: &Path, mode: u32, group: Option<u32>) -> io::Result<Listener> {
+pub(super) fn bind(
+    path: &Path,
+    mode: u32,
+    group: Option<u32>,
+) -> io::Result<(UnixListener, BoundPath)> {
     // If two servers find the socket of a dead server, neither may remove the other's new socket.
     // So a server locks the directory before it looks, and unlocks it once it listens. A user who
     // may read the directory can keep it locked, but must not thereby prevent a server from
@@ -77,7 +82,7 @@ pub fn bind(path: &Path, mode: u32, group: Option<u32>) -> io::Result<Listener> 
         }
         give_access(&name, &by_descriptor, mode, group).inspect_err(|_| made.remove())?;
     }
-    Listener::adopt_unix(socket.into(), Some(made))
+    Ok((socket.into(), made))
 }
 
 /// Opens the path of the socket that was just bound. Fails if another process has meanwhile put a
@@ -165,7 +170,6 @@ fn remove_dead_socket(path: &Path) -> io::Result<()> {
 mod tests {
     use super::*;
     use crate::sys::short_directory;
-    use std::os::unix::net::UnixListener;
 
     #[test]
     fn only_the_socket_that_was_bound_there_is_taken_for_it() {

@@ -12,7 +12,7 @@ pub struct Abilities {
     /// The server knows `shared`, `slots=` and `waiters=` after a lease.
     pub slots: bool,
     /// The server's grants survive its orderly end.
-    pub keeps: bool,
+    pub survives_restart: bool,
     /// The server's grants survive the end of their connections, until their leases end.
     pub lingers: bool,
 }
@@ -25,7 +25,7 @@ impl Abilities {
             match word {
                 "adopt" => abilities.adopt = true,
                 "slots" => abilities.slots = true,
-                "keeps" => abilities.keeps = true,
+                "keeps" => abilities.survives_restart = true,
                 "lingers" => abilities.lingers = true,
                 _ => {}
             }
@@ -38,7 +38,7 @@ impl Abilities {
         let is_there = |needed: bool, ours: bool| ours || !needed;
         is_there(needed.adopt, self.adopt)
             && is_there(needed.slots, self.slots)
-            && is_there(needed.keeps, self.keeps)
+            && is_there(needed.survives_restart, self.survives_restart)
             && is_there(needed.lingers, self.lingers)
     }
 
@@ -46,7 +46,7 @@ impl Abilities {
         let all = [
             (self.adopt, "adopt"),
             (self.slots, "slots"),
-            (self.keeps, "keeps"),
+            (self.survives_restart, "keeps"),
             (self.lingers, "lingers"),
         ];
         all.into_iter().filter(|it| it.0).map(|it| it.1)

@@ -177,7 +177,7 @@ mod tests {
     #[test]
     fn words_that_the_client_does_not_know_are_ignored() {
         let keeps = Abilities {
-            keeps: true,
+            survives_restart: true,
             ..Abilities::default()
         };
         assert_eq!(parse("ok fly keeps"), Some(Reply::Hello(keeps)));

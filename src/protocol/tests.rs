@@ -102,7 +102,7 @@ impl Random {
         Abilities {
             adopt: has(),
             slots: has(),
-            keeps: has(),
+            survives_restart: has(),
             lingers: has(),
         }
     }

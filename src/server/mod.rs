@@ -19,7 +19,6 @@ use crate::cli::output;
 use crate::log::{syslog, Log, LogRules, LogTarget};
 use crate::net::inherited;
 use crate::net::listener::Listener;
-use crate::net::unix_path;
 use crate::sys::directory::naming_directory;
 use crate::sys::event::Event;
 use crate::sys::thread;
@@ -155,7 +154,7 @@ pub fn listen(
 ) -> Result<Vec<Listener>, String> {
     let mut listeners = bind_all(addresses)?;
     if let Some(path) = path {
-        let bound = unix_path::bind(path, mode, group);
+        let bound = Listener::bind_unix(path, mode, group);
         let bound = bound.map_err(|error| naming_directory(path, error));
         listeners.push(bound.map_err(|error| cannot_listen(&Escaped::path(path), &error))?);
     }

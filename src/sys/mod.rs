@@ -17,6 +17,7 @@ pub mod random;
 pub mod secret;
 pub mod thread;
 pub mod trusted;
+pub mod user;
 
 /// A directory for a test, whose path is short enough for sockets in it, wherever TMPDIR is.
 #[cfg(test)]

@@ -12,10 +12,10 @@ use rustix::fs::{
     fstat, openat, readlinkat, statfs, FileType, Mode, OFlags, CWD, PROC_SUPER_MAGIC,
 };
 use rustix::io::Errno;
-use rustix::process::geteuid;
 
 use super::directory::parent_of;
-use super::process;
+use super::user::is_same_user;
+pub use super::user::{is_own, is_own_or_root};
 
 /// The maximum number of symbolic links to follow. The kernel has the same maximum.
 const MAX_LINKS: usize = 40;
@@ -48,22 +48,6 @@ pub fn follow(path: &Path) -> io::Result<PathBuf> {
 pub fn may_decide(user: u32, path: &Path) -> bool {
     let is_owner = |directory: Metadata| is_same_user(directory.uid(), user);
     is_own_or_root(user) || fs::metadata(parent_of(path)).is_ok_and(is_owner)
-}
-
-/// Whether two numbers certainly mean the same user. Equal numbers are not enough, because a user
-/// namespace shows all unknown users under one number.
-pub fn is_same_user(one: u32, other: u32) -> bool {
-    one == other && process::known_user(one).is_some()
-}
-
-/// Whether `user` is certainly the user of this process.
-pub fn is_own(user: u32) -> bool {
-    is_same_user(user, geteuid().as_raw())
-}
-
-/// Whether `user` is root, or certainly the user of this process.
-pub fn is_own_or_root(user: u32) -> bool {
-    user == 0 || is_own(user)
 }
 
 /// Opens the file that [`follow`] finds. The umask applies to the `mode` of a new file. Does not

@@ -171,7 +171,7 @@ impl LockTable {
             return false;
         };
         let tag = leaving.tag.clone();
-        if leaving.holdings == Holdings::Keep {
+        if leaving.holdings == Holdings::Orphan {
             self.make_orphan(held, tag, now);
         } else if !self.leave_adopted(held, tag, now) {
             self.revoke(held, GrantEnd::Abandoned, now);
@@ -181,7 +181,7 @@ impl LockTable {
 
     /// Ends a grant whose client left before the grant was sent, and passes its slots on. Does
     /// nothing if the grant has ended already.
-    pub fn take_back(&mut self, fence: Fence, now: Instant) {
+    pub fn abandon_grant(&mut self, fence: Fence, now: Instant) {
         if let Some(holder) = self.holders.get(&fence).copied() {
             self.revoke(holder, GrantEnd::Abandoned, now);
         }

@@ -132,7 +132,7 @@ impl LockTable {
             kept_count: self.kept_count,
             waiter_count: self.waiter_count,
             fences_left: self.fences.reserved_left(),
-            is_draining: self.draining,
+            is_draining: self.is_draining,
         }
     }
 }

@@ -53,7 +53,7 @@ impl LockTable {
         queue.free += place.weight.get();
         queue.holders.remove(&mut self.places, id);
         self.last_held = Some(now);
-        self.numbers.take_back(fence, self.places[id].key);
+        self.numbers.free_all_of(fence, self.places[id].key);
         self.note_ended(fence);
     }
 
@@ -78,7 +78,7 @@ impl LockTable {
             return true;
         }
         self.expire_some(at_most, now);
-        !self.is_behind(scope, now)
+        !self.has_due(scope, now)
     }
 
     /// Ends up to `at_most` of the leases that have run out by `now`, in the order in which they
@@ -104,7 +104,7 @@ impl LockTable {
     /// Whether a lease within `scope` has run out by `now` but has not been ended. An operation
     /// would then have to end that lease and all leases that ran out earlier, in time proportional
     /// to their number; [`LockTable::expire_some`] ends them in steps instead.
-    pub fn is_behind(&self, scope: Scope<'_>, now: Instant) -> bool {
+    pub fn has_due(&self, scope: Scope<'_>, now: Instant) -> bool {
         if self.has_turns_left {
             return true;
         }
@@ -131,8 +131,8 @@ impl LockTable {
 
     /// Ends leases in the order in which they ran out, until no lease within `scope` is both
     /// expired by `now` and not ended.
-    pub(super) fn settle(&mut self, scope: Scope<'_>, now: Instant) {
-        while self.is_behind(scope, now) {
+    pub(super) fn end_due(&mut self, scope: Scope<'_>, now: Instant) {
+        while self.has_due(scope, now) {
             self.expire_some(1, now);
         }
     }
@@ -140,7 +140,7 @@ impl LockTable {
     /// Whether any cap that spans several keys is reached.
     fn is_at_a_cap(&self, conn: ConnId, ask: &Ask<'_>) -> bool {
         self.names.len() >= self.caps.max_locks && !self.names.contains_key(ask.key)
-            || self.leases.len() >= self.caps.max_slots
+            || self.leases.len() >= self.caps.max_grants
             || self.connection_count(conn) >= self.caps.max_per_connection
             || self.waiter_count >= self.caps.max_waiters_total
     }

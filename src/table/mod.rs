@@ -93,7 +93,7 @@ pub struct LockTable {
     next_arrival: u64,
     /// How many keys have been made since the start.
     keys_made: u64,
-    draining: bool,
+    is_draining: bool,
     /// When a holder last lost its slot.
     last_held: Option<Instant>,
     events: Vec<ClaimEvent>,
@@ -137,7 +137,7 @@ impl LockTable {
             resolved: VecDeque::new(),
             keys_made: 0,
             next_arrival: 0,
-            draining: false,
+            is_draining: false,
             last_held: None,
             events: Vec::new(),
             notes_all_events: false,
@@ -187,10 +187,10 @@ impl LockTable {
         ask: &Ask<'_>,
         now: Instant,
     ) -> Result<Answer, Refusal> {
-        if self.draining {
+        if self.is_draining {
             return Err(Refusal::Draining);
         }
-        self.settle(Scope::Ask(claimant.conn, ask), now);
+        self.end_due(Scope::Ask(claimant.conn, ask), now);
         self.grant_owed_slots(now);
         let known = self.names.get(ask.key).copied();
         if let Some(key) = known {
@@ -224,7 +224,7 @@ impl LockTable {
         self.cap_reached = Some(cap);
         match cap {
             Cap::Waiters | Cap::WaitersTotal => Refusal::MaxWaiters,
-            Cap::Locks | Cap::Slots | Cap::PerConnection | Cap::Kept => Refusal::MaxLocks,
+            Cap::Locks | Cap::Grants | Cap::PerConnection | Cap::Kept => Refusal::MaxLocks,
         }
     }
 
@@ -247,8 +247,8 @@ impl LockTable {
         ask: &Ask<'_>,
         now: Instant,
     ) -> Result<Grant, Refusal> {
-        if self.leases.len() >= self.caps.max_slots {
-            return Err(self.refuse_at(Cap::Slots));
+        if self.leases.len() >= self.caps.max_grants {
+            return Err(self.refuse_at(Cap::Grants));
         }
         if !self.owed.is_empty() {
             return Err(Refusal::NoToken);
@@ -336,7 +336,7 @@ impl LockTable {
         operator: ConnId,
         now: Instant,
     ) -> Option<ConnId> {
-        self.settle(Scope::Key(key), now);
+        self.end_due(Scope::Key(key), now);
         let holder = self.find_grant(key, fence)?;
         let conn = self.places[holder].conn;
         self.revoke(holder, GrantEnd::Broken(operator), now);
@@ -409,7 +409,7 @@ impl LockTable {
     }
 
     /// Whether a connection has a grant, even one that its client does not know of yet.
-    pub fn has_slot(&self, conn: ConnId) -> bool {
+    pub fn has_grant(&self, conn: ConnId) -> bool {
         self.conns.get(&conn).is_some_and(|entry| {
             let mut pending = entry.pending.iter(&self.places);
             !entry.held.is_empty() || pending.any(|id| self.places[id].fence().is_some())
@@ -423,8 +423,8 @@ impl LockTable {
 
     /// Refuses new claims from now on, and dismisses the waiters.
     pub fn begin_drain(&mut self, now: Instant) {
-        self.settle(Scope::Everything, now);
-        self.draining = true;
+        self.end_due(Scope::Everything, now);
+        self.is_draining = true;
         let keys: Vec<KeyId> = self.names.values().copied().collect();
         for key in &keys {
             while let Some(id) = self.keys[*key].waiters.first() {
@@ -449,7 +449,7 @@ impl LockTable {
             let key = self.places[place].key;
             match self.next_to_serve(key, now) {
                 Some(next) if next == place => {
-                    self.serve_waiters(key, self.caps.max_slots, &mut at_most, now);
+                    self.serve_waiters(key, self.caps.max_grants, &mut at_most, now);
                 }
                 // The owed waiter's connection has closed, so the slot is owed to the next waiter.
                 Some(next) => self.owe(next),
@@ -470,7 +470,7 @@ impl LockTable {
 
     /// When any key was last held: now, if one is held; `None` if none ever was.
     pub fn last_held(&mut self, now: Instant) -> Option<Instant> {
-        self.settle(Scope::Everything, now);
+        self.end_due(Scope::Everything, now);
         if self.has_holders() {
             Some(now)
         } else {
@@ -478,7 +478,7 @@ impl LockTable {
         }
     }
 
-    /// How many slots are held, and how many claims wait.
+    /// How many grants there are, and how many claims wait, in all.
     pub fn entry_count(&self) -> usize {
         self.leases.len() + self.waiter_count
     }
@@ -537,7 +537,7 @@ impl LockTable {
         token: Token,
         now: Instant,
     ) -> Result<PlaceId, Refusal> {
-        self.settle(Scope::Key(key), now);
+        self.end_due(Scope::Key(key), now);
         let holder = self.find_token(key, token);
         let is_of_kind = |id: &PlaceId| self.keys[self.places[*id].key].kind == kind;
         holder.filter(is_of_kind).ok_or(Refusal::NotHeld)
@@ -557,7 +557,7 @@ impl LockTable {
     /// the cap.
     fn promote(&mut self, key: KeyId, held_count: usize, now: Instant) {
         let mut at_most = STEP;
-        let max_held = held_count.max(self.caps.max_slots);
+        let max_held = held_count.max(self.caps.max_grants);
         self.serve_waiters(key, max_held, &mut at_most, now);
         if !self.owed.is_empty() {
             self.grant_some(at_most, now);

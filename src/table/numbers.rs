@@ -41,7 +41,7 @@ impl Numbers {
     }
 
     /// Frees the numbers of a grant.
-    pub(super) fn take_back(&mut self, fence: Fence, key: KeyId) {
+    pub(super) fn free_all_of(&mut self, fence: Fence, key: KeyId) {
         if let Some(numbers) = self.of_grants.remove(&fence) {
             numbers.iter().for_each(|number| self.free(key, *number));
             self.count -= numbers.len();
@@ -100,8 +100,8 @@ impl Numbers {
 impl LockTable {
     /// Numbers the slots of the grant with this fence, if `conn` holds it and the key is a
     /// semaphore. A query by another connection changes nothing. A grant of several slots gets no
-    /// numbers if it has more than [`MAX_NUMBERS`] slots, or if more than `max_slots` numbers would
-    /// then be in use: memory is bounded by the cap on grants, not by their weights.
+    /// numbers if it has more than [`MAX_NUMBERS`] slots, or if there would then be more numbers in
+    /// use than the cap on grants: that cap bounds the memory, whatever the weights.
     pub fn number_slots(&mut self, conn: ConnId, key: &str, fence: Fence) {
         let found = self.find_grant(key, fence);
         let Some(id) = found.filter(|id| self.places[*id].conn == conn) else {
@@ -110,7 +110,7 @@ impl LockTable {
         let (key, weight) = (self.places[id].key, self.places[id].weight);
         let numbered_after = self.numbers.count + weight.get() as usize;
         let has_room = weight == Weight::ONE
-            || weight.get() <= MAX_NUMBERS && numbered_after <= self.caps.max_slots;
+            || weight.get() <= MAX_NUMBERS && numbered_after <= self.caps.max_grants;
         let is_semaphore = self.keys[key].kind == Kind::Semaphore;
         if is_semaphore && has_room && self.numbers.of(fence).is_empty() {
             // The holders never have more slots than the limit, so the lowest free numbers are

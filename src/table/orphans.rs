@@ -32,7 +32,7 @@ impl LockTable {
         now: Instant,
     ) -> Result<Answer, Refusal> {
         // An expired lease must not count against the connection's cap.
-        self.settle(Scope::Everything, now);
+        self.end_due(Scope::Everything, now);
         let holder = self.find_told(key, token);
         let is_own = holder.is_ok_and(|holder| self.places[holder].conn == conn);
         if !is_own && self.connection_count(conn) >= self.caps.max_per_connection {
@@ -44,7 +44,7 @@ impl LockTable {
         if !is_own {
             let place = &self.places[holder];
             let was_orphan = place.conn == ORPHANS || place.is_provisional && place.was_orphan;
-            self.move_slot(holder, conn, now);
+            self.move_grant(holder, conn, now);
             let place = &mut self.places[holder];
             (place.is_provisional, place.was_orphan) = (true, was_orphan);
         }
@@ -66,7 +66,7 @@ impl LockTable {
         tag_of: impl FnOnce(ConnId) -> Option<Arc<str>>,
         now: Instant,
     ) -> Result<Answer, Refusal> {
-        self.settle(Scope::Everything, now);
+        self.end_due(Scope::Everything, now);
         let holder = self.find_told(key, token)?;
         let kept = self.allowed_lease(holder, true, lease, now)?;
         // A client that asks to keep a grant relies on the whole time.
@@ -100,7 +100,7 @@ impl LockTable {
 
     /// Makes a holder an orphan. `tag` is the tag that its client gave itself.
     pub(super) fn make_orphan(&mut self, id: PlaceId, tag: Option<Arc<str>>, now: Instant) {
-        self.move_slot(id, ORPHANS, now);
+        self.move_grant(id, ORPHANS, now);
         if let (Some(fence), Some(tag)) = (self.places[id].fence(), tag) {
             // The tag of an orphan whose adoption stayed provisional is still there.
             self.orphan_tags.entry(fence).or_insert(tag);
@@ -160,7 +160,7 @@ impl LockTable {
     }
 
     /// Moves a holder to another connection. The client must know the token.
-    fn move_slot(&mut self, id: PlaceId, conn: ConnId, now: Instant) {
+    fn move_grant(&mut self, id: PlaceId, conn: ConnId, now: Instant) {
         self.end_phase(id);
         let place = &mut self.places[id];
         place.is_provisional = false;

@@ -24,13 +24,13 @@ impl LockTable {
         ask: &Ask<'_>,
         now: Instant,
     ) -> Result<Answer, Refusal> {
-        self.settle(Scope::Ask(claimant.conn, ask), now);
+        self.end_due(Scope::Ask(claimant.conn, ask), now);
         match self.phase_one(claimant.conn, ask.key, ask.kind) {
             None => {}
             Some(PhaseOne::Ended(Refusal::LeaseExpired)) => {
                 self.forget_ended(claimant.conn, ask.key, ask.kind);
             }
-            Some(_) if self.draining => return Err(Refusal::Draining),
+            Some(_) if self.is_draining => return Err(Refusal::Draining),
             Some(_) => return Err(Refusal::AlreadyEnqueued),
         }
         let answer = self.acquire(claimant, ask, now)?;
@@ -74,7 +74,7 @@ impl LockTable {
         kind: Kind,
         now: Instant,
     ) -> Result<Answer, Refusal> {
-        self.settle(Scope::Key(key), now);
+        self.end_due(Scope::Key(key), now);
         let place = match self.phase_one(conn, key, kind) {
             None => return Err(Refusal::NotEnqueued),
             Some(PhaseOne::Ended(refusal)) => {
@@ -109,7 +109,7 @@ impl LockTable {
     /// Whether it is the waiter's turn, and only a fence is missing.
     pub(super) fn lacks_fence(&self, place: PlaceId) -> bool {
         let queue = &self.keys[self.places[place].key];
-        queue.next_in_line(&self.places) == Some(place) && self.leases.len() < self.caps.max_slots
+        queue.next_in_line(&self.places) == Some(place) && self.leases.len() < self.caps.max_grants
     }
 
     /// Turns a phase-one entry into an ordinary place. Does nothing to any other place.

@@ -70,7 +70,7 @@ impl LockTable {
         at_most: usize,
         now: Instant,
     ) -> (Vec<KeySnapshot>, Option<Listing>) {
-        self.settle(Scope::Everything, now);
+        self.end_due(Scope::Everything, now);
         let mut page = Vec::new();
         let next = self.list(listing, at_most, |key| {
             page.push(self.describe_queue(key, 1, now));
@@ -88,7 +88,7 @@ impl LockTable {
         places: usize,
         now: Instant,
     ) -> (Vec<KeySnapshot>, Option<Listing>) {
-        self.settle(Scope::Everything, now);
+        self.end_due(Scope::Everything, now);
         let (mut queues, mut place_count) = (Vec::new(), 0);
         let next = self.list(listing, KEYS_AT_ONCE, |key| {
             if !self.keys[key].is_idle() {
@@ -128,7 +128,7 @@ impl LockTable {
     /// Describes a key with up to `places` holders and up to `places` waiters; `None` if the key is
     /// not in use.
     pub fn queue(&mut self, key: &str, places: usize, now: Instant) -> Option<KeySnapshot> {
-        self.settle(Scope::Key(key), now);
+        self.end_due(Scope::Key(key), now);
         let key = *self.names.get(key)?;
         (!self.keys[key].is_idle()).then(|| self.describe_queue(key, places, now))
     }
@@ -136,7 +136,7 @@ impl LockTable {
     /// Describes a key with only the holder that has this fence, and without waiters; `None` if
     /// there is no such grant.
     pub fn holder(&mut self, key: &str, fence: Fence, now: Instant) -> Option<KeySnapshot> {
-        self.settle(Scope::Key(key), now);
+        self.end_due(Scope::Key(key), now);
         let holder = self.find_grant(key, fence)?;
         Some(self.describe_holder(holder, now))
     }

@@ -211,7 +211,7 @@ pub enum Cap {
     /// `--max-locks`
     Locks,
     /// `--max-slots`
-    Slots,
+    Grants,
     /// `--max-per-connection`
     PerConnection,
     /// `--max-waiters`
@@ -226,7 +226,7 @@ impl fmt::Display for Cap {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Cap::Locks => "max-locks",
-            Cap::Slots => "max-slots",
+            Cap::Grants => "max-slots",
             Cap::PerConnection => "max-per-connection",
             Cap::Waiters => "max-waiters",
             Cap::WaitersTotal => "max-waiters-total",
@@ -281,7 +281,7 @@ pub enum Holdings {
     /// The slots pass to waiters at once.
     Release,
     /// The grants become orphans, which live until their leases end.
-    Keep,
+    Orphan,
 }
 
 /// The maximum sizes and times that a table allows.
@@ -289,7 +289,7 @@ pub enum Holdings {
 pub struct Caps {
     /// Keys known to the table, including idle keys.
     pub max_locks: usize,
-    pub max_slots: usize,
+    pub max_grants: usize,
     /// Grants and queue places of one connection.
     pub max_per_connection: usize,
     /// Waiters for one key; `None` for no cap.

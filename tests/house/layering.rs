@@ -1,6 +1,8 @@
 //! Which module may use which: the picture in the crate's documentation, as a table.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::iter::Peekable;
 use std::path::{Path, PathBuf};
 
 /// Each module with the modules of this crate that it may name. Whatever is not listed is
@@ -109,6 +111,46 @@ const IMPURE: &[&str] = &[
     "crate::fence::source",
 ];
 
+/// The circles of files that use each other. A module and the modules inside it may do so; any
+/// other circle means that a reader cannot begin anywhere. The table is one structure, whose places
+/// are in lists of keys and of connections.
+const CIRCLES: &[&[&str]] = &[
+    &[
+        "client::cancel",
+        "client::connection",
+        "client::error",
+        "client::granted",
+        "client::guard",
+        "client::settings",
+        "client::slot",
+        "client::tls",
+    ],
+    &[
+        "latch::claim",
+        "latch::nesting",
+        "latch::options",
+        "latch::releasing",
+        "latch::run",
+        "latch::servers",
+    ],
+    &[
+        "latchd::capacity",
+        "latchd::cluster_options",
+        "latchd::http",
+        "latchd::http_options",
+        "latchd::options",
+    ],
+    &["lockfile::files", "lockfile::second_names"],
+    &["supervise::signals", "supervise::terminal"],
+    &[
+        "table::connection",
+        "table::events",
+        "table::place",
+        "table::queue",
+        "table::types",
+    ],
+];
+
 pub fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
@@ -154,6 +196,152 @@ fn uses(code: &str) -> Vec<String> {
                 .collect()
         })
         .collect()
+}
+
+/// The path of a module, from the crate's root.
+type Module = Vec<String>;
+
+/// Each file below `src/` that is a module, without tests and stand-ins.
+fn modules() -> BTreeMap<Module, PathBuf> {
+    let src = root().join("src");
+    let mut found = BTreeMap::new();
+    for file in sources(&src) {
+        let path = file
+            .strip_prefix(&src)
+            .expect("below src")
+            .with_extension("");
+        let mut module: Module = path
+            .iter()
+            .map(|part| part.to_string_lossy().into_owned())
+            .collect();
+        let is_left_out =
+            |part: &String| ["tests", "bin", "lib", "absent"].contains(&part.as_str());
+        if module.last().is_some_and(|name| name == "mod") {
+            module.pop();
+        }
+        if !module.iter().any(is_left_out) {
+            found.insert(module, file);
+        }
+    }
+    found
+}
+
+/// The words of a piece of code, `::`, and its other characters.
+fn tokens(code: &str) -> Vec<&str> {
+    let is_word = |c: char| c.is_alphanumeric() || c == '_';
+    let (mut found, mut rest) = (Vec::new(), code.trim_start());
+    while let Some(first) = rest.chars().next() {
+        let len = match first {
+            c if is_word(c) => rest.find(|c| !is_word(c)).unwrap_or(rest.len()),
+            _ if rest.starts_with("::") => 2,
+            c => c.len_utf8(),
+        };
+        found.push(&rest[..len]);
+        rest = rest[len..].trim_start();
+    }
+    found
+}
+
+/// Adds the paths of a tree, such as `a::{b, c::d}`, which follows `path`.
+fn add_paths<'a>(
+    tokens: &mut Peekable<impl Iterator<Item = &'a str>>,
+    mut path: Module,
+    found: &mut Vec<Module>,
+) {
+    while let Some(token) = tokens.peek().copied() {
+        if token == "{" {
+            while matches!(tokens.next(), Some("{" | ",")) {
+                add_paths(tokens, path.clone(), found);
+            }
+            return;
+        }
+        if !token.starts_with(|c: char| c.is_alphanumeric() || c == '_') {
+            break;
+        }
+        path.push(token.to_owned());
+        tokens.next();
+        if tokens.next_if_eq(&"::").is_none() {
+            break;
+        }
+    }
+    found.push(path);
+}
+
+/// What a piece of code in `module` names after `crate::` and `super::`.
+fn named_paths(code: &str, module: &[String]) -> Vec<Module> {
+    let (mut found, mut tokens) = (Vec::new(), tokens(code).into_iter().peekable());
+    while let Some(token) = tokens.next() {
+        let from = match token {
+            "crate" => &[],
+            "super" => &module[..module.len() - 1],
+            _ => continue,
+        };
+        if tokens.next_if_eq(&"::").is_some() {
+            add_paths(&mut tokens, from.to_vec(), &mut found);
+        }
+    }
+    found
+}
+
+/// The modules that can be reached from one by following what each uses.
+fn reached<'a>(
+    from: &'a Module,
+    uses: &'a BTreeMap<Module, BTreeSet<Module>>,
+) -> BTreeSet<&'a Module> {
+    let (mut seen, mut next) = (BTreeSet::new(), vec![from]);
+    while let Some(module) = next.pop() {
+        next.extend(uses[module].iter().filter(|used| seen.insert(*used)));
+    }
+    seen
+}
+
+#[test]
+fn no_files_use_each_other_in_a_circle() {
+    let modules = modules();
+    let file_of = |mut path: Module| {
+        while !path.is_empty() && !modules.contains_key(&path) {
+            path.pop();
+        }
+        path
+    };
+    let uses: BTreeMap<Module, BTreeSet<Module>> = modules
+        .iter()
+        .map(|(module, file)| {
+            let named = named_paths(&code(file, false), module).into_iter();
+            let named = named.map(file_of).filter(|used| !used.is_empty());
+            let is_beside = |used: &Module| !used.starts_with(module) && !module.starts_with(used);
+            (module.clone(), named.filter(is_beside).collect())
+        })
+        .collect();
+    let reached: BTreeMap<_, _> = modules.keys().map(|it| (it, reached(it, &uses))).collect();
+    let circles: BTreeSet<Vec<String>> = modules
+        .keys()
+        .filter(|module| reached[module].contains(module))
+        .map(|module| {
+            let beside = reached[module]
+                .iter()
+                .filter(|it| reached[*it].contains(module));
+            beside.map(|it| it.join("::")).collect()
+        })
+        .collect();
+    let known = CIRCLES
+        .iter()
+        .map(|circle| circle.iter().map(|it| (*it).to_owned()).collect());
+    assert_eq!(circles, known.collect::<BTreeSet<Vec<String>>>());
+}
+
+#[test]
+fn the_check_sees_what_a_file_uses() {
+    let code = "use crate::a::{b, c::{self, D}, e};\nuse super::f::G;\nlet x = crate::h();";
+    let module = ["m", "n"].map(str::to_owned);
+    let named: Vec<String> = named_paths(code, &module)
+        .iter()
+        .map(|it| it.join("::"))
+        .collect();
+    assert_eq!(
+        named,
+        ["a::b", "a::c::self", "a::c::D", "a::e", "m::f::G", "h"]
+    );
 }
 
 #[test]

@@ -68,7 +68,7 @@ fn until_done(is_done: bool) -> ControlFlow<()> {
 fn table() -> LockTable {
     let caps = Caps {
         max_locks: usize::MAX,
-        max_slots: usize::MAX,
+        max_grants: usize::MAX,
         max_per_connection: usize::MAX,
         max_waiters: None,
         max_waiters_total: usize::MAX,

@@ -50,7 +50,7 @@ impl ClientSocket for DeadSocket {
 
 /// A waiter whose grants go through a socket.
 struct Served {
-    blocked: Blocked<Waited>,
+    blocked: Blocked<WaitEnd>,
     sending: Receiver<Grant>,
     leave: Sender<bool>,
     is_long: Receiver<()>,
@@ -108,7 +108,7 @@ fn a_grant_on_its_way_beats_a_time_out_and_a_hang_up() {
     waiter.leave.send(false).expect("there is room");
     assert_eq!(
         waiter.blocked.end().1,
-        Waited::unsent(Ok(Answer::Granted(sent)))
+        WaitEnd::unsent(Ok(Answer::Granted(sent)))
     );
     releasing.join().expect("no panic");
 }
@@ -127,7 +127,7 @@ fn nothing_is_sent_to_a_peer_that_has_hung_up() {
 
 #[test]
 fn a_grant_for_a_peer_that_has_gone_passes_on() {
-    let arbiter = arbiter(Holdings::Keep);
+    let arbiter = arbiter(Holdings::Orphan);
     let holder = arbiter.connect(ConnId(1), None);
     let grant = granted(&holder, FOREVER);
     let dead = [2, 3].map(|conn| {
@@ -194,7 +194,7 @@ fn one_visit_sends_few_grants_and_all_waiters_get_theirs() {
 
 #[test]
 fn a_status_names_holders_and_waiters_in_order() {
-    let arbiter = arbiter(Holdings::Keep);
+    let arbiter = arbiter(Holdings::Orphan);
     let holder = arbiter.connect(ConnId(1), None);
     let grant = granted(&holder, FOREVER);
     holder.set_tag("backup");

@@ -55,7 +55,7 @@ impl Connection {
     /// when it restarts, another server of the cluster takes over, or a proxy before the server
     /// refuses them while the server keeps the grants.
     pub(in crate::client) fn may_return(&self) -> bool {
-        self.abilities.keeps || self.outlives_connection()
+        self.abilities.survives_restart || self.outlives_connection()
     }
 
     /// Whether a grant can live on although its connection has ended and no client releases it: the

@@ -17,7 +17,7 @@ pub(super) enum Opening {
 const OURS: Abilities = Abilities {
     adopt: true,
     slots: false,
-    keeps: false,
+    survives_restart: false,
     lingers: false,
 };
 

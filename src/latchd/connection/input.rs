@@ -2,7 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use super::{Ending, SessionRules};
+use crate::latchd::ending::Ending;
+use crate::latchd::rules::SessionRules;
 use crate::net::lines::{Buffered, LineReader, ReadEnd};
 use crate::net::stream::Stream;
 use crate::protocol::request::{line_limit, Frame};

@@ -4,8 +4,9 @@
 use std::mem;
 use std::net::Shutdown;
 
-use super::{Ending, SessionRules};
-use crate::arbiter::{ClientSocket, Promise, Promised};
+use crate::arbiter::{ClientSocket, Promised, ReplyPromise};
+use crate::latchd::ending::Ending;
+use crate::latchd::rules::SessionRules;
 use crate::net::hangup::{HangupWatch, InputReports};
 use crate::net::stream::Stream;
 use crate::protocol::reply::{Grant, Reply};
@@ -63,7 +64,11 @@ impl<'a> Outbox<'a> {
     }
 
     /// Queues a reply. What it promises must be certain before it is sent.
-    pub(in crate::latchd) fn add(&mut self, reply: &Reply, promise: Promise) -> Result<(), Ending> {
+    pub(in crate::latchd) fn add(
+        &mut self,
+        reply: &Reply,
+        promise: ReplyPromise,
+    ) -> Result<(), Ending> {
         reply.write(&mut self.out);
         self.end_reply(promise)
     }
@@ -71,11 +76,11 @@ impl<'a> Outbox<'a> {
     /// Queues a reply that is given as a line without its LF, and that promises nothing.
     pub(in crate::latchd) fn add_line(&mut self, line: &str) -> Result<(), Ending> {
         self.out.extend(line.bytes().chain([b'\n']));
-        self.end_reply(Promise::Nothing)
+        self.end_reply(ReplyPromise::Nothing)
     }
 
     /// Ends a reply that has been written into the buffer.
-    pub(in crate::latchd) fn end_reply(&mut self, promise: Promise) -> Result<(), Ending> {
+    pub(in crate::latchd) fn end_reply(&mut self, promise: ReplyPromise) -> Result<(), Ending> {
         if self.rules.node.is_some() {
             self.promised.add(promise);
         }

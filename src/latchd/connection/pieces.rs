@@ -14,9 +14,9 @@ use rustix::net::{sendmsg, SendAncillaryBuffer, SendAncillaryMessage, SendFlags}
 
 use super::input::Input;
 use super::outbox::Outbox;
-use super::{Ending, SessionRules};
+use crate::latchd::ending::Ending;
 use crate::latchd::opening::{open, RequestSource};
-use crate::latchd::requests::Offer;
+use crate::latchd::rules::{Offer, SessionRules};
 use crate::latchd::tokens::Tokens;
 use crate::log::{Log, SourceThrottle};
 use crate::net::hangup::HangupWatch;

@@ -17,8 +17,8 @@ use std::time::{Duration, Instant};
 
 use log::debug;
 
-use super::connection::SessionRules;
 use super::options::ListenHost;
+use super::rules::{SessionRules, AUTH_COOLDOWN, CLOSING_TIME};
 use super::statistics::{StatisticsSource, PAGE_LEN};
 use crate::arbiter::Arbiter;
 use crate::net::connections::Connections;
@@ -45,12 +45,6 @@ pub(super) const MAX_REFUSED: usize = 16;
 
 /// How long a client that is told so may take to read it.
 const REFUSAL_TIME: Duration = Duration::from_secs(1);
-
-/// How long the answer to a wrong secret is delayed.
-const AUTH_COOLDOWN: Duration = Duration::from_millis(100);
-
-/// How long a lingering close reads what the client still sends.
-const CLOSING_TIME: Duration = Duration::from_millis(250);
 
 /// Where the door will listen, and the names by which clients may address this server there.
 #[derive(Debug)]

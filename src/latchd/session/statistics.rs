@@ -1,7 +1,8 @@
 //! The replies to `stats` (latch-protocol(7), STATISTICS).
 
-use super::{Ending, Session};
-use crate::arbiter::{Certainty, Promise};
+use super::Session;
+use crate::arbiter::{Certainty, ReplyPromise};
+use crate::latchd::ending::Ending;
 use crate::latchd::statistics::{StatisticsSource, PAGE_LEN};
 use crate::protocol::queues;
 use crate::protocol::reply::Reply;
@@ -19,7 +20,7 @@ impl Session<'_, '_> {
         self.input.end_frame();
         match memory::reserve(PAGE_LEN, Purpose::Service) {
             Some(_reservation) => show(self),
-            None => self.outbox.add(&Reply::Error, Promise::Nothing),
+            None => self.outbox.add(&Reply::Error, ReplyPromise::Nothing),
         }
     }
 
@@ -41,7 +42,7 @@ impl Session<'_, '_> {
             queues::write_key(&status.queue, status.clients(), out, go_on)?;
         }
         out.extend(b"]}\n");
-        let promise = Promise::Holder(Certainty::JournaledByActive, fence);
+        let promise = ReplyPromise::Holder(Certainty::JournaledByActive, fence);
         self.outbox.end_reply(promise)
     }
 
@@ -50,7 +51,7 @@ impl Session<'_, '_> {
             statistics.write_counters(out);
             Ok(())
         })?;
-        self.outbox.end_reply(Promise::Nothing)
+        self.outbox.end_reply(ReplyPromise::Nothing)
     }
 
     fn show_in_pieces(

@@ -20,7 +20,7 @@ use crate::sys::directory::not_a_file;
 use crate::text::{reason, Escaped};
 
 use super::trust::read_all;
-use super::{Stream, TlsStream, VERSIONS};
+use super::{TlsStream, VERSIONS};
 
 /// A certificate chain and its key, from two files that can be reloaded.
 #[derive(Debug)]
@@ -57,9 +57,9 @@ impl Certificate {
     }
 
     /// Creates the server's side of an accepted connection. Does not block.
-    pub fn server_stream(&self, socket: TcpStream) -> Stream {
+    pub fn server_stream<S: From<TlsStream>>(&self, socket: TcpStream) -> S {
         let config = Arc::clone(&self.loaded().config);
-        Stream::Tls(TlsStream::server(socket, config))
+        TlsStream::server(socket, config).into()
     }
 
     /// The earliest expiry of a certificate of the chain, if it is before `time`. Both are times

@@ -29,7 +29,7 @@ use rustls::{
     SupportedProtocolVersion,
 };
 
-use super::stream::{write_within, Stream};
+use super::write::write_within;
 use crate::sys::event::wait_for;
 use crate::sys::memory::{self, Purpose};
 pub use certificate::Certificate;

@@ -24,7 +24,7 @@ use rustix::fs::{
 use rustix::io::{retry_on_intr, Errno};
 use rustix::process::geteuid;
 
-use super::trusted::is_own;
+use super::user::is_own;
 use crate::text::Escaped;
 
 /// The error for `file`. If its directory is missing, the error names the directory.

@@ -120,7 +120,7 @@ fn the_end_of_a_restored_holder_is_noted_and_its_begin_is_not() {
 #[test]
 fn caps_do_not_keep_a_holder_from_being_restored() {
     let mut world = World::with_caps(Caps {
-        max_slots: 1,
+        max_grants: 1,
         ..NO_CAPS
     });
     let restored = (1..=3).map(|fence| {

@@ -86,7 +86,7 @@ fn by_default_only_what_went_wrong_is_an_event() {
     world.break_grant("broken", token);
     world.held(1, "expired");
     world.held(4, "orphaned");
-    world.disconnect(4, Holdings::Keep);
+    world.disconnect(4, Holdings::Orphan);
     let token = world.held(5, "kept");
     let kept = world
         .table

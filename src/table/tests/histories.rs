@@ -143,7 +143,7 @@ impl History {
     fn new(mut random: Random) -> History {
         let mut cap = |most: u64| (!random.one_in(2)).then(|| 1 + random.below(most) as usize);
         let caps = Caps {
-            max_slots: cap(5).unwrap_or(usize::MAX),
+            max_grants: cap(5).unwrap_or(usize::MAX),
             max_per_connection: cap(3).unwrap_or(usize::MAX),
             max_waiters: cap(3),
             max_waiters_total: cap(5).unwrap_or(usize::MAX),
@@ -387,7 +387,7 @@ impl History {
         let idle_since = self.world.table.connection_idle_since(ConnId(conn), later);
         assert_eq!(idle_since == Some(later), self.model.is_busy(conn));
         assert_eq!(
-            self.world.table.is_behind(Scope::Everything, now),
+            self.world.table.has_due(Scope::Everything, now),
             self.model.is_behind()
         );
     }
@@ -397,7 +397,7 @@ impl History {
         let holdings = if self.random.one_in(2) {
             Holdings::Release
         } else {
-            Holdings::Keep
+            Holdings::Orphan
         };
         self.world.disconnect(conn, holdings);
         self.model.disconnect(conn, holdings, tag_of(conn));

@@ -54,7 +54,7 @@ fn secs(seconds: u64) -> Duration {
 
 const NO_CAPS: Caps = Caps {
     max_locks: usize::MAX,
-    max_slots: usize::MAX,
+    max_grants: usize::MAX,
     max_per_connection: usize::MAX,
     max_waiters: None,
     max_waiters_total: usize::MAX,
@@ -184,7 +184,7 @@ impl World {
         let place = &self.table.places[ticket.place];
         if !matches!(place.state, PlaceState::Ended(_)) {
             let key = self.table.keys[place.key].key.clone();
-            self.table.settle(Scope::Key(key.as_str()), self.now);
+            self.table.end_due(Scope::Key(key.as_str()), self.now);
         }
     }
 
@@ -284,7 +284,7 @@ fn ticket(claim: Result<Answer, Refusal>) -> Ticket {
 /// What holds after every operation.
 fn check_invariants(table: &LockTable, has_lacked_tokens: bool) {
     let mut seen = Seen::default();
-    let may_wait = table.has_turns_left || table.leases.len() >= table.caps.max_slots;
+    let may_wait = table.has_turns_left || table.leases.len() >= table.caps.max_grants;
     for (name, id) in &table.names {
         let queue = &table.keys[*id];
         assert_eq!(name, &queue.key);
@@ -428,7 +428,7 @@ impl Seen {
         let places = table.places.iter().filter(|(_, place)| !has_ended(place));
         assert_eq!(self.holder_count + self.waiter_count, places.count());
         assert!(
-            self.holder_count <= table.caps.max_slots,
+            self.holder_count <= table.caps.max_grants,
             "more slots than the cap"
         );
         assert!(

@@ -393,7 +393,7 @@ impl Model {
         let found = key.holders.iter_mut().find(is_meant);
         if let Some(holder) = found.filter(|_| key.kind == Kind::Semaphore) {
             let weight = holder.weight as usize;
-            let has_room = weight == 1 || count + weight <= self.caps.max_slots;
+            let has_room = weight == 1 || count + weight <= self.caps.max_grants;
             if has_room && holder.numbers.is_empty() {
                 holder.numbers = free.take(weight).collect();
             }
@@ -431,7 +431,7 @@ impl Model {
         let left = self.left_of_hold(held.since, held.is_kept, lease)?;
         self.renew_holder(conn, name, token, lease.min(left));
         if !is_own {
-            self.move_slot(name, token, conn);
+            self.move_grant(name, token, conn);
             let holder = self.holder(name, token.fence.0).expect("it was found");
             holder.was_orphan = held.conn == 0 || held.is_provisional && held.was_orphan;
             holder.is_provisional = true;
@@ -473,13 +473,13 @@ impl Model {
     }
 
     fn make_orphan(&mut self, name: &str, token: Token, tag: Option<String>) {
-        self.move_slot(name, token, 0);
+        self.move_grant(name, token, 0);
         let holder = self.holder(name, token.fence.0).expect("it was found");
         holder.is_provisional = false;
         holder.tag = holder.tag.take().or(tag);
     }
 
-    fn move_slot(&mut self, name: &str, token: Token, conn: u64) {
+    fn move_grant(&mut self, name: &str, token: Token, conn: u64) {
         let fence = token.fence.0;
         self.entries.retain(
             |entry| !matches!(entry.began, Began::Acquired(grant) if grant.token.fence.0 == fence),
@@ -539,7 +539,7 @@ impl Model {
                 && may_keep;
             holder.is_kept |= is_to_be_kept;
             let was_orphan = holder.is_provisional && holder.was_orphan;
-            if holdings == Holdings::Keep || was_orphan || is_to_be_kept {
+            if holdings == Holdings::Orphan || was_orphan || is_to_be_kept {
                 self.make_orphan(name, token(*fence), tag.clone());
             } else {
                 self.revoke(name, *fence);
@@ -645,7 +645,7 @@ impl Model {
     /// Whether as many slots are held as may be.
     fn is_full(&self) -> bool {
         let held_count: usize = self.keys.iter().map(|key| key.holders.len()).sum();
-        held_count >= self.caps.max_slots
+        held_count >= self.caps.max_grants
     }
 
     /// Whether a connection holds or waits for anything. An entry that has ended does not count.

@@ -118,7 +118,7 @@ fn an_orphan_is_one_again_after_a_late_adopt_whatever_may_be_kept() {
         ..NO_CAPS
     });
     let token = world.held(1, "k");
-    world.disconnect(1, Holdings::Keep);
+    world.disconnect(1, Holdings::Orphan);
     for conn in [2, 3] {
         assert_eq!(world.adopt(conn, "k", token, 10), ADOPTED);
     }
@@ -266,7 +266,7 @@ fn a_server_that_keeps_nothing_says_so() {
 fn without_auto_release_a_connection_leaves_orphans() {
     let mut world = World::new();
     let token = world.held(2, "k");
-    world.disconnect(2, Holdings::Keep);
+    world.disconnect(2, Holdings::Orphan);
     assert_eq!((world.owner(token), world.table.orphan_count()), (0, 1));
     let tag = world.table.orphan_tag(token.fence);
     assert_eq!(tag.map(|tag| &**tag), Some("client 2"));

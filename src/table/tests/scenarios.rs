@@ -266,7 +266,7 @@ fn the_cap_on_waiters_is_exact_and_per_key() {
 #[test]
 fn the_cap_on_slots_counts_every_key_and_makes_no_new_one() {
     let mut world = World::with_caps(Caps {
-        max_slots: 3,
+        max_grants: 3,
         ..NO_CAPS
     });
     granted(world.slot(1, "s", 8));
@@ -287,7 +287,7 @@ fn the_cap_on_slots_counts_every_key_and_makes_no_new_one() {
 #[test]
 fn at_the_cap_on_slots_a_lease_that_is_over_makes_room() {
     let mut world = World::with_caps(Caps {
-        max_slots: 1,
+        max_grants: 1,
         ..NO_CAPS
     });
     world.held(1, "a");
@@ -298,7 +298,7 @@ fn at_the_cap_on_slots_a_lease_that_is_over_makes_room() {
 #[test]
 fn a_waiter_owed_a_token_is_not_robbed_of_its_slot_at_the_cap() {
     let mut world = World::with_caps(Caps {
-        max_slots: 1,
+        max_grants: 1,
         ..NO_CAPS
     });
     let token = world.held(1, "k");
@@ -436,8 +436,8 @@ fn leases_end_in_steps_and_those_left_are_dead_all_the_same() {
     world.advance(secs(10));
     world.table.expire_some(3, world.now);
     assert_eq!(held(&world), 7);
-    assert!(world.table.is_behind(Scope::Key("k3"), world.now));
-    assert!(!world.table.is_behind(Scope::Key("k2"), world.now));
+    assert!(world.table.has_due(Scope::Key("k3"), world.now));
+    assert!(!world.table.has_due(Scope::Key("k2"), world.now));
     // An operation ends what ran out before, in order, up to its own key.
     assert_eq!(world.release("k4", tokens[4]), Err(Refusal::NotHeld));
     assert_eq!(held(&world), 5);
@@ -462,7 +462,7 @@ fn an_operation_leaves_the_leases_of_other_keys_to_the_sweep() {
     world.queued(102, "mine");
     assert_eq!(world.release("mine", token), Ok(()));
     assert_eq!(world.table.leases.len(), 101);
-    assert!(world.table.is_behind(Scope::Everything, world.now));
+    assert!(world.table.has_due(Scope::Everything, world.now));
     world.expire();
     assert_eq!(world.table.leases.len(), 1);
 }
@@ -641,7 +641,7 @@ fn the_entries_that_died_first_are_forgotten_first() {
 
 #[test]
 fn an_entry_goes_with_its_connection() {
-    for holdings in [Holdings::Release, Holdings::Keep] {
+    for holdings in [Holdings::Release, Holdings::Orphan] {
         let mut world = World::new();
         let token = world.held(1, "k");
         acquired(world.enqueue(2, "kept"));
@@ -651,7 +651,7 @@ fn an_entry_goes_with_its_connection() {
         world.disconnect(2, holdings);
         world.collected(last);
         let is_kept = world.try_lock(3, "kept") == Ok(Answer::WouldWait);
-        assert_eq!(is_kept, holdings == Holdings::Keep);
+        assert_eq!(is_kept, holdings == Holdings::Orphan);
         assert!(!world.table.conns.contains_key(&ConnId(2)));
     }
 }
@@ -699,7 +699,7 @@ fn without_auto_release_a_slot_lives_until_its_lease_ends() {
     let mut world = World::new();
     let token = world.held(1, "k");
     let waiter = world.queued(2, "k");
-    world.disconnect(1, Holdings::Keep);
+    world.disconnect(1, Holdings::Orphan);
     assert_eq!(world.collect(waiter), Ok(Answer::WouldWait));
     // The token is the credential, whatever became of the connection.
     assert_eq!(world.renew("k", token, 5), Ok(()));
@@ -715,7 +715,7 @@ fn without_auto_release_places_and_uncollected_grants_go() {
     world.queued(2, "k");
     let last = world.queued(3, "k");
     assert_eq!(world.release("k", token), Ok(())); // granted to 2, which was never told
-    world.disconnect(2, Holdings::Keep);
+    world.disconnect(2, Holdings::Orphan);
     world.collected(last);
 }
 

@@ -93,7 +93,7 @@ fn a_heavy_claim_that_leaves_makes_way_for_all_that_fit() {
 #[test]
 fn grants_count_once_against_the_caps_whatever_their_weight() {
     let mut world = World::with_caps(Caps {
-        max_slots: 2,
+        max_grants: 2,
         max_per_connection: 2,
         ..NO_CAPS
     });
@@ -107,7 +107,7 @@ fn grants_count_once_against_the_caps_whatever_their_weight() {
 #[test]
 fn at_the_cap_on_slots_the_waiters_that_fit_take_turns() {
     let mut world = World::with_caps(Caps {
-        max_slots: 2,
+        max_grants: 2,
         ..NO_CAPS
     });
     let elsewhere = world.held(8, "elsewhere");
@@ -129,7 +129,7 @@ fn at_the_cap_on_slots_the_waiters_that_fit_take_turns() {
 #[test]
 fn a_waiter_takes_its_holders_room_above_a_lowered_cap() {
     let mut world = World::with_caps(Caps {
-        max_slots: 1,
+        max_grants: 1,
         ..NO_CAPS
     });
     let record = |key: &str, fence| HolderRecord {
@@ -175,7 +175,7 @@ fn crowded() -> (World, usize) {
 fn the_turn_of_many_waiters_comes_in_steps() {
     let (mut world, count) = crowded();
     assert_eq!(world.resolved().len(), STEP);
-    assert!(world.table.is_behind(Scope::Nothing, world.now));
+    assert!(world.table.has_due(Scope::Nothing, world.now));
     world.table.expire_some(1, world.now);
     assert_eq!(world.resolved().len(), STEP);
     world.table.expire_some(1, world.now);
@@ -263,7 +263,7 @@ fn only_the_holder_of_a_semaphore_gets_numbers() {
 fn the_numbers_of_heavy_grants_are_bounded() {
     use crate::table::numbers::MAX_NUMBERS;
     let mut world = World::with_caps(Caps {
-        max_slots: 200,
+        max_grants: 200,
         ..NO_CAPS
     });
     let too_heavy = granted(world.claim(1, &heavy(MAX_NUMBERS + 1, 1000)));

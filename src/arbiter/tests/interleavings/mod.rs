@@ -64,7 +64,7 @@ impl World {
         let rules = Rules {
             caps: Caps {
                 max_locks: 1024,
-                max_slots: 1 << 20,
+                max_grants: 1 << 20,
                 max_per_connection: 1 << 20,
                 max_waiters: None,
                 max_waiters_total: 65_536,

@@ -6,12 +6,18 @@ use std::time::Duration;
 
 use parking_lot::RwLock;
 
+use super::tokens::Tokens;
 use crate::cluster::ClusterNode;
-use crate::latchd::requests::Offer;
-use crate::latchd::tokens::Tokens;
 use crate::log::{Log, SourceThrottle};
-use crate::protocol::request::Frame;
+use crate::protocol::abilities::Abilities;
+use crate::protocol::request::{Frame, ProtocolError, Request};
 use crate::table::Cap;
+
+/// How long the answer to a wrong token is delayed.
+pub(super) const AUTH_COOLDOWN: Duration = Duration::from_millis(100);
+
+/// How long a lingering close reads what the peer still sends.
+pub(super) const CLOSING_TIME: Duration = Duration::from_millis(250);
 
 pub struct SessionRules {
     pub offer: Offer,
@@ -38,7 +44,7 @@ pub struct SessionRules {
 }
 
 impl SessionRules {
-    pub(in crate::latchd) fn is_admin_token(&self, given: Option<&str>) -> bool {
+    pub(super) fn is_admin_token(&self, given: Option<&str>) -> bool {
         match (&self.admin_tokens, given) {
             (Some(tokens), Some(given)) => tokens.accept(given.as_bytes()),
             _ => false,
@@ -46,7 +52,7 @@ impl SessionRules {
     }
 
     /// The maximum length of an auth token, in bytes.
-    pub(in crate::latchd) fn max_token_len(&self) -> usize {
+    pub(super) fn max_token_len(&self) -> usize {
         self.auth_tokens
             .as_ref()
             .map_or(0, |tokens| tokens.max_len())
@@ -54,7 +60,7 @@ impl SessionRules {
 
     /// Whether the frame is `auth` with the right token. The time of the comparison does not depend
     /// on where a wrong token differs from the right one, or on what else is wrong with the frame.
-    pub(in crate::latchd) fn accepts(&self, frame: Frame<'_>) -> bool {
+    pub(super) fn accepts(&self, frame: Frame<'_>) -> bool {
         let [command, key, given] = frame;
         let (given, is_text) = match std::str::from_utf8(given) {
             Ok(given) => (given.trim().as_bytes(), true),
@@ -63,5 +69,30 @@ impl SessionRules {
         let tokens = self.auth_tokens.as_ref();
         let is_right = tokens.is_some_and(|tokens| tokens.accept(given));
         is_right && is_text && command == b"auth" && std::str::from_utf8(key).is_ok()
+    }
+}
+
+/// The leases and abilities that a server offers its clients.
+#[derive(Clone, Copy)]
+pub struct Offer {
+    /// The lease of a claim or a renewal that does not name a lease.
+    pub default_lease: Duration,
+    /// The maximum lease of a claim. No grant may be held for longer.
+    pub max_lease: Duration,
+    /// What the server can do, for the answer to `hello`.
+    pub abilities: Abilities,
+}
+
+impl Offer {
+    /// Refuses a claim whose lease is longer than a grant may be held.
+    pub(super) fn check<'a>(&self, request: Request<'a>) -> Result<Request<'a>, ProtocolError> {
+        let lease = match request {
+            Request::Acquire(wanted, _) | Request::Enqueue(wanted) => wanted.lease,
+            _ => None,
+        };
+        match lease.is_some_and(|lease| lease > self.max_lease) {
+            true => Err(ProtocolError::BadLease),
+            false => Ok(request),
+        }
     }
 }
