@@ -40,10 +40,10 @@ pub struct Slots {
 }
 
 impl Slots {
-    /// Returns the lock at `path` with `count` slots. All processes must give the same count: a slot
-    /// is refused while a process that gives another count holds one. A slot is left out if its own
-    /// path cannot be that of a lock file, for instance because another user has made a symbolic
-    /// link there.
+    /// Returns the lock at `path` with `count` slots. All processes must give the same count: a
+    /// slot is refused while a process that gives another count holds one. A slot is left out if
+    /// its own path cannot be that of a lock file, for instance because another user has made a
+    /// symbolic link there.
     ///
     /// # Errors
     ///
@@ -140,8 +140,8 @@ impl<'a> IntoIterator for &'a Slots {
     }
 }
 
-/// Fails if a process that gives another number of slots holds a slot of the same lock. Does nothing
-/// if the locks are not slots.
+/// Fails if a process that gives another number of slots holds a slot of the same lock. Does
+/// nothing if the locks are not slots.
 pub(super) fn agree(slots: &[Semaphore]) -> SemaphoreResult<()> {
     let Some((first, count)) = slots
         .first()
@@ -169,8 +169,8 @@ pub(super) fn agree(slots: &[Semaphore]) -> SemaphoreResult<()> {
     Ok(())
 }
 
-/// The locks of all slots that have a file, whatever number of slots its holder gives. `slot` is any
-/// of the slots. Empty if this user may not list the directory.
+/// The locks of all slots that have a file, whatever number of slots its holder gives. `slot` is
+/// any of the slots. Empty if this user may not list the directory.
 fn all_slots(slot: &Semaphore) -> Vec<Semaphore> {
     let place = &slot.lock_path;
     let Some((pool, _)) = split_slot(place.name.as_bytes()) else {
