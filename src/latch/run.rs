@@ -135,14 +135,7 @@ fn run_under(
         JobEnd::LockLost => (None, None),
     };
     let Some(finish) = finish else {
-        // If no guard has lost its lock yet, a server did not answer, or allows no longer hold, and
-        // the command was ended before the deadline of the lock.
-        let is_out = |guard: &&Guard| guard.loss_to_come() == Loss::MaxHold;
-        let lost = guards.iter().find(|guard| guard.loss().is_some());
-        let lost = lost.or_else(|| guards.iter().find(is_out));
-        let lost = lost.unwrap_or(&guards[0]);
-        let why = lost.loss_to_come().to_string();
-        let failure = lost_lock(&place_of_guard(lost), &why);
+        let failure = loss_of(&guards);
         release_all(guards, Some(signals));
         return Err(failure);
     };
@@ -159,6 +152,17 @@ fn run_under(
         // The signal that ended the command counts, also if the user has pressed Ctrl-C again.
         (finish, _) => finish.follow(),
     })
+}
+
+/// The failure of a command that was ended because a lock was lost. If no guard has lost its lock
+/// yet, a server did not answer, or allows no longer hold, and the command was ended before the
+/// deadline of the lock.
+fn loss_of(guards: &Guards) -> Failure {
+    let is_out = |guard: &&Guard| guard.loss_to_come() == Loss::MaxHold;
+    let lost = guards.iter().find(|guard| guard.loss().is_some());
+    let lost = lost.or_else(|| guards.iter().find(is_out));
+    let lost = lost.unwrap_or(&guards[0]);
+    lost_lock(&place_of_guard(lost), &lost.loss_to_come().to_string())
 }
 
 /// The variables of the command. A variable about a single lock describes the lock of `key`.

@@ -34,6 +34,7 @@ mod path;
 mod record;
 mod release;
 mod second_names;
+mod slot_count;
 mod slots;
 mod staleness;
 mod status;

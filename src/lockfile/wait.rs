@@ -9,7 +9,7 @@ use crate::sys::event::Event;
 use super::error::{SemaphoreError, SemaphoreResult};
 use super::guard::SemaphoreGuard;
 use super::record::LockInfo;
-use super::slots::agree;
+use super::slot_count::agree;
 use super::status::{Busy, LockDetails};
 use super::watch::{HolderProcess, Watch};
 use super::{Attempt, Obstacle, Semaphore};

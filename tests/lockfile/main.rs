@@ -126,10 +126,10 @@ fn take_detached(lock: &Semaphore, info: &LockInfo) {
     }
 }
 
-fn release(lock: &Semaphore, terms: &ReleaseTerms) -> Result<(), Busy> {
+fn release(lock: &Semaphore, terms: &ReleaseTerms) -> Result<(), Box<Busy>> {
     match lock.release(terms).expect("an attempt") {
         ReleaseOutcome::Released => Ok(()),
-        ReleaseOutcome::Kept(busy) => Err(busy),
+        ReleaseOutcome::Kept(busy) => Err(Box::new(busy)),
     }
 }
 
