@@ -6,8 +6,9 @@ use std::time::{Duration, Instant};
 use latchd::client::{Address, Client, Loss};
 
 use crate::support::latch::{ended, is_gone, latch, ready, run, text};
+use crate::support::silent::free_addr;
 use crate::support::stalls::{fair_test, in_time};
-use crate::support::{eventually, Daemon, PATIENCE};
+use crate::support::{eventually, Daemon, Signal, PATIENCE};
 
 #[test]
 fn a_command_gets_most_of_the_time_of_max_hold() {
@@ -80,4 +81,32 @@ fn a_lock_broken_by_another_is_not_blamed_on_max_hold() {
     guard.renew();
     eventually(PATIENCE, "it is lost", || guard.loss().is_some());
     assert_eq!(guard.loss(), Some(Loss::Refused));
+}
+
+/// After a restart that hands over, the longest hold may be shorter.
+#[test]
+fn a_guard_does_not_outlast_a_server_that_allows_less_than_the_last_one() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let handover = directory.path().join("handover").display().to_string();
+    let port = free_addr().port().to_string();
+    let start = |max_hold| {
+        let mut command = Daemon::command();
+        command
+            .args(["--port", &port, "--print-port", "--max-hold", max_hold])
+            .args(["--handover-file", &handover]);
+        Daemon::from_command(command)
+    };
+    let mut daemon = start("20");
+    let server: Address = daemon.addr().to_string().parse().expect("an address");
+    let guard = Client::new([server]).lock("k").acquire();
+    let guard = guard.expect("it is free");
+    // From now on, this is the last lease that the server allows.
+    assert!(guard.renew());
+    daemon.signal(Signal::TERM);
+    let ended = daemon.wait_exit(PATIENCE).expect("it ends");
+    assert_eq!(ended.code(), Some(0), "{}", daemon.log());
+    daemon = start("2");
+    let granted = daemon.connect().request("l", "k", "30");
+    assert!(granted.starts_with("ok "), "{granted}");
+    assert!(!guard.is_held(), "two hold it");
 }

@@ -258,9 +258,12 @@ impl Keeper {
         let last_end = self.held.asked_at + self.held.grant.lease;
         self.held.asked_at = sent_at;
         self.held.grant.lease = lease;
-        if was_last && self.is_last_lease() {
-            // The end has not changed, and replies round it down to whole seconds.
-            self.held.grant.lease = lease.max(last_end.saturating_since(sent_at));
+        let left = last_end.saturating_since(sent_at);
+        // Replies round down to whole seconds. If more is missing, the end has changed: the server
+        // has restarted, and allows less.
+        let is_same_end = left < lease + Duration::from_secs(1);
+        if was_last && self.is_last_lease() && is_same_end {
+            self.held.grant.lease = lease.max(left);
         }
     }
 
