@@ -538,7 +538,7 @@ fn positive_time(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// How long to try again while a server is unavailable; without a value, there is no limit.
+/// When a lock that is held is no failure; without a value, always.
 fn busy_ok(text: &str) -> Result<BusyOk, String> {
     // A number is a time, although it could also mean yes or no.
     BusyOk::below(text).or_else(|error| match yes_or_no(text) {
@@ -548,6 +548,7 @@ fn busy_ok(text: &str) -> Result<BusyOk, String> {
     })
 }
 
+/// How long to try again while a server is unavailable; without a value, there is no limit.
 fn retry(text: &str) -> Result<Duration, String> {
     match text {
         "true" => Ok(Duration::MAX),
