@@ -9,25 +9,18 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::sys::directory::{
-    lock_range, lock_within, unlock_range, Directory, Entry, FileId, PrivateNames, RangeLock,
-    StagedFile,
+    lock_range, lock_within, unlock_range, Directory, Entry, FileId, RangeLock, StagedFile,
 };
 use crate::sys::trusted::is_own;
 
 use super::file_system::FileSystem;
 use super::record::MAX_LEN;
-use super::second_names;
+use super::second_names::{self, STAGED_NAMES};
 use super::staleness::{Content, Flock};
 use super::takeover::{After, Creation, Files, HeldLocks, RecordFor, LOCK_PATIENCE};
 
 /// Longer than a process needs to overwrite a record.
 const WRITE_TIME: Duration = Duration::from_millis(5);
-
-/// The private names of files that will become lock files (sema-lockfile(5), FILES).
-pub(super) const STAGED_NAMES: PrivateNames = PrivateNames {
-    prefix: ".sema-",
-    suffix: "~",
-};
 
 /// Whether to pause after a grant. Some other implementations judge a lock file, remove it and
 /// create a new one in separate steps, so they may still remove the file of the new holder.

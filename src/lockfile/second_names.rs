@@ -9,10 +9,15 @@ use std::fs::File;
 use std::io;
 use std::time::Duration;
 
-use crate::sys::directory::{lock_within, Directory, Entry, FileId, StagedFile};
+use crate::sys::directory::{lock_within, Directory, Entry, FileId, PrivateNames, StagedFile};
 
-use super::files::STAGED_NAMES;
 use super::takeover::Creation;
+
+/// The private names of files that will become lock files (sema-lockfile(5), FILES).
+pub(super) const STAGED_NAMES: PrivateNames = PrivateNames {
+    prefix: ".sema-",
+    suffix: "~",
+};
 
 /// The permissions of the test files.
 const MODE: u32 = 0o600;

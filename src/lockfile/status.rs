@@ -15,10 +15,11 @@ use crate::sys::process;
 use crate::text::{digits, hex};
 
 use super::error::{SemaphoreError, SemaphoreResult};
-use super::files::{read, STAGED_NAMES};
+use super::files::read;
 use super::host::{file_system_now, LocalHost};
 use super::path::invalid;
 use super::record::{LockInfo, Record};
+use super::second_names::STAGED_NAMES;
 use super::staleness::{promise, Alive, Content, Flock, Promise};
 use super::takeover::{self, Found, Obstacle, Outcome};
 use super::Semaphore;

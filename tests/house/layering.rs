@@ -140,7 +140,6 @@ const CIRCLES: &[&[&str]] = &[
         "latchd::http_options",
         "latchd::options",
     ],
-    &["lockfile::files", "lockfile::second_names"],
     &["supervise::signals", "supervise::terminal"],
     &[
         "table::connection",
