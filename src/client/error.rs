@@ -55,7 +55,7 @@ pub enum Error {
         /// The reply, cut to its first 200 characters.
         reply: String,
     },
-    /// `error_max_locks`: the maximum number of keys or slots is in use, on the whole server or by
+    /// `error_max_locks`: the maximum number of keys or grants is in use, on the whole server or by
     /// this connection.
     MaxLocks(Asked),
     /// `error_max_waiters`: the maximum number of claims is already waiting, for the key or on the

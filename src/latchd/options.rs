@@ -150,10 +150,10 @@ arguments::options! {
         /// the most connections at once from one address; 0: no cap (0)
         #[argh(option, arg_name = "count", default = "None", from_str_fn(cap))]
         max_connections_per_ip: Unless<usize> = ["MAX_CONNECTIONS_PER_IP"],
-        /// the most slots held at once, over all keys (65536, fewer in a small memory)
+        /// the most grants at once, over all keys (65536, fewer in a small memory)
         #[argh(option, arg_name = "count", default = "table_cap()", from_str_fn(count))]
         max_slots: usize = ["MAX_SLOTS"],
-        /// the most slots and places in queues for one connection (--max-locks)
+        /// the most grants and places in queues for one connection (--max-locks)
         #[argh(option, arg_name = "count", from_str_fn(count))]
         max_per_connection: Option<usize> = ["MAX_PER_CONNECTION"],
         /// the most waiters for one key; 0: no cap (0)
