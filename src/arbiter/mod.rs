@@ -133,11 +133,16 @@ pub struct Frozen<'a> {
 }
 
 impl Frozen<'_> {
-    /// The next fence and the holders, for the server that takes over.
-    pub fn hand_over(&mut self) -> (u64, Vec<HolderRecord>) {
+    /// The next fence, or `None` if there is none, and the holders, for the server that takes over.
+    pub fn hand_over(&mut self) -> (Option<u64>, Vec<HolderRecord>) {
         let State { table, seats, .. } = &mut *self.state;
         let tag_of = |conn| seats.get(&conn).and_then(|seat| seat.tag.clone());
         table.hand_over(tag_of, self.now)
+    }
+
+    /// How long nothing will be granted, because the table settles.
+    pub fn settling_left(&self) -> Duration {
+        self.state.table.settling_left(self.now)
     }
 }
 
@@ -319,6 +324,23 @@ impl Arbiter {
     pub fn grant_owed_slots(&self) {
         let (mut visit, now) = self.visit(Scope::Nothing);
         visit.table.grant_owed_slots(now);
+    }
+
+    /// Grants nothing for this time. Must be called before any claim.
+    pub fn settle_for(&self, time: Duration) {
+        let (mut visit, now) = self.visit(Scope::Nothing);
+        visit.table.settle_until(now + time);
+    }
+
+    /// For how long nothing will be granted, because the table settles.
+    pub fn settling_left(&self) -> Duration {
+        let (visit, now) = self.visit(Scope::Everything);
+        visit.table.settling_left(now)
+    }
+
+    /// When the table will grant again; `None` if it does already.
+    pub fn settling_until(&self) -> Option<Instant> {
+        self.visit(Scope::Everything).0.table.settling_until()
     }
 
     /// When any key was last held: now, if one is held; `None` if none ever was.

@@ -79,8 +79,8 @@ impl Arbiter {
 
     /// The number of connections with a seat, and the counters of the table.
     pub fn counters(&self) -> (usize, CountersSnapshot) {
-        let (visit, _) = self.visit(Scope::Everything);
-        (visit.seats.len(), visit.table.counters())
+        let (visit, now) = self.visit(Scope::Everything);
+        (visit.seats.len(), visit.table.counters(now))
     }
 
     /// How many connections have a grant that their client cannot adopt over another connection.

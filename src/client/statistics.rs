@@ -88,6 +88,19 @@ impl Connection {
         self.parsed(answer)
     }
 
+    /// Returns the queue of `key`, if it is in use, and for how long the server will grant nothing
+    /// because it has just restarted. Blocks and fails like [`Connection::queues`].
+    pub(crate) fn prospects(&mut self, key: &str) -> Result<(Option<Queue>, Duration), Error> {
+        let answer = self.holders(Some(key));
+        let settling = match &answer {
+            Ok(json) => settling(json),
+            Err(_) => Duration::ZERO,
+        };
+        let queues = self.parsed(answer)?;
+        let queue = queues.into_iter().find(|queue| queue.key == key);
+        Ok((queue, settling))
+    }
+
     /// Returns the holder of `key` whose grant has this fence; `None` if there is none. If the
     /// grant is of semaphore slots and belongs to this connection, the server also numbers the
     /// slots. Blocks for at most the reply timeout.
@@ -215,6 +228,12 @@ pub(crate) fn parse(json: &str) -> Option<Vec<Queue>> {
     answer.get("keys")?.as_array()?.iter().map(queue).collect()
 }
 
+/// For how long a server will grant nothing, according to its answer; zero if it does not say.
+fn settling(json: &str) -> Duration {
+    let answer: Value = serde_json::from_str(json).unwrap_or_default();
+    seconds(&answer["settling_s"]).unwrap_or_default()
+}
+
 fn queue(entry: &Value) -> Option<Queue> {
     let kind = Kind::from_word(entry["kind"].as_str()?)?;
     let holder_count = entry["holder_count"].as_u64()?;
@@ -332,6 +351,14 @@ mod tests {
             let queues = parse(&json).expect("an answer");
             assert_eq!(queues[0].is_shared, is_shared, "{figures}");
         }
+    }
+
+    #[test]
+    fn a_server_may_say_when_it_begins_to_grant() {
+        let json = r#"{"keys":[],"settling_s":11.500}"#;
+        assert_eq!(parse(json), Some(Vec::new()));
+        assert_eq!(settling(json), Duration::from_millis(11_500));
+        assert_eq!(settling(r#"{"keys":[]}"#), Duration::ZERO);
     }
 
     #[test]

@@ -1,18 +1,19 @@
-//! Fences that rise across restarts, crashes and clock steps. A range of fences is reserved in a
-//! file before any of them is used.
+//! Fences that rise across restarts, crashes and clock steps. A range of fences is reserved in
+//! files before any of them is used.
 //!
 //! [`ReservedFences`] never touches the disk. It takes fences from the reserved range, and asks for
-//! more when half of it is left. [`Reserver::run`] writes to the disk, on its own thread.
+//! more when half of it is left. The [`Reserver`] writes to the disk, on its own thread.
 
 use std::fs::File;
 use std::io::{self, Read};
+use std::ops::ControlFlow;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use crossbeam_channel::{bounded, Receiver, Sender};
+use crossbeam_channel::{bounded, Receiver, RecvTimeoutError, Sender};
 use log::{error, info, warn};
 use parking_lot::Mutex;
 
@@ -45,54 +46,102 @@ impl Disk for File {
     }
 }
 
-/// Opens the fence file, locks it for the life of the process, and reserves the first range. The
-/// range begins at `clock` or above, and above all fences that may have been used before. Blocks
-/// for the disk, and for at most one second while another server has the file locked.
-pub fn open(path: &Path, clock: u64, range: u64) -> io::Result<(ReservedFences, Reserver<File>)> {
-    let opened = open_exclusive(path, 0o600, LOCK_PATIENCE)?;
-    let mut file = opened.ok_or_else(|| io::Error::other("another server is using it"))?;
-    let mut content = Vec::with_capacity(FILE_LEN);
-    (&mut file)
-        .take(FILE_LEN as u64 + 1)
-        .read_to_end(&mut content)?;
-    let recovered = recover(&content).map_err(io::Error::other)?;
-    let reserved = reserve_first(file, recovered, clock, range)?;
-    sync_name(path)?;
-    if recovered.is_torn {
-        // If a crash has torn the record, no fence of its range was used. If the record was damaged
-        // later, some may have been used, and only the clock keeps new fences above them.
-        warn!(
-            "fence-file-torn path={} hint=\"relying on the clock for the lost record\"",
-            Escaped::path(path)
-        );
-    }
-    Ok(reserved)
+/// A place where the use of fences is recorded: the fence file, or another file.
+pub trait FenceRecord: Send {
+    /// Records that fences below `end` may be used. Returns only when the record would survive a
+    /// power cut.
+    fn record_end(&mut self, end: u64) -> io::Result<()>;
 }
 
-fn reserve_first<D: Disk>(
+/// The fence file, locked for the life of this value.
+pub struct FenceFile<D = File> {
     disk: D,
-    recovered: Recovered,
-    clock: u64,
+    /// The sequence number of the latest record.
+    seq: u64,
+    is_legacy: bool,
+}
+
+impl FenceFile {
+    /// Opens and locks the fence file. Also returns a fence that is above all fences that may have
+    /// been used. Blocks for the disk, and for at most one second while another server has the file
+    /// locked.
+    pub fn open(path: &Path) -> io::Result<(FenceFile, u64)> {
+        let opened = open_exclusive(path, 0o600, LOCK_PATIENCE)?;
+        let mut file = opened.ok_or_else(|| io::Error::other("another server is using it"))?;
+        let mut content = Vec::with_capacity(FILE_LEN);
+        (&mut file)
+            .take(FILE_LEN as u64 + 1)
+            .read_to_end(&mut content)?;
+        let recovered = recover(&content).map_err(io::Error::other)?;
+        let opened = FenceFile::on(file, recovered)?;
+        sync_name(path)?;
+        if recovered.is_torn {
+            // If a crash has torn the record, no fence of its range was used. If the record was
+            // damaged later, some may have been used, and only the clock keeps new fences above
+            // them.
+            warn!(
+                "fence-file-torn path={} hint=\"relying on the clock for the lost record\"",
+                Escaped::path(path)
+            );
+        }
+        Ok(opened)
+    }
+}
+
+impl<D: Disk> FenceFile<D> {
+    fn on(disk: D, recovered: Recovered) -> io::Result<(FenceFile<D>, u64)> {
+        let beyond_used = match recovered.ceiling {
+            Some(ceiling) => ceiling.checked_add(1).ok_or_else(exhausted)?,
+            None => 0,
+        };
+        let file = FenceFile {
+            disk,
+            seq: recovered.seq,
+            is_legacy: recovered.is_legacy,
+        };
+        Ok((file, beyond_used))
+    }
+
+    fn write_record(&mut self, end: u64) -> io::Result<()> {
+        let seq = self.seq.checked_add(1).ok_or_else(exhausted)?;
+        let (record, offset) = encode(seq, end);
+        // A failed write does not touch the latest record, and the next attempt writes to the same
+        // slot.
+        self.disk.write_durably(&record, offset as u64)?;
+        self.seq = seq;
+        Ok(())
+    }
+}
+
+impl<D: Disk> FenceRecord for FenceFile<D> {
+    fn record_end(&mut self, end: u64) -> io::Result<()> {
+        self.write_record(end)?;
+        if self.is_legacy {
+            // The number of the older format would look like a torn record. A second record
+            // overwrites it.
+            self.write_record(end)?;
+            self.is_legacy = false;
+        }
+        Ok(())
+    }
+}
+
+/// Makes fences from `first` on, and reserves `range` of them in `records`, each time before any of
+/// them is used.
+pub fn reserve_from(
+    first: u64,
     range: u64,
-) -> io::Result<(ReservedFences, Reserver<D>)> {
-    let used = recovered.ceiling;
-    let beyond_used = used.map_or(Some(0), |ceiling| ceiling.checked_add(1));
-    let first = beyond_used.ok_or_else(exhausted)?.max(clock);
+    records: Vec<Box<dyn FenceRecord>>,
+) -> io::Result<(ReservedFences, Reserver)> {
     let (sender, requests) = bounded(1);
     let reserved = Arc::new(Mutex::new(ReservedRange::new(first, first, range)));
     let mut reserver = Reserver {
-        disk,
-        seq: recovered.seq,
+        records,
         range,
         reserved: Arc::clone(&reserved),
         requests,
     };
     reserver.reserve()?;
-    if recovered.is_legacy {
-        // The number of the older format would look like a torn record. A second record overwrites
-        // it.
-        reserver.reserve()?;
-    }
     let fences = ReservedFences {
         reserved,
         requests: sender,
@@ -120,53 +169,72 @@ impl FenceSource for ReservedFences {
 }
 
 /// Reserves one range after another, on request.
-pub struct Reserver<D> {
-    disk: D,
-    /// The sequence number of the latest record.
-    seq: u64,
+pub struct Reserver {
+    records: Vec<Box<dyn FenceRecord>>,
     range: u64,
     reserved: Arc<Mutex<ReservedRange>>,
     requests: Receiver<()>,
 }
 
-impl<D: Disk> Reserver<D> {
-    /// Reserves a range on each request, and tries again while the disk fails. If fences had run
-    /// out, calls `grant_owed_slots` once there are fences again. Returns when the
-    /// [`ReservedFences`] are dropped.
+impl Reserver {
+    /// Reserves a range on each request. Returns when the [`ReservedFences`] are dropped.
     pub fn run(mut self, grant_owed_slots: impl Fn()) {
-        while self.requests.recv().is_ok() {
-            let mut has_failed = false;
-            let had_run_out = loop {
-                match self.reserve() {
-                    Ok(had_run_out) => break had_run_out,
-                    Err(error) if !has_failed => {
-                        error!("cannot-reserve-fences error=\"{}\"", reason(&error));
-                        has_failed = true;
-                    }
-                    Err(_) => {}
-                }
-                thread::sleep(RETRY_AFTER);
-            };
-            if has_failed {
-                info!("reserved-fences-again");
-            }
-            if had_run_out {
-                grant_owed_slots();
-            }
-        }
+        while self.serve_one(None, &grant_owed_slots).is_continue() {}
     }
 
-    /// Reserves the next range: first writes it to the disk, and only then makes its fences
-    /// available. Returns whether the fences had run out.
+    /// Waits for a request until `deadline`, and reserves a range for it; tries again while that
+    /// fails. If fences had run out, calls `grant_owed_slots` once there are fences again. Breaks
+    /// once the [`ReservedFences`] are dropped.
+    pub fn serve_one(
+        &mut self,
+        deadline: Option<Instant>,
+        grant_owed_slots: impl Fn(),
+    ) -> ControlFlow<()> {
+        let request = match deadline {
+            Some(deadline) => self.requests.recv_deadline(deadline),
+            None => self.requests.recv().map_err(RecvTimeoutError::from),
+        };
+        match request {
+            Ok(()) => {}
+            Err(RecvTimeoutError::Timeout) => return ControlFlow::Continue(()),
+            Err(RecvTimeoutError::Disconnected) => return ControlFlow::Break(()),
+        }
+        let mut has_failed = false;
+        let had_run_out = loop {
+            match self.reserve() {
+                Ok(had_run_out) => break had_run_out,
+                Err(error) if !has_failed => {
+                    error!("cannot-reserve-fences error=\"{}\"", reason(&error));
+                    has_failed = true;
+                }
+                Err(_) => {}
+            }
+            thread::sleep(RETRY_AFTER);
+        };
+        if has_failed {
+            info!("reserved-fences-again");
+        }
+        if had_run_out {
+            grant_owed_slots();
+        }
+        ControlFlow::Continue(())
+    }
+
+    /// Records the fences that are reserved already in another place, and later ones there, too.
+    pub fn also_record(&mut self, mut record: Box<dyn FenceRecord>) -> io::Result<()> {
+        record.record_end(self.reserved.lock().end())?;
+        self.records.push(record);
+        Ok(())
+    }
+
+    /// Reserves the next range: first records it, and only then makes its fences available. Returns
+    /// whether the fences had run out.
     fn reserve(&mut self) -> io::Result<bool> {
         let end = self.reserved.lock().end();
         let new_end = end.checked_add(self.range).ok_or_else(exhausted)?;
-        let seq = self.seq.checked_add(1).ok_or_else(exhausted)?;
-        let (record, offset) = encode(seq, new_end);
-        // A failed write does not touch the latest record, and the next attempt writes to the same
-        // slot.
-        self.disk.write_durably(&record, offset as u64)?;
-        self.seq = seq;
+        for record in &mut self.records {
+            record.record_end(new_end)?;
+        }
         Ok(self.reserved.lock().extend(new_end))
     }
 }
@@ -183,7 +251,6 @@ mod tests {
     use std::os::unix::fs::{symlink, PermissionsExt};
     use std::path::PathBuf;
     use std::sync::atomic::{AtomicUsize, Ordering};
-    use std::time::Instant;
 
     const CLOCK: u64 = 1_000_000;
 
@@ -217,15 +284,30 @@ mod tests {
         }
     }
 
-    fn start(plate: &Plate, clock: u64, range: u64) -> (ReservedFences, Reserver<Plate>) {
+    fn start(plate: &Plate, clock: u64, range: u64) -> (ReservedFences, Reserver) {
         let recovered = recover(&plate.content.lock()).expect("a usable file");
-        reserve_first(plate.clone(), recovered, clock, range).expect("room for a range")
+        started(FenceFile::on(plate.clone(), recovered), clock, range).expect("room for a range")
+    }
+
+    fn started<D: Disk + 'static>(
+        opened: io::Result<(FenceFile<D>, u64)>,
+        clock: u64,
+        range: u64,
+    ) -> io::Result<(ReservedFences, Reserver)> {
+        let (file, beyond_used) = opened?;
+        let first = beyond_used.max(clock);
+        reserve_from(first, range, vec![Box::new(file)])
+    }
+
+    fn open(path: &Path, clock: u64, range: u64) -> io::Result<(ReservedFences, Reserver)> {
+        started(FenceFile::open(path), clock, range)
     }
 
     /// Starts on a file with this content and returns the first fence.
     fn first_fence(content: &[u8]) -> io::Result<u64> {
         let recovered = recover(content).map_err(io::Error::other)?;
-        let (mut fences, _) = reserve_first(Plate::default(), recovered, CLOCK, 10)?;
+        let opened = FenceFile::on(Plate::default(), recovered);
+        let (mut fences, _) = started(opened, CLOCK, 10)?;
         Ok(fences.next_fence().expect("a range was reserved"))
     }
 

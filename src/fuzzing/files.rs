@@ -2,7 +2,7 @@
 //! have damaged it.
 
 use crate::fence::file::{self, FILE_LEN};
-use crate::latchd::handover::file as handover;
+use crate::latchd::state_file::format;
 use crate::lfpd::uucp::names::{self, Named};
 use crate::lockfile::{is_of_lock_file, LockInfo, Record};
 
@@ -40,14 +40,14 @@ pub fn fence_file(input: &[u8]) {
     }
 }
 
-/// Any content is a hand-over or is refused, even if its checksum is right. A written hand-over is
-/// read back unchanged.
-pub fn handover_file(input: &[u8]) {
-    let _ = handover::decode(input);
-    let mut content = format!("latchd-handover 2 {:016x}\n", file::checksum(input)).into_bytes();
+/// Any content is a state or is refused, even if its checksum is right. A written state is read
+/// back unchanged.
+pub fn state_file(input: &[u8]) {
+    let _ = format::decode(input);
+    let mut content = format!("latchd-handover 3 {:016x}\n", file::checksum(input)).into_bytes();
     content.extend(input);
-    if let Ok(found) = handover::decode(&content) {
-        let again = handover::decode(handover::encode(&found).as_bytes());
+    if let Ok(found) = format::decode(&content) {
+        let again = format::decode(format::encode(&found).as_bytes());
         assert_eq!(again, Ok(found));
     }
 }

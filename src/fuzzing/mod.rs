@@ -19,5 +19,5 @@ mod wire;
 pub use crate::latchd::connection::pieces::opening;
 pub use crate::latchd::http::pieces::http_request;
 pub use crate::table::tests::histories::play_choices as table;
-pub use files::{fence_file, handover_file, lock_file_record, uucp_record};
+pub use files::{fence_file, lock_file_record, state_file, uucp_record};
 pub use wire::{lfp_command, lines, reply, request};

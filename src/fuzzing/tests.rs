@@ -215,16 +215,16 @@ fn any_fence_file_is_recovered_or_refused() {
 }
 
 #[test]
-fn any_handover_file_is_read_or_refused() {
+fn any_state_file_is_read_or_refused() {
     let words: [&[u8]; 18] = [
-        b"{\"next_fence\":7}\n",
+        b"{\"next_fence\":7,\"state\":\"open\",\"settle_s\":33,\"settling_ms\":5,",
         b"{\"key\":\"a\",\"kind\":\"lock\",\"limit\":1,\"token\":\"",
         TOKEN,
         b"\",\"kept\":true,\"left_s\":30}\n",
         b"{\"key\":\"s\",\"kind\":\"semaphore\",\"limit\":3,\"weight\":2,\"numbers\":[1],\"token\":\"",
         b"\"tag\":\"t\"",
         b"\"numbers\":[]",
-        b"latchd-handover 2 ",
+        b"latchd-handover 3 ",
         b"18446744073709551615",
         b"4294967296",
         b"1e999",
@@ -236,7 +236,7 @@ fn any_handover_file_is_read_or_refused() {
         b"\\ud800",
         "\u{2028}".as_bytes(),
     ];
-    call(handover_file, &words, INPUTS);
+    call(state_file, &words, INPUTS);
 }
 
 #[test]

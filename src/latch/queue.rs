@@ -42,6 +42,13 @@ pub(super) fn after_wait(queue: &Queue, waited: Duration) -> Option<String> {
     (!parts.is_empty()).then(|| parts.join(", "))
 }
 
+/// Says when the server begins to grant; `None` if it grants already.
+pub(super) fn while_settling(left: Duration) -> Option<String> {
+    let seconds = left.as_millis().div_ceil(1000);
+    let text = || format!("the server has just restarted, grants begin in {seconds} s");
+    (seconds > 0).then(text)
+}
+
 /// Names the first holder, how long it has held the key, and how many more holders there are.
 fn holders(queue: &Queue) -> Option<String> {
     let first = &queue.holders.first()?.party;
@@ -123,6 +130,14 @@ mod tests {
         assert_eq!(waited(&holder, &[90, 60]), "held by b for 12 m, 3 waiting");
         assert_eq!(waited("", &[61]), "3 waiting");
         assert_eq!(waited("", &[]), "");
+    }
+
+    #[test]
+    fn a_server_that_settles_says_for_how_long() {
+        assert_eq!(while_settling(Duration::ZERO), None);
+        let text = while_settling(Duration::from_millis(11_200));
+        let expected = "the server has just restarted, grants begin in 12 s";
+        assert_eq!(text.as_deref(), Some(expected));
     }
 
     #[test]

@@ -158,16 +158,17 @@ impl Target {
     pub(super) fn describe_wait(&self, name: Option<&str>) -> String {
         let about = format!("waiting for {}", shown(&self.key));
         let asked = self.connect().and_then(|mut connection| {
-            match connection.queues(Some(&self.key)) {
+            match connection.prospects(&self.key) {
                 // An older server does not know the request.
-                Err(Error::Unsupported(_)) => Ok(Vec::new()),
-                queues => queues.map_err(|error| self.failure(&error)),
+                Err(Error::Unsupported(_)) => Ok((None, Duration::ZERO)),
+                prospects => prospects.map_err(|error| self.failure(&error)),
             }
         });
         let details = match asked {
-            Ok(queues) => queues
-                .first()
-                .map(|queue| queue::while_waiting(queue, name)),
+            Ok((queue, settling)) => {
+                let queue = queue.map(|queue| queue::while_waiting(&queue, name));
+                joined(queue, queue::while_settling(settling))
+            }
             Err(failure) if failure.status == UNAVAILABLE => failure.message,
             // For example, the server has no connection left for this query.
             Err(_) => None,
@@ -221,10 +222,10 @@ impl Target {
             Wait::UpTo(time) => time,
             _ => Duration::ZERO,
         };
-        let queues = connection.queues(Some(&self.key)).unwrap_or_default();
-        let why = queues
-            .first()
-            .and_then(|queue| queue::after_wait(queue, waited));
+        let prospects = connection.prospects(&self.key);
+        let (queue, settling) = prospects.unwrap_or((None, Duration::ZERO));
+        let why = queue.and_then(|queue| queue::after_wait(&queue, waited));
+        let why = joined(why, queue::while_settling(settling));
         let place = self.place();
         let within = match waited.as_secs() {
             0 => "at once".to_owned(),
@@ -302,6 +303,12 @@ impl Target {
             _ => failure(self.place(), error),
         }
     }
+}
+
+/// One text after the other, as far as there are any.
+fn joined(one: Option<String>, other: Option<String>) -> Option<String> {
+    let parts: Vec<String> = [one, other].into_iter().flatten().collect();
+    (!parts.is_empty()).then(|| parts.join("; "))
 }
 
 /// How a message names a key.

@@ -46,8 +46,12 @@ pub(super) fn open(arbiter: &Arbiter, logs_grants: bool) {
 
 /// Logs that the server is draining, and names the first of the holders that it waits for.
 pub(super) fn log_drain(arbiter: &Arbiter) {
-    let (count, holders) = arbiter.awaited_holders(NAMED_COUNT);
-    info!("draining holders={count}");
+    let (awaited, holders) = arbiter.awaited_holders(NAMED_COUNT);
+    let (_, counters) = arbiter.counters();
+    info!(
+        "draining holders={} awaited={awaited}",
+        counters.holder_count
+    );
     for (claim, peer) in holders.iter().filter_map(holder) {
         info!("waiting-for {claim} peer={peer}");
     }

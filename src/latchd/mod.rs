@@ -5,7 +5,6 @@ mod capacity;
 mod cluster_options;
 pub(crate) mod connection;
 mod ending;
-pub(crate) mod handover;
 pub(crate) mod http;
 mod http_options;
 mod opening;
@@ -15,6 +14,7 @@ mod rules;
 mod serve;
 mod session;
 mod shutdown;
+pub(crate) mod state_file;
 mod statistics;
 #[cfg_attr(not(feature = "tls"), path = "tls/absent.rs")]
 mod tls;
@@ -22,7 +22,6 @@ mod tokens;
 
 use std::env;
 use std::ffi::OsString;
-use std::fs::File;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -35,7 +34,7 @@ use crate::arbiter::{Arbiter, Rules};
 use crate::cli::arguments::{self, Origins, Parsed};
 use crate::cli::service_links::is_service_link;
 use crate::cluster::{ClusterNode, ClusterSettings};
-use crate::fence::allocator::{self, Reserver};
+use crate::fence::allocator::{self, FenceFile, FenceRecord, Reserver};
 use crate::fence::range::RANGE;
 use crate::fence::source::{fence_of_clock, ClockFences, Salts};
 use crate::log::{Log, LogRules, SourceThrottle};
@@ -52,10 +51,10 @@ use crate::sys::trusted;
 use crate::table::{Caps, Holdings};
 use crate::text::{reason, unusable_file, Escaped};
 use crate::token::FenceSource;
-use handover::{Handover, HandoverFile};
 use http::Door;
 use options::{AuthTokenSource, Options, Resolved};
 use rules::{Offer, SessionRules};
+use state_file::{Left, StateFile};
 use tokens::{TokenUse, Tokens};
 
 const PROGRAM: &str = "latchd";
@@ -99,9 +98,9 @@ struct Prepared {
     auth_tokens: Option<Arc<Tokens>>,
     admin_tokens: Option<Arc<Tokens>>,
     cluster: Option<ClusterSettings>,
-    handover: Option<HandoverFile>,
-    /// What the previous server has handed over.
-    previous: Option<Handover>,
+    state: Option<Arc<StateFile>>,
+    /// What the previous server has left.
+    left: Left,
     fences: Fences,
     door: Option<Door>,
     listeners: Arc<[Listener]>,
@@ -135,12 +134,9 @@ fn prepare(
     let [auth_tokens, admin_tokens] = read_tokens(options, auth)?;
     let cluster = resolved.cluster.map(ClusterSettings::checked).transpose()?;
     let log = server::start_log(PROGRAM, log)?;
-    let handover = HandoverFile::lock(options.handover_file.as_deref())?;
-    let previous = match &handover {
-        Some(handover) => handover.read()?,
-        None => None,
-    };
-    let fences = open_fences(options.fence_state_file.as_deref(), previous.as_ref())?;
+    let state = StateFile::lock(options.state_file(), options.settle())?;
+    let left = state.as_ref().map_or(Ok(Left::Nothing), |it| it.read())?;
+    let fences = open_fences(options.fence_state_file.as_deref(), state.is_some(), &left)?;
     let certificate = tls::certificate(options.tls_files())?;
     let reload = {
         let tokens = [auth_tokens.clone(), admin_tokens.clone()];
@@ -159,8 +155,8 @@ fn prepare(
         auth_tokens,
         admin_tokens,
         cluster,
-        handover,
-        previous,
+        state,
+        left,
         fences,
         door,
         listeners,
@@ -176,10 +172,13 @@ fn serve(options: &Options, prepared: Prepared) -> Result<ExitCode, String> {
     let fences = node
         .as_ref()
         .map_or(prepared.fences, |node| (node.fences(), None));
-    let arbiter = start_arbiter(options, fences)?;
-    if let (Some(file), Some(previous)) = (&prepared.handover, prepared.previous) {
-        file.restore(&previous, &arbiter)?;
-    }
+    let are_local = options.local_clients || listeners.iter().all(|it| it.is_unix());
+    let (arbiter, reserver) = start_arbiter(options, fences)?;
+    let state = prepared.state;
+    let settling = match &state {
+        Some(file) => file.restore(&prepared.left, are_local, &arbiter)?,
+        None => Duration::ZERO,
+    };
     let secret_len = prepared
         .auth_tokens
         .as_ref()
@@ -208,16 +207,18 @@ fn serve(options: &Options, prepared: Prepared) -> Result<ExitCode, String> {
         listeners: &listeners,
         options,
         node: node.as_deref(),
-        handover: prepared.handover.as_ref(),
+        state: state.as_deref(),
         session_rules: &session_rules,
     };
     let open_door = |door: Door| door.open(&arbiter, &session_rules);
-    let started = serve::start(&listeners, &arbiter, &connections, &session_rules)
+    let keep = |reserver| keep_files(reserver, state.as_ref(), settling, &arbiter);
+    let started = reserver
+        .map_or(Ok(()), keep)
+        .and_then(|()| serve::start(&listeners, &arbiter, &connections, &session_rules))
         .and_then(|()| prepared.door.map_or(Ok(()), open_door))
         .and_then(|()| tell_of_start(options, &listeners, node.as_deref()));
     if let Err(reason) = started {
-        // The previous server's hand-over file is already removed, so write it again for the next
-        // server.
+        // The state file is open already, but no client has been served: leave it as it was.
         end.give_back();
         return Err(reason);
     }
@@ -235,7 +236,7 @@ fn offer(options: &Options) -> Offer {
         abilities: Abilities {
             adopt: true,
             slots: true,
-            survives_restart: options.etcd.is_some() || options.handover_file.is_some(),
+            survives_restart: options.etcd.is_some() || options.state_file().is_some(),
             lingers: !options.auto_release(),
         },
     }
@@ -283,23 +284,37 @@ fn tell_of_start(
     Ok(())
 }
 
-/// The source of fences, and, if there is a fence file, the reserver. The reserver runs in a thread
-/// of its own.
-type Fences = (Box<dyn FenceSource>, Option<Reserver<File>>);
+/// The source of fences, and the reserver if they are reserved in files. The reserver runs in a
+/// thread of its own.
+type Fences = (Box<dyn FenceSource>, Option<Reserver>);
 
-fn open_fences(fence_file: Option<&Path>, previous: Option<&Handover>) -> Result<Fences, String> {
-    let clock = fence_of_clock(SystemTime::now());
-    let least = previous.map_or(clock, |previous| previous.next_fence.max(clock));
-    let Some(path) = fence_file else {
-        return Ok((Box::new(ClockFences::starting_at(least)), None));
+/// Opens the fence file, if there is one. If there is a state file, the caller must let the
+/// reserver record the fences there, too.
+fn open_fences(
+    fence_file: Option<&Path>,
+    has_state_file: bool,
+    left: &Left,
+) -> Result<Fences, String> {
+    let first = fence_of_clock(SystemTime::now()).max(left.next_fence());
+    let reserve = |first, records| allocator::reserve_from(first, RANGE, records);
+    let reserved = match fence_file {
+        Some(path) => FenceFile::open(path)
+            .and_then(|(file, above_used)| {
+                let record: Box<dyn FenceRecord> = Box::new(file);
+                reserve(first.max(above_used), vec![record])
+            })
+            .map_err(|error| unusable_file("fence", path, reason(&error)))?,
+        None if has_state_file => reserve(first, Vec::new()).map_err(|error| reason(&error))?,
+        None => return Ok((Box::new(ClockFences::starting_at(first)), None)),
     };
-    let opened = allocator::open(path, least, RANGE);
-    let (fences, reserver) =
-        opened.map_err(|error| unusable_file("fence", path, reason(&error)))?;
+    let (fences, reserver) = reserved;
     Ok((Box::new(fences), Some(reserver)))
 }
 
-fn start_arbiter(options: &Options, (fences, reserver): Fences) -> Result<Arc<Arbiter>, String> {
+fn start_arbiter(
+    options: &Options,
+    (fences, reserver): Fences,
+) -> Result<(Arc<Arbiter>, Option<Reserver>), String> {
     if !random::is_ready() {
         warn!("waiting-for-randomness");
     }
@@ -324,13 +339,27 @@ fn start_arbiter(options: &Options, (fences, reserver): Fences) -> Result<Arc<Ar
     };
     let arbiter = Arc::new(Arbiter::new(&rules, fences, salts));
     account::open(&arbiter, options.log_grants);
-    if let Some(reserver) = reserver {
-        let arbiter = Arc::clone(&arbiter);
-        server::spawn("fences", move || {
-            reserver.run(|| arbiter.grant_owed_slots())
-        })?;
-    }
-    Ok(arbiter)
+    Ok((arbiter, reserver))
+}
+
+/// Opens the state file, if there is one, and starts the thread that writes it and the fence file.
+fn keep_files(
+    mut reserver: Reserver,
+    state: Option<&Arc<StateFile>>,
+    settling: Duration,
+    arbiter: &Arc<Arbiter>,
+) -> Result<(), String> {
+    let arbiter = Arc::clone(arbiter);
+    let Some(state) = state.cloned() else {
+        return server::spawn("fences", move || {
+            reserver.run(|| arbiter.grant_owed_slots());
+        });
+    };
+    let recorded = reserver.also_record(Box::new(Arc::clone(&state)));
+    recorded.map_err(|error| state.unusable(&error))?;
+    server::spawn("state", move || {
+        state.keep_up_to_date(reserver, settling, &arbiter);
+    })
 }
 
 /// Reads the auth tokens and the admin tokens that the options ask for.
@@ -392,7 +421,8 @@ fn warn_about(
     }
     warn_of_variables();
     let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH);
-    if options.fence_state_file.is_none() && since_epoch.unwrap_or_default() < clock::EARLIEST {
+    let has_files = options.fence_state_file.is_some() || options.state_file().is_some();
+    if !has_files && since_epoch.unwrap_or_default() < clock::EARLIEST {
         warn!(
             "clock-not-set hint=\"fences begin at the clock, and so may repeat after a restart\""
         );

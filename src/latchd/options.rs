@@ -44,6 +44,7 @@ const RIVALS: &[[&str; 2]] = &[
     ["--auth-token-file", "--auth-token"],
     ["--log", "--log-file"],
     ["--http", "--http-port"],
+    ["--state-file", "--handover-file"],
 ];
 
 /// The options of a server in a cluster.
@@ -58,6 +59,9 @@ pub(super) const CLUSTER: [&str; 9] = [
     "--etcd-cert",
     "--etcd-key",
 ];
+
+/// The maximum time for which a server settles after a crash, unless the options say how long.
+const LONGEST_SETTLE: Duration = Duration::from_secs(60);
 
 /// How long the resolver may take to resolve a name of this host.
 const RESOLVER_PATIENCE: Duration = Duration::from_secs(30);
@@ -225,9 +229,18 @@ arguments::options! {
         /// reserve fences in this file, so that they rise across crashes and clock steps
         #[argh(option, arg_name = "path", from_str_fn(values::path))]
         fence_state_file: Option<PathBuf> = ["FENCE_STATE_FILE"],
-        /// hand the locks over to the next server through this file when told to stop
+        /// hand the locks over through this file, and let the next server wait after a crash
+        #[argh(option, arg_name = "path", from_str_fn(values::path))]
+        state_file: Option<PathBuf> = ["STATE_FILE"],
+        /// an older name of --state-file
         #[argh(option, arg_name = "path", from_str_fn(values::path))]
         handover_file: Option<PathBuf> = ["HANDOVER_FILE"],
+        /// how long to grant nothing after a crash (--default-lease-ttl, at most 60)
+        #[argh(option, arg_name = "time", from_str_fn(some_time))]
+        settle: Option<Duration> = ["SETTLE_S"],
+        /// all clients run on this host, so that none is left after a boot
+        #[argh(option, arg_name = "bool", default = "false", from_str_fn(values::yes_or_no))]
+        local_clients: bool = ["LOCAL_CLIENTS"],
         /// serve the listening socket on descriptor 0 (inetd wait, s6)
         #[argh(option, arg_name = "bool", default = "false", from_str_fn(values::yes_or_no))]
         inetd: bool,
@@ -361,7 +374,7 @@ impl Options {
 
     fn check(&self, origins: &Origins) -> Result<(), String> {
         self.check_tls(origins)?;
-        self.check_handover(origins)?;
+        self.check_state_file(origins)?;
         for rivals in RIVALS {
             if let [Some(one), Some(other)] = rivals.map(|option| origins.get(option)) {
                 return Err(exclusive(other, one));
@@ -370,13 +383,18 @@ impl Options {
         Ok(())
     }
 
-    /// Refuses a hand-over file with a relative path, because the next server might not find it.
+    /// Refuses a state file with a relative path, because the next server might not find it.
     /// Refuses one with port 0, because clients would not find the next server. Refuses one in a
-    /// cluster, where the journal hands over.
-    fn check_handover(&self, origins: &Origins) -> Result<(), String> {
-        let (Some(origin), Some(path)) = (origins.get("--handover-file"), &self.handover_file)
-        else {
-            return Ok(());
+    /// cluster, where the journal hands over. Refuses options for a state file without one.
+    fn check_state_file(&self, origins: &Origins) -> Result<(), String> {
+        let spellings = ["--state-file", "--handover-file"];
+        let origin = spellings.iter().find_map(|name| origins.get(name));
+        let (Some(origin), Some(path)) = (origin, self.state_file()) else {
+            let mut useless = ["--settle", "--local-clients"].iter();
+            return match useless.find_map(|option| origins.get(option)) {
+                Some(origin) => Err(format!("{origin}: there is no --state-file")),
+                None => Ok(()),
+            };
         };
         if !path.is_absolute() {
             return Err(format!("{origin}: the path is not absolute"));
@@ -438,6 +456,18 @@ impl Options {
         }))
     }
 
+    /// The path of the state file, if there is one.
+    pub(super) fn state_file(&self) -> Option<&Path> {
+        let path = self.state_file.as_ref().or(self.handover_file.as_ref());
+        path.map(PathBuf::as_path)
+    }
+
+    /// For how long the server settles after a crash.
+    pub(super) fn settle(&self) -> Duration {
+        let default = self.default_lease_ttl.min(LONGEST_SETTLE);
+        self.settle.unwrap_or(default)
+    }
+
     /// Whether the server releases what a connection holds when the connection closes.
     pub(super) fn auto_release(&self) -> bool {
         self.auto_release_on_disconnect && !self.no_auto_release_on_disconnect
@@ -456,6 +486,7 @@ impl Options {
             &self.admin_token_file,
             &self.etcd_password_file,
             &self.tls_key,
+            &self.state_file,
             &self.handover_file,
         ];
         let secrets = secrets.into_iter().flatten().map(|path| (&**path, true));

@@ -1,5 +1,6 @@
 //! The end of a server: an idle exit, or a drain and a farewell (latchd(8), SIGNALS).
 
+use std::io;
 use std::net::Shutdown;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -17,9 +18,9 @@ use crate::sys::thread::spawn;
 use crate::text::reason;
 
 use super::account::{log_cut_off, log_drain};
-use super::handover::{Handover, HandoverFile};
 use super::options::Options;
 use super::rules::SessionRules;
+use super::state_file::{Handover, StateFile, RETRY_AFTER};
 
 /// How long the farewell waits for the next connection to close. The limit is for each connection,
 /// because the sessions of thousands of drained waiters need more time in total.
@@ -45,6 +46,13 @@ enum Drained {
     TimedOut,
 }
 
+/// How a server with a state file has ended.
+enum Ended {
+    HandedOver,
+    /// The file could not be written.
+    Drained(Drained),
+}
+
 /// The parts of a server that its shutdown needs.
 pub(super) struct ServerEnd<'a> {
     pub(super) signals: &'a Receiver<()>,
@@ -53,7 +61,7 @@ pub(super) struct ServerEnd<'a> {
     pub(super) options: &'a Options,
     pub(super) listeners: &'a [Listener],
     pub(super) node: Option<&'a ClusterNode>,
-    pub(super) handover: Option<&'a HandoverFile>,
+    pub(super) state: Option<&'a StateFile>,
     pub(super) session_rules: &'a SessionRules,
 }
 
@@ -64,7 +72,7 @@ impl ServerEnd<'_> {
         if self.becomes_idle() {
             let _ = notify("STOPPING=1\nSTATUS=Idle");
             info!("stopping reason=idle");
-            if self.handover.is_none_or(|file| self.hand_over(file)) {
+            if self.state.is_none_or(|file| self.hand_over(file).is_ok()) {
                 return ExitCode::SUCCESS;
             }
         }
@@ -76,7 +84,7 @@ impl ServerEnd<'_> {
                 false => self.leave_cluster(node, deadline),
             };
         }
-        let drained = self.arbiter.begin_drain(match self.handover {
+        let drained = self.arbiter.begin_drain(match self.state {
             Some(_) => DrainUntil::AllCanAdopt,
             None => DrainUntil::NoHolder,
         });
@@ -87,16 +95,15 @@ impl ServerEnd<'_> {
         let Some(mut reason) = self.wait_for(&drained, deadline) else {
             return ExitCode::from(1);
         };
-        if let Some(file) = self.handover {
+        if let Some(file) = self.state {
             // The waiters that the drain has refused get time to read their replies.
             std::thread::sleep(ANSWERS_TO_WAITERS);
-            if self.hand_over(file) {
-                info!("stopping reason=handed-over");
-                return ExitCode::SUCCESS;
-            }
-            let drained = self.arbiter.begin_drain(DrainUntil::NoHolder);
-            reason = match self.wait_for(&drained, deadline) {
-                Some(reason) => reason,
+            reason = match self.hand_over_or_drain(file, deadline) {
+                Some(Ended::HandedOver) => {
+                    info!("stopping reason=handed-over");
+                    return ExitCode::SUCCESS;
+                }
+                Some(Ended::Drained(reason)) => reason,
                 None => return ExitCode::from(1),
             };
         }
@@ -111,8 +118,28 @@ impl ServerEnd<'_> {
     /// Hands the holders of the previous server on to the next one, because this server cannot
     /// start.
     pub(super) fn give_back(&self) {
-        if let Some(file) = self.handover {
-            self.hand_over(file);
+        if let Some(Err(error)) = self.state.map(|file| self.hand_over(file)) {
+            error!("cannot-hand-over error=\"{}\"", reason(&error));
+        }
+    }
+
+    /// Hands the holders over. While the file cannot be written, tries again every second, until no
+    /// holder is left or the grace period is over. `None` at a second signal.
+    fn hand_over_or_drain(&self, file: &StateFile, deadline: Instant) -> Option<Ended> {
+        let Err(error) = self.hand_over(file) else {
+            return Some(Ended::HandedOver);
+        };
+        error!("cannot-hand-over error=\"{}\"", reason(&error));
+        let drained = self.arbiter.begin_drain(DrainUntil::NoHolder);
+        loop {
+            let next_try = deadline.min(Instant::now() + RETRY_AFTER);
+            let reason = self.wait_for(&drained, next_try)?;
+            if self.hand_over(file).is_ok() {
+                return Some(Ended::HandedOver);
+            }
+            if reason == Drained::Yes || Instant::now() >= deadline {
+                return Some(Ended::Drained(reason));
+            }
         }
     }
 
@@ -128,23 +155,20 @@ impl ServerEnd<'_> {
         }
     }
 
-    /// Hands the holders over to the next server; `false` if the file cannot be written. After a
-    /// success, no request is carried out and no reply is sent until the process ends: the next
-    /// server would not know what happens after the snapshot.
-    fn hand_over(&self, file: &HandoverFile) -> bool {
+    /// Hands the holders over to the next server. After a success, no request is carried out and no
+    /// reply is sent until the process ends: the next server would not know what happens after the
+    /// snapshot. Fails if the file cannot be written.
+    fn hand_over(&self, file: &StateFile) -> io::Result<()> {
         let replies = self.session_rules.replies.write();
         let mut frozen = self.arbiter.freeze();
         let (next_fence, holders) = frozen.hand_over();
-        let handover = Handover {
+        file.close(Handover {
             next_fence,
+            settling_left: frozen.settling_left(),
             holders,
-        };
-        if let Err(error) = file.write(&handover) {
-            error!("cannot-hand-over error=\"{}\"", reason(&error));
-            return false;
-        }
+        })?;
         std::mem::forget((replies, frozen));
-        true
+        Ok(())
     }
 
     /// Hands the holders over to the next active server, as soon as all of their clients can come
@@ -209,9 +233,9 @@ impl ServerEnd<'_> {
         while self.signals.recv_timeout(look_again) == Err(RecvTimeoutError::Timeout) {
             let Some(idle_exit) = idle_exit else { continue };
             let now = Instant::now();
-            // If there is a hand-over file, slots that are held without a connection do not count:
+            // If there is a state file, slots that are held without a connection do not count:
             // they are handed over.
-            let last_held = || match self.handover {
+            let last_held = || match self.state {
                 Some(_) => None,
                 None => arbiter.last_held(),
             };

@@ -36,6 +36,7 @@ impl StatisticsSource<'_> {
             let orphans = self.arbiter.orphan_count();
             stats::append_cluster(epoch, orphans, journal_time, out);
         }
+        stats::append_settling(self.arbiter.settling_left(), out);
         Ok(())
     }
 
@@ -68,6 +69,7 @@ impl StatisticsSource<'_> {
             (page, next) = self.arbiter.queues(next, queues::PLACES_OF_EACH);
         }
         out.extend(b"]}");
+        stats::append_settling(self.arbiter.settling_left(), out);
         Ok(())
     }
 

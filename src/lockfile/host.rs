@@ -116,8 +116,8 @@ fn boot_id() -> io::Result<&'static Option<String>> {
     if let Some(boot) = BOOT.get() {
         return Ok(boot);
     }
-    let boot = if_there(fs::read_to_string("/proc/sys/kernel/random/boot_id"))?;
-    Ok(BOOT.get_or_init(|| boot.map(|id| id.trim().to_owned())))
+    let boot = if_there(process::boot_id())?;
+    Ok(BOOT.get_or_init(|| boot))
 }
 
 /// Whether the kernel has no pid namespaces, so that each process number belongs to one process.

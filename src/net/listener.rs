@@ -115,6 +115,10 @@ impl Listener {
         self.tcp_addr().map(|addr| addr.port())
     }
 
+    pub fn is_unix(&self) -> bool {
+        matches!(self, Listener::Unix(..))
+    }
+
     /// The address of a TCP listener; `None` for a Unix socket.
     pub fn tcp_addr(&self) -> Option<SocketAddr> {
         match self {

@@ -109,6 +109,7 @@ impl Figures {
                     Amount::One(snapshot.fences_left.map(|left| left.to_string())),
                 ),
                 one("draining", u8::from(snapshot.is_draining)),
+                one("settling_s", Seconds(snapshot.settling_left)),
                 ("oldest_wait_s", by_kind(oldest.waits.each_ref().map(age))),
                 ("oldest_hold_s", by_kind(oldest.holds.each_ref().map(age))),
             ],
@@ -224,6 +225,7 @@ mod tests {
             waiter_count: 5,
             fences_left: None,
             is_draining: true,
+            settling_left: Duration::from_millis(1500),
         }
     }
 
@@ -269,7 +271,7 @@ mod tests {
         let gauges = serde_json::json!({
             "connections": 6, "keys": {"lock": 1, "semaphore": 2}, "idle_keys": 3,
             "holders": 4, "bound_holders": 3, "kept_holders": 2, "waiters": 5,
-            "fences_left": null, "draining": 1,
+            "fences_left": null, "draining": 1, "settling_s": 1.5,
             "oldest_wait_s": {"lock": 2.0, "semaphore": 0.0},
             "oldest_hold_s": {"lock": 9.0, "semaphore": 0.0},
         });

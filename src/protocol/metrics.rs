@@ -42,7 +42,7 @@ pub const COUNTERS: [Metric; 10] = [
     ),
 ];
 
-pub const GAUGES: [Metric; 11] = [
+pub const GAUGES: [Metric; 12] = [
     (
         "connections",
         "",
@@ -75,6 +75,11 @@ pub const GAUGES: [Metric; 11] = [
         "draining",
         "",
         "Whether the server is about to stop and refuses new claims.",
+    ),
+    (
+        "settling_s",
+        "",
+        "How long the server will grant nothing, because of a crash before its start.",
     ),
     (
         "oldest_wait_s",
@@ -201,6 +206,8 @@ fn quoted(value: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::time::Duration;
+
     use crate::protocol::counters::Oldest;
     use crate::table::{Counters, CountersSnapshot};
 
@@ -217,6 +224,7 @@ mod tests {
             waiter_count: 0,
             fences_left: Some(1),
             is_draining: false,
+            settling_left: Duration::ZERO,
         };
         let figures = Figures::new(1, 0, 0, &snapshot, &Oldest::default());
         let sorted = |mut names: Vec<&'static str>| {

@@ -66,6 +66,16 @@ pub fn append_cluster(epoch: u64, orphans: usize, journal: Duration, out: &mut V
     );
 }
 
+/// Appends for how long the server will grant nothing, to an object that has been written; nothing
+/// if it grants.
+pub fn append_settling(left: Duration, out: &mut Vec<u8>) {
+    if !left.is_zero() {
+        let brace = out.pop();
+        debug_assert_eq!(brace, Some(b'}'));
+        put!(out, ",\"settling_s\":{}}}", Seconds(left));
+    }
+}
+
 fn is_idle(snapshot: &KeySnapshot) -> bool {
     (snapshot.holder_count, snapshot.waiter_count) == (0, 0)
 }
@@ -80,7 +90,8 @@ fn write_key(snapshot: &KeySnapshot, out: &mut Vec<u8>) {
             put!(out, ",\"idle_s\":{idle}");
         }
         Kind::Lock => {
-            // A lock with waiters has a holder, except while the server has no fence for a grant.
+            // A lock with waiters has a holder, except while the server settles or has no fence for
+            // a grant.
             let first = snapshot.holders.first();
             let conn = first.map_or(0, |holder| holder.conn.0);
             let held = first.and_then(|holder| holder.held);

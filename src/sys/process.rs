@@ -43,6 +43,12 @@ pub fn is_process(pid: u32) -> bool {
     }
 }
 
+/// The kernel's identifier of this boot.
+pub fn boot_id() -> io::Result<String> {
+    let id = fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
+    Ok(id.trim().to_owned())
+}
+
 fn is_thread(pid: u32, status: &str) -> bool {
     field(status, "Tgid:").is_some_and(|group| group.parse() != Ok(pid))
 }

@@ -129,17 +129,15 @@ impl LockTable {
         true
     }
 
-    /// The next fence, and a record of each holder whose client knows its token, in order of
-    /// fences. Each record states the remaining lease. `tag_of` returns the tag that the client of
-    /// a connection gave itself.
+    /// The next fence, or `None` if there is none, and a record of each holder whose client knows
+    /// its token, in order of fences. Each record states the remaining lease. `tag_of` returns the
+    /// tag that the client of a connection gave itself.
     pub fn hand_over(
         &mut self,
         tag_of: impl Fn(ConnId) -> Option<Arc<str>>,
         now: Instant,
-    ) -> (u64, Vec<HolderRecord>) {
-        let newest = self.holders.keys().next_back();
-        let above_newest = newest.map_or(0, |fence| fence.0.saturating_add(1));
-        let next_fence = self.fences.next_fence().unwrap_or(above_newest);
+    ) -> (Option<u64>, Vec<HolderRecord>) {
+        let next_fence = self.fences.next_fence();
         let mut records = Vec::with_capacity(self.holders.len());
         for (fence, id) in &self.holders {
             let place = &self.places[*id];

@@ -200,7 +200,7 @@ impl LockTable {
                 self.remove_place(first, now);
             }
         }
-        self.keys[key].next_in_line(&self.places)
+        self.next_in_line(key)
     }
 
     /// Whether a connection holds nothing, waits for nothing and has no phase-one entry.

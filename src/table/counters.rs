@@ -1,6 +1,6 @@
 //! Counters of the events in a table, and of its present contents.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::events::GrantEnd;
 use super::types::{Answer, Refusal};
@@ -66,6 +66,8 @@ pub struct CountersSnapshot {
     pub fences_left: Option<u64>,
     /// Whether new claims are refused because of a drain.
     pub is_draining: bool,
+    /// How long the table will grant nothing, because it settles.
+    pub settling_left: Duration,
 }
 
 impl Counters {
@@ -121,7 +123,7 @@ impl LockTable {
 
     /// The counters, with the present numbers of keys, holders and waiters. Does not end expired
     /// leases first.
-    pub fn counters(&self) -> CountersSnapshot {
+    pub fn counters(&self, now: Instant) -> CountersSnapshot {
         let idle_key_count = self.idle.len();
         CountersSnapshot {
             counters: self.counters.clone(),
@@ -133,6 +135,7 @@ impl LockTable {
             waiter_count: self.waiter_count,
             fences_left: self.fences.reserved_left(),
             is_draining: self.is_draining,
+            settling_left: self.settling_left(now),
         }
     }
 }

@@ -70,8 +70,8 @@ impl LockTable {
         }
     }
 
-    /// Ends up to `at_most` leases that have run out, if any have. Returns `true` once none is left
-    /// within `scope`. The others can wait.
+    /// Begins to grant if the table has settled, and ends up to `at_most` leases that have run out.
+    /// Returns `true` once nothing of this is left within `scope`. The rest can wait.
     pub fn catch_up(&mut self, scope: Scope<'_>, at_most: usize, now: Instant) -> bool {
         let has_due = self.next_deadline().is_some_and(|over_at| over_at <= now);
         if !has_due && !self.has_turns_left {
@@ -81,13 +81,15 @@ impl LockTable {
         !self.has_due(scope, now)
     }
 
-    /// Ends up to `at_most` of the leases that have run out by `now`, in the order in which they
-    /// ran out, and passes the slots on. Ends fewer if the slots must be granted to many waiters.
+    /// Begins to grant if the table has settled by `now`. Then ends up to `at_most` of the leases
+    /// that have run out by `now`, in the order in which they ran out, and passes the slots on.
+    /// Ends fewer if the slots must be granted to many waiters.
     /// Calling it early, late or twice is harmless.
     pub fn expire_some(&mut self, at_most: usize, now: Instant) {
         if self.has_turns_left {
             return self.grant_owed_slots(now);
         }
+        self.end_settling(now);
         for _ in 0..at_most {
             if self.has_turns_left {
                 return;
@@ -101,9 +103,10 @@ impl LockTable {
         }
     }
 
-    /// Whether a lease within `scope` has run out by `now` but has not been ended. An operation
-    /// would then have to end that lease and all leases that ran out earlier, in time proportional
-    /// to their number; [`LockTable::expire_some`] ends them in steps instead.
+    /// Whether the table has settled by `now` but does not grant yet, or a lease within `scope` has
+    /// run out by `now` but has not been ended. An operation would then have to end that lease and
+    /// all leases that ran out earlier, in time proportional to their number;
+    /// [`LockTable::expire_some`] ends them in steps instead.
     pub fn has_due(&self, scope: Scope<'_>, now: Instant) -> bool {
         if self.has_turns_left {
             return true;
@@ -121,6 +124,7 @@ impl LockTable {
             leases.any(|(expires_at, _)| expires_at <= now)
         };
         match scope {
+            _ if self.has_settled(now) => true,
             Scope::Nothing => false,
             Scope::Key(key) => is_due(key),
             // An expired lease must not count against a cap.
@@ -129,8 +133,8 @@ impl LockTable {
         }
     }
 
-    /// Ends leases in the order in which they ran out, until no lease within `scope` is both
-    /// expired by `now` and not ended.
+    /// Begins to grant if the table has settled by `now`. Then ends leases in the order in which
+    /// they ran out, until no lease within `scope` is both expired by `now` and not ended.
     pub(super) fn end_due(&mut self, scope: Scope<'_>, now: Instant) {
         while self.has_due(scope, now) {
             self.expire_some(1, now);
@@ -145,9 +149,13 @@ impl LockTable {
             || self.waiter_count >= self.caps.max_waiters_total
     }
 
-    /// When the next lease ends.
+    /// When the next lease ends or the table has settled, whichever is earlier.
     pub fn next_deadline(&self) -> Option<Instant> {
-        self.leases.keys().next().map(|(expires_at, _)| *expires_at)
+        let first = self.leases.keys().next().map(|(expires_at, _)| *expires_at);
+        match self.settling_until {
+            Some(until) => Some(first.map_or(until, |first| first.min(until))),
+            None => first,
+        }
     }
 
     /// Drops up to `at_most` keys that have been idle for `max_idle` by `now`; `true` when no such

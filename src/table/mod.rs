@@ -8,8 +8,9 @@
 //! Every operation first ends the expired leases within its [`Scope`], so an expired lease has no
 //! effect even if the reaper has not yet run. Expired leases are always ended in the order in which
 //! they ran out. When a holder or a waiter is removed, [`LockTable::promote`] grants free slots to
-//! waiters. If enough slots are free for the first waiter, they stay free only while there is no
-//! fence or no room under the cap on grants, or, if many waiters are due, until the next step.
+//! waiters. If enough slots are free for the first waiter, they stay free only while the table
+//! settles, while there is no fence or no room under the cap on grants, or, if many waiters are
+//! due, until the next step.
 //!
 //! **Invariant:** nothing in `table/` reads a clock, takes a mutex, touches a socket or writes a
 //! log. No instant passed to the table is earlier than the previous one.
@@ -25,6 +26,7 @@ mod orphans;
 mod phase_one;
 mod place;
 mod queue;
+mod settling;
 mod slab;
 mod snapshot;
 #[cfg(any(test, fuzzing))]
@@ -76,6 +78,8 @@ pub struct LockTable {
     owed: BTreeMap<u64, PlaceId>,
     /// Whether the previous step stopped at its limit while waiters were in `owed`.
     has_turns_left: bool,
+    /// Nothing is granted until then. `None` once the table has settled.
+    settling_until: Option<Instant>,
     /// The tags that the clients of orphans gave themselves.
     orphan_tags: BTreeMap<Fence, Arc<str>>,
     /// The slot numbers in use, for semaphores.
@@ -127,6 +131,7 @@ impl LockTable {
             idle: KeyList::new(),
             owed: BTreeMap::new(),
             has_turns_left: false,
+            settling_until: None,
             orphan_tags: BTreeMap::new(),
             numbers: Numbers::default(),
             waiter_count: 0,
@@ -157,7 +162,8 @@ impl LockTable {
     ///   [`Refusal::NoToken`] while any waiter is owed slots, [`Refusal::MaxLocks`] at the cap on
     ///   keys, [`Refusal::NoToken`] if there is no fence;
     /// - if the claim would wait: [`Refusal::MaxWaiters`] at the claim's own maximum, the cap for
-    ///   one key, or the cap for all keys.
+    ///   one key, or the cap for all keys; [`Refusal::MaxLocks`] at the cap on keys, which only a
+    ///   claim that waits for the table to settle can reach.
     pub fn acquire(
         &mut self,
         claimant: Claimant,
@@ -168,7 +174,11 @@ impl LockTable {
         if answer != Answer::WouldWait {
             return Ok(answer);
         }
-        let key = self.names[ask.key];
+        let key = match self.names.get(ask.key) {
+            Some(key) => *key,
+            None => self.add_key(ask, now)?,
+        };
+        self.take_into_use(key);
         let arrival = self.next_arrival;
         self.next_arrival += 1;
         let waiting = PlaceState::Waiting { arrival };
@@ -200,10 +210,11 @@ impl LockTable {
             return Err(self.refuse_at(Cap::PerConnection));
         }
         let queue = known.map(|key| &self.keys[key]);
-        let Some(queue) = queue.filter(|queue| queue.must_wait(ask.weight, &self.places)) else {
+        let must_wait = queue.is_some_and(|queue| queue.must_wait(ask.weight, &self.places));
+        if !must_wait && self.settling_until.is_none() {
             return self.grant(claimant, known, ask, now).map(Answer::Granted);
-        };
-        let waiter_count = queue.waiters.len();
+        }
+        let waiter_count = queue.map_or(0, |queue| queue.waiters.len());
         if ask
             .max_waiters
             .is_some_and(|max| waiter_count >= max as usize)
@@ -521,7 +532,7 @@ impl LockTable {
         self.names.remove(&queue.key).is_some()
     }
 
-    /// Removes a key from the idle keys, because it is about to be held.
+    /// Removes a key from the idle keys, because it is about to be held or waited for.
     fn take_into_use(&mut self, key: KeyId) {
         if self.keys[key].is_idle() {
             self.idle.remove(&mut self.keys, key);

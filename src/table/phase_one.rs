@@ -108,8 +108,8 @@ impl LockTable {
 
     /// Whether it is the waiter's turn, and only a fence is missing.
     pub(super) fn lacks_fence(&self, place: PlaceId) -> bool {
-        let queue = &self.keys[self.places[place].key];
-        queue.next_in_line(&self.places) == Some(place) && self.leases.len() < self.caps.max_grants
+        let key = self.places[place].key;
+        self.next_in_line(key) == Some(place) && self.leases.len() < self.caps.max_grants
     }
 
     /// Turns a phase-one entry into an ordinary place. Does nothing to any other place.

@@ -196,17 +196,11 @@ fn a_release_that_no_server_hears_is_told_with_its_time() {
 #[test]
 fn a_command_outlives_restarts_of_its_server() {
     let directory = tempfile::tempdir().expect("a directory");
-    let handover = directory.path().join("handover").display().to_string();
+    let state = directory.path().join("state").display().to_string();
     let port = free_port().to_string();
     let start = || {
         let mut command = Daemon::command();
-        command.args([
-            "--port",
-            &port,
-            "--print-port",
-            "--handover-file",
-            &handover,
-        ]);
+        command.args(["--port", &port, "--print-port", "--state-file", &state]);
         Daemon::from_command(command)
     };
     let mut daemon = start();

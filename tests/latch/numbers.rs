@@ -116,13 +116,13 @@ fn a_number_outlives_the_connection() {
 #[test]
 fn a_number_outlives_a_restart_of_the_server() {
     let directory = tempfile::tempdir().expect("a directory");
-    let handover = directory.path().join("handover").display().to_string();
+    let state = directory.path().join("state").display().to_string();
     let port = free_port().to_string();
     let start = || {
         let mut command = Daemon::command();
         command
             .args(["--port", &port, "--print-port"])
-            .args(["--handover-file", &handover]);
+            .args(["--state-file", &state]);
         Daemon::from_command(command)
     };
     let mut daemon = start();

@@ -1,7 +1,8 @@
-//! A server that restarts in order again and again, under the jobs of many clients.
+//! A server that restarts: in order, again and again, under the jobs of many clients; and after a
+//! crash.
 
 use std::fs;
-use std::io::Read;
+use std::io::{BufRead, BufReader, Read};
 use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
@@ -22,7 +23,7 @@ const OLD_CLIENTS: usize = 4;
 /// A place for one server after the other.
 struct Service {
     port: String,
-    handover: String,
+    state: String,
     _directory: tempfile::TempDir,
 }
 
@@ -31,17 +32,22 @@ impl Service {
         let directory = tempfile::tempdir().expect("a directory");
         Service {
             port: free_addr().port().to_string(),
-            handover: directory.path().join("handover").display().to_string(),
+            state: directory.path().join("state").display().to_string(),
             _directory: directory,
         }
     }
 
     /// An old client is waited for, but not for long.
     fn start(&self) -> Daemon {
+        self.start_with(&[])
+    }
+
+    fn start_with(&self, more: &[&str]) -> Daemon {
         let mut command = Daemon::command();
         command
+            .args(more)
             .args(["--port", &self.port, "--print-port"])
-            .args(["--handover-file", &self.handover])
+            .args(["--state-file", &self.state])
             .args(["--shutdown-timeout", "5"]);
         Daemon::from_command(command)
     }
@@ -265,4 +271,33 @@ fn ctrl_c_ends_the_wait_for_a_release() {
     assert_eq!(status, Some(130), "{said}");
     let expected = "no server answers the release: the key is free in ";
     assert!(said.contains(expected), "{said}");
+}
+
+#[test]
+fn after_a_crash_a_command_says_when_grants_begin() {
+    let service = Service::new();
+    let first = service.start_with(&["--settle", "600"]);
+    first.signal(Signal::KILL);
+    first.wait_exit(PATIENCE).expect("it ends");
+    let second = service.start_with(&["--settle", "600"]);
+    let tried = run(&second, &["run", "k", "-n", "--", "true"]);
+    let expected = "not granted at once: the server has just restarted, grants begin in ";
+    assert!(text(&tried.stderr).contains(expected), "{tried:?}");
+    let mut waiting = latch(&second, &["run", "k", "-v", "--", "true"]);
+    let mut waiting = Latch::start(waiting.stdout(Stdio::null()).stderr(Stdio::piped()));
+    let stderr = waiting.stderr.take().expect("piped");
+    let mut line = String::new();
+    BufReader::new(stderr).read_line(&mut line).expect("text");
+    let said = line.strip_prefix("latch: waiting for k: 0 ahead; ");
+    let said =
+        said.and_then(|said| said.strip_prefix("the server has just restarted, grants begin in "));
+    let seconds = said
+        .and_then(|said| said.strip_suffix(" s\n"))
+        .expect(&line);
+    assert!(
+        (500..=600).contains(&seconds.parse().unwrap_or(0)),
+        "{line}"
+    );
+    signal(&waiting, Signal::TERM);
+    wait(&mut waiting);
 }

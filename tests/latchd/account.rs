@@ -150,7 +150,7 @@ fn the_first_holders_that_the_end_waits_for_are_named() {
         };
         numbers.map(line).collect()
     };
-    let mut expected = vec!["INFO draining holders=12".to_owned()];
+    let mut expected = vec!["INFO draining holders=12 awaited=12".to_owned()];
     expected.extend(named("INFO waiting-for", 0..10));
     expected.push("WARN stopping reason=shutdown-timeout holders=11".to_owned());
     expected.extend(named("WARN cut-off", 1..11));
@@ -166,9 +166,9 @@ fn the_first_holders_that_the_end_waits_for_are_named() {
 #[test]
 fn a_handover_names_only_those_who_cannot_adopt() {
     let dir = tempfile::tempdir().expect("a directory");
-    let [file, socket] = ["handover", "socket"].map(|name| dir.path().join(name));
+    let [file, socket] = ["state", "socket"].map(|name| dir.path().join(name));
     let file = file.to_str().expect("UTF-8");
-    let options = ["--handover-file", file, "--log-timestamps", "never"];
+    let options = ["--state-file", file, "--log-timestamps", "never"];
     let daemon = Daemon::start_unix(&socket, &options);
     let [mut adopting, mut plain] = [(); 2].map(|()| Client::unix(&socket));
     assert!(adopting.request("hello", "_", "adopt").starts_with("ok "));
@@ -181,7 +181,7 @@ fn a_handover_names_only_those_who_cannot_adopt() {
     assert!(daemon.wait_exit(PATIENCE).is_some());
     assert_eq!(
         lines(&daemon, &["INFO draining"]),
-        ["INFO draining holders=1"]
+        ["INFO draining holders=2 awaited=1"]
     );
     assert_eq!(lines(&daemon, &["INFO waiting-for"]).len(), 1);
 }

@@ -366,7 +366,10 @@ fn requests_and_connections_log_nothing_by_default() {
     let log = daemon.log();
     let added = log.strip_prefix(&before).expect("a log only grows");
     let first = added.lines().next().expect("just seen");
-    assert!(first.ends_with("INFO draining holders=0"), "{added}");
+    assert!(
+        first.ends_with("INFO draining holders=0 awaited=0"),
+        "{added}"
+    );
 }
 
 #[test]

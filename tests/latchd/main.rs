@@ -22,6 +22,7 @@ mod options;
 mod planted;
 mod real_tools;
 mod restart;
+mod settling;
 mod supervision;
 mod wire;
 

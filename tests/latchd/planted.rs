@@ -270,16 +270,16 @@ fn a_file_of_another_user_gets_a_warning() {
 }
 
 #[test]
-fn a_log_and_a_handover_file_where_another_user_decides_get_a_warning() {
+fn a_log_and_a_state_file_where_another_user_decides_get_a_warning() {
     needs!(root);
     let directory = tempfile::tempdir().expect("there is room");
     chown(directory.path(), Some(OTHER), None).expect("we are root");
-    let [log, handover] = ["log", "handover"].map(|name| directory.path().join(name));
+    let [log, state] = ["log", "state"].map(|name| directory.path().join(name));
     fs::write(&log, "").expect("there is room");
     chown(&log, Some(OTHER), None).expect("we are root");
     let mut command = Daemon::command();
     command.args(["--port", &free_port().to_string(), "--log-file"]);
-    command.arg(&log).arg("--handover-file").arg(&handover);
+    command.arg(&log).arg("--state-file").arg(&state);
     let _daemon = Daemon::from_command(command);
     for reason in [
         "it belongs to another user",

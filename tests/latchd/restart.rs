@@ -1,4 +1,4 @@
-//! A restart in order keeps every lock: `--handover-file`.
+//! A restart in order keeps every lock: `--state-file`.
 
 use std::collections::HashMap;
 use std::fs;
@@ -24,63 +24,85 @@ use crate::support::{
 };
 
 /// A server at a Unix socket that hands over to the next one there.
-struct Service {
-    directory: TempDir,
+pub struct Service {
+    pub directory: TempDir,
     options: Vec<String>,
 }
 
 impl Service {
-    fn new(options: &[&str]) -> Service {
+    pub fn new(options: &[&str]) -> Service {
         Service {
             directory: tempfile::tempdir().expect("a directory"),
             options: options.iter().map(|option| option.to_string()).collect(),
         }
     }
 
-    fn socket(&self) -> PathBuf {
+    pub fn socket(&self) -> PathBuf {
         self.directory.path().join("socket")
     }
 
-    fn file(&self) -> PathBuf {
-        self.directory.path().join("handover")
+    pub fn file(&self) -> PathBuf {
+        self.directory.path().join("state")
     }
 
-    fn start(&self) -> Daemon {
+    /// Whether the file is that of a server that runs, or has crashed.
+    pub fn is_open(&self) -> bool {
+        let text = fs::read_to_string(self.file());
+        text.is_ok_and(|text| text.contains(r#""state":"open""#))
+    }
+
+    /// Lets the next server find what a first one finds: nothing.
+    fn begin_anew(&self) {
+        for name in ["state", "state.lock"] {
+            let removed = fs::remove_file(self.directory.path().join(name));
+            removed.expect("a server has used it");
+        }
+    }
+
+    pub fn start(&self) -> Daemon {
+        self.start_with(&[])
+    }
+
+    pub fn start_with(&self, more: &[&str]) -> Daemon {
         let file = self.file();
         let mut options: Vec<&str> = self.options.iter().map(String::as_str).collect();
-        options.extend(["--handover-file", file.to_str().expect("UTF-8")]);
-        Daemon::start_unix(&self.socket(), &options)
+        options.extend(more);
+        options.extend(["--state-file", file.to_str().expect("UTF-8")]);
+        let daemon = Daemon::start_unix(&self.socket(), &options);
+        // It listens before it opens the file, and serves after that.
+        assert_eq!(self.connect().request("ping", "_", "_"), "ok");
+        daemon
     }
 
     /// A server with the file that has this socket, too.
-    fn command(&self, port: &str, socket: &Path) -> Command {
+    pub fn command(&self, port: &str, socket: &Path) -> Command {
         let mut command = Daemon::command();
         command.args(["--port", port, "--unix"]).arg(socket);
-        command.arg("--handover-file").arg(self.file());
+        command.arg("--state-file").arg(self.file());
         command
     }
 
     /// What a server says that cannot start.
-    fn refusal(&self) -> String {
+    pub fn refusal(&self) -> String {
         let output = self.command("off", &self.socket()).output();
         let output = output.expect("it runs");
         assert_eq!(output.status.code(), Some(1));
         String::from_utf8(output.stderr).expect("UTF-8")
     }
 
-    fn connect(&self) -> Client {
+    pub fn connect(&self) -> Client {
         Client::unix(&self.socket())
     }
 }
 
-fn stop(daemon: &Daemon) {
+pub fn stop(daemon: &Daemon) {
     daemon.signal(Signal::TERM);
     let status = daemon.wait_exit(PATIENCE).expect("it ends");
     assert_eq!(status.code(), Some(0), "{}", daemon.log());
 }
 
 /// A client that holds a lock and can come back for it.
-fn held(service: &Service, key: &str, lease: u64) -> (Client, Grant) {
+pub fn held(service: &Service, key: &str, lease: u64) -> (Client, Grant) {
     let mut client = service.connect();
     assert_eq!(
         client.request("hello", "_", "adopt"),
@@ -121,8 +143,8 @@ fn a_holder_comes_back_to_the_next_server() {
     let second = service.start();
     let mut other = service.connect();
     assert_eq!(other.request("l", "k", "0"), "timeout");
-    // It is removed before the first request is answered.
-    assert!(!service.file().exists());
+    // It is open before the first request is answered.
+    assert!(service.is_open());
     let shown = other.request("stats", "holders", "kept");
     assert!(
         shown.contains(r#""conn_id":0,"peer":null,"tag":"backup""#),
@@ -152,7 +174,7 @@ fn a_start_that_fails_late_leaves_the_file() {
     command.stdout(full.expect("every host has it"));
     let output = command.output().expect("it runs");
     assert_eq!(output.status.code(), Some(1), "{output:?}");
-    assert!(service.file().exists(), "{output:?}");
+    assert!(!service.is_open(), "{output:?}");
 
     let _second = service.start();
     let mut other = service.connect();
@@ -269,9 +291,9 @@ fn two_servers_do_not_share_a_file() {
     drop(first);
 }
 
-/// The file has its name by then, and would soon be out of date.
+/// The closed file is in its place by then, and would soon be out of date.
 #[test]
-fn a_server_that_cannot_sync_the_directory_leaves_no_file() {
+fn a_server_that_cannot_sync_the_directory_opens_the_file_again() {
     let strace = needs!("strace");
     if !may_attach(&strace) {
         return;
@@ -283,12 +305,12 @@ fn a_server_that_cannot_sync_the_directory_leaves_no_file() {
     let recover = inject(&strace, &first, "fsync:error=EIO:when=2");
     first.signal(Signal::TERM);
     first.wait_for_log("cannot-hand-over", PATIENCE);
+    assert!(service.is_open() || first.log().contains("handed-over"));
     recover();
-    assert!(!service.file().exists());
-    assert_eq!(client.request("r", "k", &grant.token), "ok");
+    let _ = client.try_send(format!("r\nk\n{}\n", grant.token).as_bytes());
     let status = first.wait_exit(PATIENCE).expect("it ends");
     assert_eq!(status.code(), Some(0));
-    assert!(!service.file().exists());
+    assert!(!service.is_open(), "{}", first.log());
 }
 
 #[test]
@@ -296,7 +318,7 @@ fn a_lock_file_of_another_user_is_refused() {
     needs!(root);
     const OTHER: u32 = 54_321;
     let service = Service::new(&[]);
-    let lock = service.directory.path().join("handover.lock");
+    let lock = service.directory.path().join("state.lock");
     let file = fs::File::create(&lock).expect("there is room");
     chown(&lock, Some(OTHER), None).expect("we are root");
     drop(file);
@@ -304,10 +326,17 @@ fn a_lock_file_of_another_user_is_refused() {
         let _locked = is_locked.then(|| flocked(&lock, FlockOperation::LockExclusive));
         let refusal = service.refusal();
         assert!(
-            refusal.contains("handover.lock: it belongs to another user"),
+            refusal.contains("state.lock: it belongs to another user"),
             "{refusal}"
         );
     }
+}
+
+/// Puts something where a server writes its file before it renames it, and which it cannot remove.
+pub fn obstruct(service: &Service) -> PathBuf {
+    let staged = service.directory.path().join("state.new");
+    fs::create_dir(&staged).expect("a directory");
+    staged
 }
 
 #[test]
@@ -315,14 +344,44 @@ fn a_server_that_cannot_write_the_file_drains() {
     let service = Service::new(&[]);
     let first = service.start();
     let (mut client, grant) = held(&service, "k", 600);
-    // A directory cannot be replaced by a file.
-    fs::create_dir(service.file()).expect("a directory");
+    obstruct(&service);
     first.signal(Signal::TERM);
     first.wait_for_log("cannot-hand-over", PATIENCE);
     assert_eq!(client.request("n", "k", &grant.token), "ok 33");
     assert_eq!(client.request("r", "k", &grant.token), "ok");
     let status = first.wait_exit(PATIENCE).expect("it ends");
     assert_eq!(status.code(), Some(0));
+    first.wait_for_log("stopping reason=drained", PATIENCE);
+    assert!(service.is_open());
+}
+
+#[test]
+fn a_server_tries_again_to_write_the_file_while_holders_are_left() {
+    let service = Service::new(&[]);
+    let first = service.start();
+    let (client, grant) = held(&service, "k", 600);
+    let obstacle = obstruct(&service);
+    first.signal(Signal::TERM);
+    first.wait_for_log("cannot-hand-over", PATIENCE);
+    fs::remove_dir(&obstacle).expect("it is there");
+    let status = first.wait_exit(PATIENCE).expect("it ends");
+    assert_eq!(status.code(), Some(0));
+    first.wait_for_log("stopping reason=handed-over", PATIENCE);
+    drop(client);
+    let _second = service.start();
+    assert_eq!(service.connect().request("r", "k", &grant.token), "ok");
+}
+
+#[test]
+fn a_server_that_can_never_write_the_file_ends_in_time() {
+    let service = Service::new(&["--shutdown-timeout", "2"]);
+    let first = service.start();
+    let (_client, _) = held(&service, "k", 600);
+    obstruct(&service);
+    first.signal(Signal::TERM);
+    let status = first.wait_exit(PATIENCE).expect("it ends");
+    assert_eq!(status.code(), Some(0));
+    first.wait_for_log("stopping reason=shutdown-timeout holders=1", PATIENCE);
 }
 
 #[test]
@@ -336,7 +395,7 @@ fn a_second_signal_hands_nothing_over() {
     first.signal(Signal::TERM);
     let status = first.wait_exit(PATIENCE).expect("it ends");
     assert_eq!(status.code(), Some(1));
-    assert!(!service.file().exists());
+    assert!(service.is_open());
 }
 
 #[test]
@@ -450,6 +509,7 @@ fn a_kill_during_the_stop_leaves_all_holders_or_none() {
         *outcomes.entry(alive.count()).or_insert(0) += 1;
         next.signal(Signal::KILL);
         next.wait_exit(PATIENCE).expect("it ends");
+        service.begin_anew();
     }
     assert!(
         outcomes.keys().all(|alive| [0, 8].contains(alive)),
@@ -460,7 +520,7 @@ fn a_kill_during_the_stop_leaves_all_holders_or_none() {
 /// The steps of a server with the names and the contents of its files, and with its sockets.
 const STEPS: &str = "openat,flock,fsync,rename,unlink,unlinkat,bind,listen,socket";
 
-/// What a kill leaves is all holders or none; a file is there only as long as nothing was served.
+/// What a kill leaves is all holders or none; the file is closed only until something is served.
 #[test]
 fn a_kill_between_any_two_steps_of_a_start_shares_no_lock() {
     let strace = needs!("strace");
@@ -488,14 +548,14 @@ fn a_kill_between_any_two_steps_of_a_start_shares_no_lock() {
             assert!(step > 10 && has_listened, "{step}: {}", killed.log());
             break;
         }
-        let has_file = service.file().exists();
+        let is_open = service.is_open();
         let next = service.start();
         let mut client = service.connect();
         let alive = holders.iter().enumerate().filter(|(number, (_, grant))| {
             client.request("n", &format!("k{number}"), &grant.token) == "ok 33"
         });
         let alive = alive.count();
-        assert_eq!(alive, if has_file { 4 } else { 0 }, "step {step}");
+        assert_eq!(alive, if is_open { 0 } else { 4 }, "step {step}");
         *outcomes.entry(alive).or_insert(0) += 1;
         drop(client);
         next.signal(Signal::KILL);
@@ -535,6 +595,7 @@ fn a_kill_between_any_two_steps_of_a_stop_shares_no_lock() {
         drop(client);
         next.signal(Signal::KILL);
         next.wait_exit(PATIENCE).expect("it ends");
+        service.begin_anew();
         if status.code() == Some(0) {
             break;
         }

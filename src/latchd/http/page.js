@@ -158,8 +158,10 @@ function note(counters, now) {
   show("expiries", number(counts.expiries), `${number(counts.breaks)} broken`);
   for (const draw of plots) draw(now);
   say(byId("place"), `${location.host} · ${counters.version}`);
-  document.body.classList.toggle("draining", gauges.draining === 1);
-  say(byId("state"), gauges.draining === 1 ? "draining" : "live");
+  const settling = gauges.settling_s > 0 ? `grants begin in ${time(gauges.settling_s)}` : "";
+  const state = gauges.draining === 1 ? "draining" : settling;
+  document.body.classList.toggle("draining", state !== "");
+  say(byId("state"), state || "live");
 }
 
 // ---- keys

@@ -5,7 +5,7 @@ use std::os::fd::AsFd;
 use std::path::Path;
 use std::time::Duration;
 
-use rustix::fs::{fstatfs, statat, AtFlags, Dir};
+use rustix::fs::{statat, AtFlags, Dir};
 
 use crate::sys::clock;
 use crate::sys::directory::Directory;
@@ -20,7 +20,7 @@ pub(super) fn is_older(file_modified_at: Duration, directory: &Directory) -> boo
         let booted_at = Duration::from_secs(booted_at);
         // A file in memory cannot be older than the boot.
         is_of_an_earlier_boot(file_modified_at, booted_at, || {
-            let is_on_disk = is_in_memory(directory) == Some(false);
+            let is_on_disk = directory.is_in_memory() == Some(false);
             is_on_disk.then(oldest_node).flatten()
         })
     })
@@ -50,7 +50,7 @@ fn is_of_an_earlier_boot(
 /// files are older than the boot then.
 fn oldest_node() -> Option<Duration> {
     let directory = Directory::open(Path::new("/dev")).ok()?;
-    if is_in_memory(&directory) != Some(true) {
+    if directory.is_in_memory() != Some(true) {
         return None;
     }
     let mut oldest = None;
@@ -67,16 +67,6 @@ fn oldest_node() -> Option<Duration> {
         }
     }
     oldest
-}
-
-/// Whether the directory is on a file system that is empty after each boot; `None` if the system
-/// cannot tell.
-fn is_in_memory(directory: &Directory) -> Option<bool> {
-    const TMPFS_MAGIC: u32 = 0x0102_1994;
-    const RAMFS_MAGIC: u32 = 0x8584_58f6;
-    // The type of the number differs between architectures.
-    let kind = fstatfs(directory).ok()?.f_type as u32;
-    Some([TMPFS_MAGIC, RAMFS_MAGIC].contains(&kind))
 }
 
 #[cfg(test)]

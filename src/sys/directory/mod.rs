@@ -18,8 +18,9 @@ use std::time::{Duration, Instant};
 use nix::fcntl::{fcntl, FcntlArg};
 use nix::libc;
 use rustix::fs::{
-    accessat, flock, fstat, fsync, linkat, makedev, openat, statat, statx, unlinkat, Access,
-    AtFlags, FileType, FlockOperation, Mode, OFlags, Stat, StatxAttributes, StatxFlags, CWD,
+    accessat, flock, fstat, fstatfs, fsync, linkat, makedev, openat, statat, statx, unlinkat,
+    Access, AtFlags, FileType, FlockOperation, Mode, OFlags, Stat, StatxAttributes, StatxFlags,
+    CWD,
 };
 use rustix::io::{retry_on_intr, Errno};
 use rustix::process::geteuid;
@@ -123,6 +124,16 @@ impl Directory {
                 _ => false,
             },
         }
+    }
+
+    /// Whether the directory is on a file system that is empty after each boot; `None` if the
+    /// system cannot tell.
+    pub fn is_in_memory(&self) -> Option<bool> {
+        const TMPFS_MAGIC: u32 = 0x0102_1994;
+        const RAMFS_MAGIC: u32 = 0x8584_58f6;
+        // The type of the number differs between architectures.
+        let kind = fstatfs(&self.0).ok()?.f_type as u32;
+        Some([TMPFS_MAGIC, RAMFS_MAGIC].contains(&kind))
     }
 
     /// Whether this process may create and remove names; `true` if the system cannot tell.

@@ -3,7 +3,7 @@
 use super::*;
 
 fn counters(world: &World) -> Counters {
-    world.table.counters().counters
+    world.table.counters(world.now).counters
 }
 
 #[test]
@@ -86,17 +86,17 @@ fn the_gauges_tell_keys_by_kind() {
     for conn in 1..=2 {
         granted(world.slot(conn, "s", 3));
     }
-    let seen = world.table.counters();
+    let seen = world.table.counters(world.now);
     assert_eq!((seen.lock_count, seen.semaphore_count), (1, 1));
     assert_eq!((seen.holder_count, seen.waiter_count), (3, 1));
     world.disconnect(2, Holdings::Release);
     world.disconnect(1, Holdings::Release);
     assert!(world.release("l", token).is_err());
-    let seen = world.table.counters();
+    let seen = world.table.counters(world.now);
     assert_eq!((seen.lock_count, seen.semaphore_count), (0, 0));
     assert_eq!((seen.holder_count, seen.waiter_count), (0, 0));
     assert_eq!(seen.idle_key_count, 2);
     // An idle key may be used as the other kind.
     granted(world.slot(1, "l", 3));
-    assert_eq!(world.table.counters().semaphore_count, 1);
+    assert_eq!(world.table.counters(world.now).semaphore_count, 1);
 }

@@ -152,8 +152,13 @@ impl History {
             max_hold: cap(9).map_or(Duration::MAX, |cap| secs(cap as u64 + 6)),
             max_locks: 1 + random.below(4) as usize,
         };
-        let world = World::with_caps(caps);
-        let model = Model::new(caps, world.now);
+        let mut world = World::with_caps(caps);
+        let mut model = Model::new(caps, world.now);
+        if random.one_in(4) {
+            let until = world.now + Duration::from_millis(250 * random.below(60));
+            world.table.settle_until(until);
+            model.settling_until = Some(until);
+        }
         History {
             world,
             model,
@@ -408,6 +413,7 @@ impl History {
     fn sweep(&mut self) {
         let at_most = self.random.below(4) as usize;
         self.world.table.expire_some(at_most, self.world.now);
+        self.model.end_settling();
         (0..at_most).for_each(|_| {
             self.model.end_first();
         });

@@ -9,6 +9,7 @@ pub(crate) mod histories;
 mod model;
 mod orphans;
 mod scenarios;
+mod settling;
 mod weights;
 
 use std::collections::BTreeSet;
@@ -173,14 +174,14 @@ impl World {
     }
 
     fn collect(&mut self, ticket: Ticket) -> Result<Answer, Refusal> {
-        self.settle_for(ticket);
+        self.catch_up_for(ticket);
         let answer = self.table.collect(ticket, self.now);
         self.check();
         answer
     }
 
     /// Ends the leases that are due of the key that a ticket is for.
-    fn settle_for(&mut self, ticket: Ticket) {
+    fn catch_up_for(&mut self, ticket: Ticket) {
         let place = &self.table.places[ticket.place];
         if !matches!(place.state, PlaceState::Ended(_)) {
             let key = self.table.keys[place.key].key.clone();
@@ -197,7 +198,7 @@ impl World {
     }
 
     fn cancel(&mut self, ticket: Ticket) {
-        self.settle_for(ticket);
+        self.catch_up_for(ticket);
         // The drain may have dismissed it.
         let _ = self.table.cancel(ticket, self.now);
         self.check();
@@ -289,7 +290,7 @@ fn check_invariants(table: &LockTable, has_lacked_tokens: bool) {
         let queue = &table.keys[*id];
         assert_eq!(name, &queue.key);
         assert!(
-            has_lacked_tokens || may_wait || queue.next_in_line(&table.places).is_none(),
+            has_lacked_tokens || may_wait || table.next_in_line(*id).is_none(),
             "{name:?}: it is a client's turn, and it waits"
         );
         seen.key(table, *id);
@@ -338,7 +339,7 @@ impl Seen {
         let weights = holders.iter().map(|id| table.places[*id].weight.get());
         let slot_count = queue.kind.slot_count(queue.limit);
         assert_eq!(queue.free + weights.sum::<u32>(), slot_count, "miscounted");
-        let next = queue.next_in_line(&table.places);
+        let next = table.next_in_line(id);
         self.owed.extend(next.map(|id| arrival(table, id)));
         if queue.is_idle() {
             self.idle_count += 1;

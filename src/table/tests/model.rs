@@ -87,6 +87,8 @@ pub(super) struct Model {
     last_ticket: u64,
     draining: bool,
     pub(super) out_of_tokens: bool,
+    /// Nothing is granted until then.
+    pub(super) settling_until: Option<Instant>,
     pub(super) now: Instant,
 }
 
@@ -103,6 +105,7 @@ impl Model {
             last_ticket: 0,
             draining: false,
             out_of_tokens: false,
+            settling_until: None,
             now,
         }
     }
@@ -119,6 +122,7 @@ impl Model {
         if self.draining {
             return Err(Refusal::Draining);
         }
+        self.end_settling();
         while (self.has_due(name) || self.is_at_a_cap(conn, name)) && self.end_first() {}
         self.grant_owed_slots();
         if let Some(at) = self.find(name) {
@@ -128,15 +132,24 @@ impl Model {
             return Err(Refusal::MaxLocks);
         }
         // Behind a waiter whose turn it is, nobody queues.
-        let is_free = self.find(name).is_none_or(|at| {
-            let key = &self.keys[at];
-            weight <= key.free() && (key.waiters.is_empty() || self.is_owed(key))
-        });
+        let is_settling = self.settling_until.is_some();
+        let is_free = !is_settling
+            && self.find(name).is_none_or(|at| {
+                let key = &self.keys[at];
+                weight <= key.free() && (key.waiters.is_empty() || self.is_owed(key))
+            });
         if is_free && self.is_full() {
             return Err(Refusal::MaxLocks);
         }
         if is_free && self.keys.iter().any(|key| self.is_owed(key)) {
             return Err(Refusal::NoToken);
+        }
+        if is_settling {
+            let waiters = self.find(name).map_or(&[][..], |at| &self.keys[at].waiters);
+            self.may_wait(waiters.len(), ask)?;
+            if is_a_try {
+                return Ok(None);
+            }
         }
         if self.find(name).is_none() {
             if self.keys.len() >= self.caps.max_locks {
@@ -157,7 +170,9 @@ impl Model {
         }
         let now = self.now;
         let at = self.find(name).expect("known or added");
-        let waiter_count: usize = self.keys.iter().map(|key| key.waiters.len()).sum();
+        if !is_free {
+            self.may_wait(self.keys[at].waiters.len(), ask)?;
+        }
         let key = &mut self.keys[at];
         if is_free {
             if self.out_of_tokens {
@@ -179,13 +194,6 @@ impl Model {
             self.told.push((conn, name.to_owned(), self.last_fence));
             return Ok(Some(Began::Acquired(grant(self.last_fence, lease))));
         }
-        let is_too_many = |max: usize| key.waiters.len() >= max;
-        if ask.max_waiters.is_some_and(|max| is_too_many(max as usize))
-            || self.caps.max_waiters.is_some_and(is_too_many)
-            || waiter_count >= self.caps.max_waiters_total
-        {
-            return Err(Refusal::MaxWaiters);
-        }
         if is_a_try {
             return Ok(None);
         }
@@ -204,8 +212,18 @@ impl Model {
         Ok(Some(Began::Queued(number)))
     }
 
+    /// Whether a claim may join a queue of this length.
+    fn may_wait(&self, len: usize, ask: &Ask<'_>) -> Result<(), Refusal> {
+        let waiter_count: usize = self.keys.iter().map(|key| key.waiters.len()).sum();
+        let is_too_long = ask.max_waiters.is_some_and(|max| len >= max as usize)
+            || self.caps.max_waiters.is_some_and(|max| len >= max)
+            || waiter_count >= self.caps.max_waiters_total;
+        (!is_too_long).then_some(()).ok_or(Refusal::MaxWaiters)
+    }
+
     pub(super) fn enqueue(&mut self, conn: u64, ask: &Ask<'_>) -> Result<Began, Refusal> {
         let (name, kind) = (ask.key, ask.kind);
+        self.end_settling();
         while (self.has_due(name) || self.is_at_a_cap(conn, name)) && self.end_first() {}
         if let Some(at) = self.find_entry(conn, kind, name) {
             if !self.is_dead(&self.entries[at]) {
@@ -234,7 +252,7 @@ impl Model {
         name: &str,
         kind: Kind,
     ) -> Result<Answer, Refusal> {
-        self.settle(name);
+        self.catch_up(name);
         let Some(at) = self.find_entry(conn, kind, name) else {
             return Err(Refusal::NotEnqueued);
         };
@@ -309,7 +327,7 @@ impl Model {
     }
 
     pub(super) fn collect(&mut self, number: u64) -> Result<Answer, Refusal> {
-        self.settle_ticket(number);
+        self.catch_up_ticket(number);
         let at = self.find_ticket(number);
         let ticket = self.tickets[at].clone();
         let now = self.now;
@@ -330,7 +348,7 @@ impl Model {
     }
 
     pub(super) fn cancel(&mut self, number: u64) {
-        self.settle_ticket(number);
+        self.catch_up_ticket(number);
         let at = self.find_ticket(number);
         let ticket = self.tickets.remove(at);
         self.drop_ticket(&ticket);
@@ -548,7 +566,20 @@ impl Model {
     }
 
     pub(super) fn expire(&mut self) {
+        self.end_settling();
         while self.end_first() {}
+    }
+
+    /// If it has settled by now, serves all keys.
+    pub(super) fn end_settling(&mut self) {
+        if self.has_settled() {
+            self.settling_until = None;
+            self.grant_owed_slots();
+        }
+    }
+
+    fn has_settled(&self) -> bool {
+        self.settling_until.is_some_and(|until| until <= self.now)
     }
 
     /// Ends the lease that ran out first; `false` if none has run out.
@@ -569,19 +600,20 @@ impl Model {
 
     /// Whether a lease has run out and has not been ended.
     pub(super) fn is_behind(&self) -> bool {
-        self.keys.iter().any(|key| self.has_due(&key.name))
+        self.has_settled() || self.keys.iter().any(|key| self.has_due(&key.name))
     }
 
     /// Ends leases in order until none of `name` has run out.
-    fn settle(&mut self, name: &str) {
+    fn catch_up(&mut self, name: &str) {
+        self.end_settling();
         while self.has_due(name) && self.end_first() {}
     }
 
-    fn settle_ticket(&mut self, number: u64) {
+    fn catch_up_ticket(&mut self, number: u64) {
         let ticket = self.tickets[self.find_ticket(number)].clone();
         let has_slot = |fence| self.holder(&ticket.key, fence).is_some();
         if ticket.is_waiting() || ticket.fence.is_some_and(has_slot) {
-            self.settle(&ticket.key);
+            self.catch_up(&ticket.key);
         }
     }
 
@@ -639,7 +671,9 @@ impl Model {
     /// Whether it is the turn of the first waiter of a key.
     fn is_owed(&self, key: &ModelKey) -> bool {
         let first = key.waiters.first();
-        first.is_some_and(|first| self.tickets[self.find_ticket(*first)].weight <= key.free())
+        self.settling_until.is_none()
+            && first
+                .is_some_and(|first| self.tickets[self.find_ticket(*first)].weight <= key.free())
     }
 
     /// Whether as many slots are held as may be.
@@ -762,7 +796,7 @@ impl Model {
     }
 
     fn find_held(&mut self, name: &str, kind: Kind, given: Token) -> Result<(), Refusal> {
-        self.settle(name);
+        self.catch_up(name);
         let at = self.find(name).ok_or(Refusal::NotHeld)?;
         let key = &self.keys[at];
         let is_holder = key
