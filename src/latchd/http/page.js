@@ -304,7 +304,7 @@ async function refresh() {
   let pause = 1000;
   try {
     if (document.hidden) return;
-    const [counters, holders] = await ReplyPromise.all([ask("/v1/stats/counters"), ask("/v1/stats/holders")]);
+    const [counters, holders] = await Promise.all([ask("/v1/stats/counters"), ask("/v1/stats/holders")]);
     answeredAt = Date.now();
     document.body.className = "live";
     note(counters, answeredAt);
