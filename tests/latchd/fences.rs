@@ -12,7 +12,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use crate::support::at_the_end::AtTheEnd;
 use crate::support::clock::{clear_up_after, with_a_clock_of_its_own};
 use crate::support::limited::{copy_program, limit_to, with_surroundings_of};
 use crate::support::needs::{needs, skipped, Program};
@@ -719,7 +718,6 @@ fn use_up_the_fences(daemon: &Daemon) -> (u64, u64) {
     let (granted, highest) = (AtomicU64::new(0), AtomicU64::new(0));
     let is_over = AtomicBool::new(false);
     thread::scope(|scope| {
-        let _end = AtTheEnd(&is_over);
         for number in 0..4 {
             let (granted, highest, is_over) = (&granted, &highest, &is_over);
             let requests = format!("sl\nuse-up-{number}\n0 1048576\n").repeat(BATCH);
