@@ -69,7 +69,7 @@
 //!   shared      server/  cli/                     supervise/  cli/
 //!   services    arbiter/ fence/  cluster/         client/           lockfile/
 //!   codecs      protocol/                         protocol/
-//!   core        table/   token
+//!   core        table/   terms   token
 //!   ground      net/   sys/   log/   text   base64
 //! ```
 //!
@@ -191,8 +191,6 @@
 //! - With a journal, no client is told of a change that the journal does not have.
 
 #![forbid(unsafe_code)]
-// The library and the programs share modules. Some parts of these are used only by the programs.
-#![cfg_attr(not(feature = "programs"), allow(dead_code, unused_imports))]
 
 #[cfg(feature = "programs")]
 mod arbiter;
@@ -228,7 +226,9 @@ mod server;
 #[doc(hidden)] // for its own tests
 pub mod supervise;
 mod sys;
+#[cfg(feature = "programs")]
 mod table;
+mod terms;
 mod text;
 mod token;
 

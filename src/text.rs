@@ -1,6 +1,9 @@
 //! Escapes untrusted text for messages and logs, words messages about values and files, and reads
 //! simple values. Pure: no I/O and no clock.
 
+// The libraries need only parts of this module.
+#![cfg_attr(not(feature = "programs"), allow(dead_code))]
+
 use core::net::Ipv6Addr;
 use std::fmt;
 use std::io;

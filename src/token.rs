@@ -149,6 +149,7 @@ impl fmt::Debug for Token {
 }
 
 /// A source of fences. Each fence is higher than all fences before it.
+#[cfg(feature = "programs")]
 pub trait FenceSource: Send {
     /// The next fence. `None` while the source cannot be certain that a fence is new. In that time
     /// nothing is granted, and waiters keep waiting.

@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 
 use super::sync::{Condvar, MutexGuard};
 use super::{Arbiter, ClientSocket, SeatState, State, WaitState};
-use crate::table::{Answer, Ask, Claimant, ConnId, Holdings, Kind, Refusal, Scope, Ticket, STEP};
+use crate::table::{Answer, Ask, Claimant, ConnId, Holdings, Scope, Ticket, STEP};
+use crate::terms::{Kind, Refusal};
 use crate::token::{Fence, Token};
 
 /// The time after which a wait counts as long. After that time, one or two more system calls do not

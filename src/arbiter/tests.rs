@@ -14,7 +14,8 @@ use crossbeam_channel::{bounded, Sender};
 
 use super::*;
 use crate::fence::source::ClockFences;
-use crate::table::{Answer, Ask, Grant, Kind, Limit, Refusal};
+use crate::table::{Answer, Ask, Grant};
+use crate::terms::{Kind, Limit, Refusal};
 
 const FOREVER: Duration = Duration::from_secs(60);
 const DRAINING: Result<Answer, Refusal> = Err(Refusal::Draining);

@@ -19,9 +19,10 @@ use super::settings::Settings;
 use super::slot::{check_admin_token, check_key, Slot, Wait};
 use crate::net::stream::{is_timeout, Stream};
 use crate::protocol::abilities::Abilities;
-use crate::protocol::reply::{self, Grant, Refusal, Reply};
+use crate::protocol::reply::{self, Grant, Reply};
 use crate::protocol::request::Request;
 use crate::sys::event::Event;
+use crate::terms::Refusal;
 use crate::token::Token;
 use introduction::Opening;
 pub(in crate::client) use renewal::Renewal;
@@ -313,6 +314,7 @@ impl Connection {
 
     /// The name under which the server shows this connection, without the program's name; `None` if
     /// the connection is closed.
+    #[cfg(feature = "programs")]
     pub(crate) fn name_at_server(&self) -> Option<String> {
         self.stream.as_ref()?.own_identity()
     }

@@ -19,6 +19,7 @@ const TLS_NAME: &str = "LATCH_TLS_NAME";
 const DEFAULT_SERVER: &str = "127.0.0.1:6388";
 
 /// The variables that this module reads.
+#[cfg(feature = "programs")]
 pub(crate) const VARIABLES: [&str; 5] = [SERVERS, AUTH_TOKEN_FILE, TLS, TLS_CA, TLS_NAME];
 
 /// Addresses, parsed from a list with commas or spaces between them.

@@ -14,6 +14,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+#[cfg(feature = "programs")]
 use super::address::Address;
 use super::error::{Asked, Error};
 use super::granted::Granted;
@@ -112,6 +113,7 @@ pub struct Guard {
     /// The process that acquired the lock.
     owner: u32,
     /// Whether the lock can live on without a connection until its lease ends.
+    #[cfg_attr(not(feature = "programs"), allow(dead_code))]
     outlives_connection: bool,
 }
 
@@ -251,6 +253,7 @@ impl Guard {
 
     /// Whether the lock can live on without a connection until its lease ends. The end of this
     /// process then does not release it.
+    #[cfg(feature = "programs")]
     pub(crate) fn outlives_connection(&self) -> bool {
         self.outlives_connection
     }
@@ -261,6 +264,7 @@ impl Guard {
     }
 
     /// The server that granted the lock.
+    #[cfg(feature = "programs")]
     pub(crate) fn server(&self) -> &Address {
         &self.asked.server
     }
@@ -302,6 +306,7 @@ impl Guard {
     }
 
     /// When the lease ends unless it is renewed. On the server, it may end a little later.
+    #[cfg(feature = "programs")]
     pub(crate) fn lease_ends_at(&self) -> Moment {
         self.shared.hold().lease_ends_at
     }
@@ -314,6 +319,7 @@ impl Guard {
 
     /// How the lock was lost; if it is not lost yet, how it will be lost unless a renewal is
     /// answered.
+    #[cfg(feature = "programs")]
     pub(crate) fn loss_to_come(&self) -> Loss {
         let to_come = || match self.shared.hold().is_last_lease {
             true => Loss::MaxHold,

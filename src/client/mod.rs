@@ -90,11 +90,12 @@ mod tls;
 use std::time::{Duration, Instant};
 
 use crate::protocol::abilities::Abilities;
+#[cfg(feature = "programs")]
 pub(crate) use crate::protocol::limits;
 pub use crate::protocol::reply::Grant;
-pub use crate::protocol::request::Kind;
 use crate::sys::event::Event;
 use crate::sys::moment::Moment;
+pub use crate::terms::Kind;
 pub use crate::token::{InvalidToken, Token};
 pub use address::{Address, Alternatives, InvalidAddress};
 pub use cancel::CancelHandle;

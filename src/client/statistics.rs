@@ -8,8 +8,9 @@ use super::connection::Connection;
 use super::error::Error;
 use super::granted::Granted;
 use super::guard::Guard;
-use super::{Client, Kind, Lock};
+use super::{Client, Lock};
 use crate::protocol::request::Request;
+use crate::terms::Kind;
 
 /// A key in use, with its holders and waiters.
 #[derive(Clone, Debug, PartialEq)]
@@ -90,6 +91,7 @@ impl Connection {
 
     /// Returns the queue of `key`, if it is in use, and for how long the server will grant nothing
     /// because it has just restarted. Blocks and fails like [`Connection::queues`].
+    #[cfg(feature = "programs")]
     pub(crate) fn prospects(&mut self, key: &str) -> Result<(Option<Queue>, Duration), Error> {
         let answer = self.holders(Some(key));
         let settling = match &answer {
@@ -229,6 +231,7 @@ pub(crate) fn parse(json: &str) -> Option<Vec<Queue>> {
 }
 
 /// For how long a server will grant nothing, according to its answer; zero if it does not say.
+#[cfg(feature = "programs")]
 fn settling(json: &str) -> Duration {
     let answer: Value = serde_json::from_str(json).unwrap_or_default();
     seconds(&answer["settling_s"]).unwrap_or_default()

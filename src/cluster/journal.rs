@@ -435,7 +435,8 @@ impl FenceSource for Arc<Journal> {
 mod tests {
     use super::*;
     use crate::arbiter::ReplyPromise;
-    use crate::table::{HolderRecord, Key, Kind, Limit, Weight};
+    use crate::table::{HolderRecord, Key};
+    use crate::terms::{Kind, Limit, Weight};
     use crate::token::{Salt, Token};
     use std::sync::atomic::{AtomicBool, Ordering};
     use std::thread;

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use crate::protocol::limits::MAX_SECONDS;
 use crate::protocol::record;
-use crate::table::{HolderRecord, Key, Kind, Limit, Weight};
+use crate::table::{HolderRecord, Key};
+use crate::terms::{Kind, Limit, Weight};
 use crate::text::{digits, hex};
 use crate::token::{Fence, Salt, Token};
 

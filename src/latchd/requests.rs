@@ -11,7 +11,8 @@ use crate::arbiter::{Certainty, ReplyPromise, Seat};
 use crate::net::hangup::InputReports;
 use crate::protocol::reply::Reply;
 use crate::protocol::request::{Request, Wanted};
-use crate::table::{Answer, Ask, Kind, Refusal, Ticket};
+use crate::table::{Answer, Ask, Ticket};
+use crate::terms::{Kind, Refusal};
 use crate::text::Escaped;
 use crate::token::{Fence, Grant, Token};
 

@@ -16,7 +16,7 @@ use super::rules::SessionRules;
 use crate::arbiter::{ReplyPromise, Seat};
 use crate::protocol::reply::Reply;
 use crate::protocol::request::{parse, ProtocolError, Request, CLUSTER};
-use crate::table::Refusal;
+use crate::terms::Refusal;
 use crate::text::Escaped;
 use crate::token::Fence;
 

@@ -60,10 +60,13 @@ pub use record::LockInfo;
 pub use release::{ReleaseOutcome, ReleaseTerms};
 pub use slots::Slots;
 pub use staleness::{Alive, StaleRule};
+#[cfg(feature = "programs")]
 pub(crate) use status::WithoutFlock;
 pub use status::{Busy, Cleaned, LockDetails, Status};
 pub use takeover::Obstacle;
-pub(crate) use wait::{acquire_any, acquire_any_detached, wait_any, WaitLimit, Waited};
+pub(crate) use wait::{acquire_any, wait_any, WaitLimit};
+#[cfg(feature = "programs")]
+pub(crate) use wait::{acquire_any_detached, Waited};
 
 use files::LockFiles;
 use host::{find_host_id, stamped, LastSeen, LocalHost};

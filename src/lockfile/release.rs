@@ -78,6 +78,7 @@ impl Semaphore {
     }
 
     /// Undoes a grant that the process `pid` cannot use.
+    #[cfg(feature = "programs")]
     pub(crate) fn give_back(&self, pid: u32) {
         let terms = ReleaseTerms {
             pid: Some(pid),

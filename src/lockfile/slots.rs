@@ -8,7 +8,9 @@ use super::error::{SemaphoreError, SemaphoreResult};
 use super::guard::SemaphoreGuard;
 use super::path;
 use super::record::LockInfo;
-use super::slot_count::{all_slots, path_of};
+#[cfg(feature = "programs")]
+use super::slot_count::all_slots;
+use super::slot_count::path_of;
 use super::wait::{acquire_any, WaitLimit};
 use super::{Attempt, Semaphore};
 
@@ -115,6 +117,7 @@ impl Slots {
 
     /// How many slots the lock at `path` has for the processes that hold some; `None` if no file
     /// says so.
+    #[cfg(feature = "programs")]
     pub(crate) fn count_in_use(path: &Path) -> Option<u32> {
         let config = SemaphoreConfig::default();
         let first = Semaphore::with_options(path_of(path, 0), config, SemaphoreOptions::new());
@@ -123,6 +126,7 @@ impl Slots {
         records.find_map(|(_, record)| record.slot_count)
     }
 
+    #[cfg(feature = "programs")]
     pub(crate) fn into_locks(self) -> Vec<Semaphore> {
         self.slots
     }

@@ -165,6 +165,7 @@ pub(crate) enum WithoutFlock {
     Keep,
     /// Remove the lock although another process may be about to take it over, or to update its
     /// timestamp.
+    #[cfg(feature = "programs")]
     Remove,
 }
 

@@ -64,6 +64,7 @@ pub(crate) fn acquire_any<'a>(
 }
 
 /// Like [`acquire_any`], but for the process `info.pid`. Gives up when that process ends.
+#[cfg(feature = "programs")]
 pub(crate) fn acquire_any_detached<'a>(
     slots: &'a [Semaphore],
     info: &LockInfo,

@@ -37,6 +37,7 @@ pub(super) struct HolderProcess {
 
 impl HolderProcess {
     /// The process that has this number now; `None` if it has ended.
+    #[cfg(feature = "programs")]
     pub(super) fn of(pid: u32) -> Option<HolderProcess> {
         let (end, start_ticks) = match process::pidfd(pid) {
             Ok(end) => (Some(end), None),

@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use super::stats::{put, write_string, Seconds};
-use crate::table::{CountersSnapshot, Key, KeySnapshot, Kind, Refusal};
+use crate::table::{CountersSnapshot, Key, KeySnapshot};
+use crate::terms::{Kind, Refusal};
 
 /// The numbers of one server, for its JSON and for Prometheus. They are stored as text, so that a
 /// reader needs no numeric type for each of them.
@@ -210,7 +211,8 @@ fn separate(at: usize, out: &mut Vec<u8>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::table::{ConnId, Counters, Limit, PlaceSnapshot, Weight};
+    use crate::table::{ConnId, Counters, PlaceSnapshot};
+    use crate::terms::{Limit, Weight};
 
     fn snapshot() -> CountersSnapshot {
         let mut counters = Counters::default();

@@ -2,12 +2,13 @@
 
 use std::time::Duration;
 
-use crate::table::{Limit, Weight};
+use crate::terms::{Limit, Weight};
 
 /// The maximum length of a command, key or argument, in bytes without the LF.
 pub const MAX_LINE_LEN: usize = 256;
 
 /// The maximum length of the argument of `auth`, in bytes without the LF, whatever the secret.
+#[cfg(feature = "programs")]
 pub const MAX_AUTH_LINE_LEN: usize = 65_536;
 
 /// The maximum length of a key, in bytes.

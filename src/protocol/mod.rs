@@ -2,15 +2,19 @@
 //! for server and client.
 
 pub mod abilities;
+#[cfg(feature = "programs")]
 pub mod counters;
 pub mod limits;
+#[cfg(feature = "programs")]
 pub mod metrics;
+#[cfg(feature = "programs")]
 pub mod queues;
 #[cfg(feature = "programs")]
 pub mod record;
 pub mod reply;
 pub mod request;
+#[cfg(feature = "programs")]
 pub mod stats;
 
-#[cfg(test)]
+#[cfg(all(test, feature = "programs"))]
 mod tests;

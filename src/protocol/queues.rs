@@ -81,7 +81,8 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::table::{ConnId, Key, Kind, Limit, Weight};
+    use crate::table::{ConnId, Key};
+    use crate::terms::{Kind, Limit, Weight};
     use crate::token::Fence;
 
     #[test]

@@ -6,7 +6,8 @@ use std::time::Duration;
 use serde_json::{json, Value};
 
 use super::limits;
-use crate::table::{HolderRecord, Key, Kind, Weight};
+use crate::table::{HolderRecord, Key};
+use crate::terms::{Kind, Weight};
 
 /// Encodes a holder, without a line ending. A fraction of a second of its lease is rounded up, so
 /// that no lease is written as 0.
@@ -70,7 +71,7 @@ fn slot_number(number: &Value) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::table::Limit;
+    use crate::terms::Limit;
     use crate::token::{Fence, Salt, Token};
 
     fn holder(kind: Kind, limit: u32) -> HolderRecord {

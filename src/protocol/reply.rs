@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::abilities::Abilities;
 use super::limits;
-pub use crate::table::Refusal;
+use crate::terms::Refusal;
 pub use crate::token::Grant;
 
 /// A reply to a client.
@@ -84,6 +84,7 @@ fn parse_lease(seconds: &str) -> Option<Duration> {
 impl Reply {
     /// The maximum length of a line in bytes, except for [`Reply::Stats`]. The longest line is
     /// `acquired` with a token and a lease.
+    #[cfg(feature = "programs")]
     pub const MAX_LEN: usize = 64;
 
     /// Writes the line of the reply to `out`, which must have room for it.

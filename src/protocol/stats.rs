@@ -4,7 +4,8 @@ use std::fmt;
 use std::io::Write;
 use std::time::Duration;
 
-use crate::table::{KeySnapshot, Kind};
+use crate::table::KeySnapshot;
+use crate::terms::Kind;
 use crate::text::{is_unseen, JsonEscape};
 
 /// Writes the statistics as one JSON object on one line, each list sorted by key. `page_of` returns
@@ -150,7 +151,8 @@ pub(super) fn append(out: &mut Vec<u8>, text: fmt::Arguments<'_>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::table::{ConnId, Key, Limit, PlaceSnapshot, Weight, KEYS_AT_ONCE};
+    use crate::table::{ConnId, Key, PlaceSnapshot, KEYS_AT_ONCE};
+    use crate::terms::{Limit, Weight};
     use crate::token::Fence;
     use std::convert::Infallible;
 

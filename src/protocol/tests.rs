@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use super::abilities::Abilities;
 use super::limits::{lease, limit, wait_timeout, MAX_LIMIT, MAX_SECONDS};
-use super::reply::{self, Grant, Refusal, Reply};
-use super::request::{self, Kind, Limit, Request, Wanted, Weight};
+use super::reply::{self, Grant, Reply};
+use super::request::{self, Request, Wanted};
+use crate::terms::{Kind, Limit, Refusal, Weight};
 use crate::token::{Fence, Salt, Token};
 
 const VALUES: usize = 5000;

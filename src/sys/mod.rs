@@ -1,20 +1,27 @@
-//! System services for the programs: directories, secrets, processes, random numbers, threads,
+//! System services: directories, secrets, processes, random numbers, threads,
 //! time, and systemd's notifications.
+
+// The libraries need only parts of these modules.
+#![cfg_attr(not(feature = "programs"), allow(dead_code, unused_imports))]
 
 pub mod clock;
 pub mod directory;
 pub mod event;
 #[cfg(feature = "cluster")]
 pub mod exec;
+#[cfg(feature = "programs")]
 pub mod file_locks;
 pub mod lookups;
 pub mod memory;
 pub mod moment;
+#[cfg(feature = "programs")]
 pub mod notify;
+#[cfg(feature = "programs")]
 pub mod operator_socket;
 pub mod process;
 pub mod random;
 pub mod secret;
+#[cfg(feature = "programs")]
 pub mod thread;
 pub mod trusted;
 pub mod user;

@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 
 use super::orphans::ORPHANS;
 use super::place::PlaceId;
-use super::types::{Ask, Claimant, ConnId, Key, Kind, Limit, Weight};
+use super::types::{Ask, Claimant, ConnId, Key};
 use super::LockTable;
+use crate::terms::{Kind, Limit, Weight};
 use crate::token::{Fence, Token};
 
 /// A change of the holders, to be reported to the journal.

@@ -8,8 +8,9 @@ use super::events::GrantEnd;
 use super::place::{ConnPlaces, PlaceId};
 use super::queue::KeyId;
 use super::slab::List;
-use super::types::{ConnId, Holdings, Key, Kind, Refusal};
+use super::types::{ConnId, Holdings, Key};
 use super::LockTable;
+use crate::terms::{Kind, Refusal};
 use crate::token::Fence;
 
 /// The maximum number of expired phase-one entries of one connection. It is limited because the `w`

@@ -3,8 +3,9 @@
 use std::time::{Duration, Instant};
 
 use super::events::GrantEnd;
-use super::types::{Answer, Refusal};
+use super::types::Answer;
 use super::LockTable;
+use crate::terms::Refusal;
 
 /// The upper bounds of the buckets of [`WaitHistogram`] in milliseconds, each about three times the
 /// previous bound, up to one hour.

@@ -5,8 +5,9 @@ use std::time::{Duration, Instant};
 
 use super::events::{Fate, GrantEnd};
 use super::place::{PlaceId, PlaceState};
-use super::types::{Ask, ConnId, Refusal, Scope};
+use super::types::{Ask, ConnId, Scope};
 use super::LockTable;
+use crate::terms::Refusal;
 use crate::token::Fence;
 
 impl LockTable {

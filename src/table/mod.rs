@@ -38,6 +38,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::terms::{Kind, Refusal};
 use crate::token::{Fence, FenceSource, Token};
 pub use changes::{Change, HolderRecord};
 use connection::ConnectionEntry;
@@ -48,10 +49,7 @@ use place::{PlaceId, PlaceState, Places};
 use queue::{KeyId, KeyList, KeyQueue, Queues};
 use slab::Slab;
 pub use snapshot::{KeySnapshot, Listing, PlaceSnapshot, KEYS_AT_ONCE};
-pub use types::{
-    Answer, Ask, Cap, Caps, Claimant, ConnId, Grant, Holdings, Key, Kind, Limit, Refusal, Scope,
-    Ticket, Weight,
-};
+pub use types::{Answer, Ask, Cap, Caps, Claimant, ConnId, Grant, Holdings, Key, Scope, Ticket};
 
 /// How many grants, leases, places, keys or connections one step of a long operation may deal with:
 /// about a fifth of a millisecond of work. A disconnect, the end of many leases or the release of

@@ -8,8 +8,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::queue::KeyId;
-use super::types::{ConnId, Kind, Weight};
+use super::types::ConnId;
 use super::LockTable;
+use crate::terms::{Kind, Weight};
 use crate::token::Fence;
 
 /// The maximum number of slots of a grant that gets numbers. It keeps the description of a holder

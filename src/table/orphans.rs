@@ -7,8 +7,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::place::PlaceId;
-use super::types::{Answer, Cap, ConnId, Refusal, Scope};
+use super::types::{Answer, Cap, ConnId, Scope};
 use super::LockTable;
+use crate::terms::Refusal;
 use crate::token::{Fence, Token};
 
 /// The pseudo connection to which all orphans belong.

@@ -3,8 +3,9 @@
 use std::time::Instant;
 
 use super::place::{PlaceId, PlaceState};
-use super::types::{Answer, Ask, Claimant, ConnId, Kind, Refusal, Scope, Ticket};
+use super::types::{Answer, Ask, Claimant, ConnId, Scope, Ticket};
 use super::LockTable;
+use crate::terms::{Kind, Refusal};
 
 /// The state of a claim that a connection has enqueued but not yet waited for.
 enum PhaseOne {

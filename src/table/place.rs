@@ -7,8 +7,9 @@ use super::connection::ConnectionEntry;
 use super::events::{Fate, GrantEnd};
 use super::queue::{KeyId, KeyQueue};
 use super::slab::{Id, List, Slab};
-use super::types::{Ask, Claimant, ConnId, Refusal, Weight};
+use super::types::{Ask, Claimant, ConnId};
 use super::LockTable;
+use crate::terms::{Refusal, Weight};
 use crate::token::{Fence, Salt};
 
 pub(super) type Places = Slab<Place, 2>;

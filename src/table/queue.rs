@@ -4,7 +4,8 @@ use std::time::Instant;
 
 use super::place::{KeyPlaces, PlaceId, Places};
 use super::slab::{Id, List, Slab};
-use super::types::{Key, Kind, Limit, Refusal, Weight};
+use super::types::Key;
+use crate::terms::{Kind, Limit, Refusal, Weight};
 
 pub(super) type Queues = Slab<KeyQueue, 1>;
 pub(super) type KeyId = Id<KeyQueue>;

@@ -6,8 +6,9 @@ use std::time::{Duration, Instant};
 
 use super::place::{KeyPlaces, PlaceId};
 use super::queue::KeyId;
-use super::types::{ConnId, Key, Kind, Limit, Scope, Weight};
+use super::types::{ConnId, Key, Scope};
 use super::LockTable;
+use crate::terms::{Kind, Limit, Weight};
 use crate::token::Fence;
 
 /// The maximum number of keys that one visit to the table lists. More keys need several visits, so

@@ -12,8 +12,8 @@ const MAY_USE: &[(&str, &[&str])] = &[
     (
         "latchd",
         &[
-            "latchd", "server", "cli", "cluster", "arbiter", "fence", "protocol", "table", "token",
-            "net", "sys", "text", "base64", "log",
+            "latchd", "server", "cli", "cluster", "arbiter", "fence", "protocol", "table", "terms",
+            "token", "net", "sys", "text", "base64", "log",
         ],
     ),
     (
@@ -50,21 +50,22 @@ const MAY_USE: &[(&str, &[&str])] = &[
     (
         "cluster",
         &[
-            "cluster", "arbiter", "fence", "protocol", "table", "token", "net", "sys", "text",
-            "base64", "log",
+            "cluster", "arbiter", "fence", "protocol", "table", "terms", "token", "net", "sys",
+            "text", "base64", "log",
         ],
     ),
-    ("arbiter", &["table", "token", "fence", "sys"]),
+    ("arbiter", &["table", "terms", "token", "fence", "sys"]),
     ("fence", &["token", "sys", "text", "log"]),
     (
         "client",
-        &["client", "protocol", "token", "net", "sys", "text"],
+        &["client", "protocol", "terms", "token", "net", "sys", "text"],
     ),
     ("lockfile", &["lockfile", "sys", "text"]),
     // codecs
-    ("protocol", &["protocol", "table", "text", "token"]),
+    ("protocol", &["protocol", "table", "terms", "text", "token"]),
     // core
-    ("table", &["table", "token"]),
+    ("table", &["table", "terms", "token"]),
+    ("terms", &[]),
     ("token", &[]),
     // ground
     ("net", &["net", "sys", "text", "log"]),
@@ -79,6 +80,7 @@ const PURE: &[&str] = &[
     "src/base64.rs",
     "src/cluster/record.rs",
     "src/table",
+    "src/terms.rs",
     "src/token.rs",
     "src/fence/file.rs",
     "src/fence/range.rs",

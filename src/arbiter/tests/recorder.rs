@@ -1,7 +1,8 @@
 //! What a journal is told, and when.
 
 use super::*;
-use crate::table::{Change, HolderRecord, Key, Weight};
+use crate::table::{Change, HolderRecord, Key};
+use crate::terms::Weight;
 use crate::token::{Fence, Salt, Token};
 
 /// Keeps the changes, in short: `+fence` and `-fence`.

@@ -138,7 +138,8 @@ fn decode_body(version: u64, body: &str) -> Option<ServerState> {
 mod tests {
     use super::*;
 
-    use crate::table::{Key, Kind, Limit, Weight};
+    use crate::table::Key;
+    use crate::terms::{Kind, Limit, Weight};
     use crate::token::{Fence, Salt, Token};
 
     fn state() -> ServerState {

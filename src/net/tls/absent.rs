@@ -7,10 +7,12 @@ use std::time::Duration;
 #[derive(Debug)]
 pub enum TlsStream {}
 
+#[cfg(feature = "programs")]
 #[derive(Debug)]
 pub enum Certificate {}
 
 /// Checks an option that needs TLS. Refuses it, because this build has no TLS.
+#[cfg(feature = "programs")]
 pub fn need(what: &str) -> Result<(), String> {
     Err(lacking(what))
 }
@@ -45,6 +47,7 @@ impl TlsStream {
     }
 }
 
+#[cfg(feature = "programs")]
 impl Certificate {
     pub fn server_stream<S: From<TlsStream>>(&self, _: TcpStream) -> S {
         match *self {}

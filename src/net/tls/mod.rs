@@ -8,6 +8,7 @@
 //!
 //! A build without TLS uses `absent.rs` instead: the same API, with uninhabited types.
 
+#[cfg(feature = "programs")]
 pub mod certificate;
 mod trust;
 
@@ -32,10 +33,12 @@ use rustls::{
 use super::write::write_within;
 use crate::sys::event::wait_for;
 use crate::sys::memory::{self, Purpose};
+#[cfg(feature = "programs")]
 pub use certificate::Certificate;
 pub use trust::{server_name, server_of, system_file, trusting, Trust};
 
 /// Checks an option that needs TLS. Accepts it, because this build has TLS.
+#[cfg(feature = "programs")]
 pub fn need(_: &str) -> Result<(), String> {
     Ok(())
 }
@@ -91,6 +94,7 @@ struct TlsState {
 
 enum Stage {
     /// A server's side before its first read.
+    #[cfg_attr(not(feature = "programs"), allow(dead_code))]
     New(Arc<ServerConfig>),
     Open(Box<Connection>),
     /// The peer has broken the protocol, or speaks another one.
@@ -108,6 +112,7 @@ enum Blocking {
 
 impl TlsStream {
     /// Creates the server's side of a connection. Does not block, and does no cryptography yet.
+    #[cfg(feature = "programs")]
     fn server(socket: TcpStream, config: Arc<ServerConfig>) -> TlsStream {
         TlsStream::new(socket, Stage::New(config))
     }

@@ -21,6 +21,7 @@ use super::connection::MAX_ENDED;
 use super::orphans::ORPHANS;
 use super::place::Place;
 use super::*;
+use crate::terms::{Limit, Weight};
 use crate::token::Salt;
 
 /// Gives the fences 1, 2, 3 ... unless it is out of them.

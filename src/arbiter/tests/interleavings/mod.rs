@@ -18,7 +18,8 @@ use shuttle::{Config, Runner};
 
 use super::*;
 use crate::fence::source::ClockFences;
-use crate::table::{Ask, Kind, Limit, Refusal};
+use crate::table::Ask;
+use crate::terms::{Kind, Limit, Refusal};
 use crate::token::Fence;
 use sync::{plant, Planted};
 

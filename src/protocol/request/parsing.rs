@@ -1,0 +1,544 @@
+//! The reading of requests, and of what may come before the first one. Any three lines are either a
+//! request or a [`ProtocolError`]. Before the first request, a person may type a [`FirstWord`], and
+//! a server of a cluster may send [`RELAY`].
+
+use std::time::Duration;
+
+use super::{Request, Wanted, ANY, COUNTERS, MAX_TAG_LEN, QUEUES, SHARED, SLOTS, WAITERS};
+use crate::protocol::abilities::Abilities;
+use crate::protocol::limits::{self, MAX_AUTH_LINE_LEN, MAX_LINE_LEN};
+use crate::terms::{Kind, Limit, Weight};
+use crate::token::Token;
+
+/// The first line of a connection that another server of a cluster passes on.
+pub const RELAY: &[u8] = b"relay";
+
+/// The first line of a request that asks a server of a cluster for its role.
+pub const CLUSTER: &[u8] = b"cluster";
+
+/// The command that opens a connection if the server has an auth token.
+const AUTH: &[u8] = b"auth";
+
+/// The lines of one request: command, key, argument.
+pub type Frame<'a> = [&'a [u8]; 3];
+
+/// The maximum length of a line of a frame, in bytes. `index` is the position of the line in the
+/// frame. The secret has `secret_len` bytes, and there may be spaces around it.
+pub fn line_limit(secret_len: usize, index: usize, command: &[u8]) -> usize {
+    if index == 2 && command == AUTH {
+        (secret_len + MAX_LINE_LEN).min(MAX_AUTH_LINE_LEN)
+    } else {
+        MAX_LINE_LEN
+    }
+}
+
+/// The line that answers [`FirstWord::Help`].
+pub const HELP: &str = "ok commands, each with a line for its key and one for its arguments: \
+    l WAIT [LEASE]; sl WAIT LIMIT [LEASE]; e [LEASE]; se LIMIT [LEASE]; w WAIT; sw WAIT; r TOKEN; \
+    sr TOKEN; n TOKEN [LEASE]; sn TOKEN [LEASE]; adopt TOKEN [LEASE]; keep TOKEN [LEASE]; hello; \
+    ping; stats; tag TEXT; break FENCE; auth SECRET; or quit; see latch-protocol(7)";
+
+/// A word that a person may type before the first request. It is a single line, not a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FirstWord {
+    /// `help`, `?`
+    Help,
+    /// `quit`
+    Quit,
+    /// An empty line or `_`, which a client may send after `help` to complete a frame.
+    Placeholder,
+}
+
+impl FirstWord {
+    /// Reads a line; `None` if it begins a request.
+    pub fn parse(line: &[u8]) -> Option<FirstWord> {
+        match line {
+            b"help" | b"?" => Some(FirstWord::Help),
+            b"quit" => Some(FirstWord::Quit),
+            b"" | b"_" => Some(FirstWord::Placeholder),
+            _ => None,
+        }
+    }
+}
+
+/// Why three lines are not a request. The reply is always `error`; the code is for the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ProtocolError {
+    InvalidCommand,
+    InvalidInteger,
+    InvalidKey,
+    BadTimeout,
+    EmptyToken,
+    ArgumentCount,
+    BadLease,
+    BadLimit,
+    NotUtf8,
+    MalformedToken,
+    TagTooLong,
+}
+
+impl ProtocolError {
+    /// Whether the first line was a command.
+    pub fn knows_command(self) -> bool {
+        !matches!(self, ProtocolError::InvalidCommand | ProtocolError::NotUtf8)
+    }
+
+    /// A word for the log.
+    pub fn describe(self) -> &'static str {
+        match self {
+            ProtocolError::InvalidCommand => "invalid-command",
+            ProtocolError::InvalidInteger => "invalid-integer",
+            ProtocolError::InvalidKey => "invalid-key",
+            ProtocolError::BadTimeout => "bad-timeout",
+            ProtocolError::EmptyToken => "empty-token",
+            ProtocolError::ArgumentCount => "argument-count",
+            ProtocolError::BadLease => "bad-lease",
+            ProtocolError::BadLimit => "bad-limit",
+            ProtocolError::NotUtf8 => "not-utf8",
+            ProtocolError::MalformedToken => "malformed-token",
+            ProtocolError::TagTooLong => "tag-too-long",
+        }
+    }
+}
+
+/// Reads a request from its three lines.
+pub fn parse(frame: Frame<'_>) -> Result<Request<'_>, ProtocolError> {
+    let [command, key, argument] = frame;
+    let key = text(key)?;
+    // The words of the argument are read as bytes. ASCII is valid UTF-8 and needs no further check.
+    if !argument.is_ascii() {
+        text(argument)?;
+    }
+    let (command, kind) = match command {
+        b"l" | b"e" | b"w" | b"r" | b"n" => (command, Kind::Lock),
+        // These commands apply to a grant of either kind, so the kind is not used.
+        b"adopt" | b"keep" | b"break" => (command, Kind::Lock),
+        b"sl" | b"se" | b"sw" | b"sr" | b"sn" => (&command[1..], Kind::Semaphore),
+        _ => return parse_other(text(command)?, key, text(argument)?),
+    };
+    if !limits::is_key(key) {
+        return Err(ProtocolError::InvalidKey);
+    }
+    let mut words = Words(argument);
+    let request = match command {
+        b"l" => {
+            let wait_timeout = words.wait_timeout()?;
+            Request::Acquire(words.wanted(key, kind)?, wait_timeout)
+        }
+        b"e" => Request::Enqueue(words.wanted(key, kind)?),
+        b"w" => Request::Wait {
+            key,
+            kind,
+            wait_timeout: words.wait_timeout()?,
+        },
+        b"r" => Request::Release {
+            key,
+            kind,
+            token: words.token()?,
+        },
+        b"n" => Request::Renew {
+            key,
+            kind,
+            token: words.token()?,
+            lease: words.lease()?,
+        },
+        b"adopt" => Request::Adopt {
+            key,
+            token: words.token()?,
+            lease: words.lease()?,
+        },
+        b"keep" => Request::Keep {
+            key,
+            token: words.token()?,
+            lease: words.lease()?,
+        },
+        b"break" => Request::Break {
+            key,
+            fence: words.fence()?,
+            admin_token: words.next().map(text).transpose()?,
+        },
+        _ => return Err(ProtocolError::InvalidCommand),
+    };
+    words.end()?;
+    Ok(request)
+}
+
+/// Reads a request that has no key, or whose key is in the argument.
+fn parse_other<'a>(
+    command: &str,
+    key: &str,
+    argument: &'a str,
+) -> Result<Request<'a>, ProtocolError> {
+    match command {
+        "ping" | "barrier" => Ok(Request::Ping),
+        "stable-ref" => Ok(Request::StableRef),
+        "hello" => Ok(Request::Hello(Abilities::parse(
+            argument.split_whitespace(),
+        ))),
+        "stats" => parse_stats(key, argument.trim_matches(limits::is_blank)),
+        "tag" if argument.len() <= MAX_TAG_LEN => Ok(Request::Tag(argument)),
+        "tag" => Err(ProtocolError::TagTooLong),
+        "auth" => Ok(Request::Auth(argument)),
+        _ => Err(ProtocolError::InvalidCommand),
+    }
+}
+
+/// Reads a `stats` request. `line` is the key line, which says what the client asks for. `key` is
+/// the argument, which names the key if one is needed.
+fn parse_stats<'a>(line: &str, key: &'a str) -> Result<Request<'a>, ProtocolError> {
+    let checked = || match limits::is_key(key) {
+        true => Ok(key),
+        false => Err(ProtocolError::InvalidKey),
+    };
+    match line.split_once(' ') {
+        Some((QUEUES, fence)) => Ok(Request::Holder {
+            key: checked()?,
+            fence: parse_integer(fence.as_bytes())?,
+        }),
+        None if line == QUEUES && matches!(key, "" | ANY) => Ok(Request::Queues(None)),
+        None if line == QUEUES => checked().map(Some).map(Request::Queues),
+        None if line == COUNTERS => Ok(Request::Counters),
+        _ => Ok(Request::Stats),
+    }
+}
+
+fn text(line: &[u8]) -> Result<&str, ProtocolError> {
+    std::str::from_utf8(line).map_err(|_| ProtocolError::NotUtf8)
+}
+
+/// The rest of an argument, whose words are taken one by one. It is valid UTF-8.
+struct Words<'a>(&'a [u8]);
+
+impl<'a> Words<'a> {
+    fn next(&mut self) -> Option<&'a [u8]> {
+        let is_blank = |byte: &u8| matches!(byte, b' ' | b'\t'..=b'\r');
+        let start = self.0.iter().position(|byte| !is_blank(byte))?;
+        let rest = &self.0[start..];
+        let is_end = |byte: &u8| is_blank(byte) || !byte.is_ascii();
+        let end = rest.iter().position(is_end).unwrap_or(rest.len());
+        if rest.get(end).is_some_and(|byte| !byte.is_ascii()) {
+            return self.next_of_unicode();
+        }
+        let (word, rest) = rest.split_at(end);
+        self.0 = rest;
+        Some(word)
+    }
+
+    /// Like [`Words::next`], but words end at any white space of Unicode.
+    fn next_of_unicode(&mut self) -> Option<&'a [u8]> {
+        let rest = std::str::from_utf8(self.0)
+            .expect("it is UTF-8")
+            .trim_start();
+        let end = rest.find(char::is_whitespace).unwrap_or(rest.len());
+        let (word, rest) = rest.split_at(end);
+        self.0 = rest.as_bytes();
+        (!word.is_empty()).then_some(word.as_bytes())
+    }
+
+    fn wanted(&mut self, key: &'a str, kind: Kind) -> Result<Wanted<'a>, ProtocolError> {
+        let mut wanted = Wanted {
+            key,
+            kind,
+            limit: self.limit(kind)?,
+            lease: self.lease()?,
+            weight: None,
+            max_waiters: None,
+        };
+        while let Some(word) = self.next() {
+            wanted.refine(word)?;
+        }
+        Ok(wanted)
+    }
+
+    fn wait_timeout(&mut self) -> Result<Duration, ProtocolError> {
+        let seconds = self.integer()?.ok_or(ProtocolError::ArgumentCount)?;
+        limits::wait_timeout(seconds).ok_or(ProtocolError::BadTimeout)
+    }
+
+    fn limit(&mut self, kind: Kind) -> Result<Limit, ProtocolError> {
+        if kind == Kind::Lock {
+            return Ok(Limit::ONE);
+        }
+        let count = self.integer()?.ok_or(ProtocolError::ArgumentCount)?;
+        limits::limit(count).ok_or(ProtocolError::BadLimit)
+    }
+
+    fn lease(&mut self) -> Result<Option<Duration>, ProtocolError> {
+        let lease = |seconds| limits::lease(seconds).ok_or(ProtocolError::BadLease);
+        self.integer()?.map(lease).transpose()
+    }
+
+    fn token(&mut self) -> Result<Token, ProtocolError> {
+        // In most cases the token is the whole argument.
+        if let Some(token) = Token::from_digits(self.0) {
+            self.0 = b"";
+            return Ok(token);
+        }
+        let word = self.next().ok_or(ProtocolError::EmptyToken)?;
+        Token::from_digits(word).ok_or(ProtocolError::MalformedToken)
+    }
+
+    /// A fence, or [`ANY`].
+    fn fence(&mut self) -> Result<Option<u64>, ProtocolError> {
+        match self.next() {
+            None => Err(ProtocolError::ArgumentCount),
+            Some(word) if word == ANY.as_bytes() => Ok(None),
+            Some(word) => parse_integer(word).map(Some),
+        }
+    }
+
+    fn integer(&mut self) -> Result<Option<u64>, ProtocolError> {
+        self.next().map(parse_integer).transpose()
+    }
+
+    fn end(&mut self) -> Result<(), ProtocolError> {
+        match self.next() {
+            None => Ok(()),
+            Some(_) => Err(ProtocolError::ArgumentCount),
+        }
+    }
+}
+
+impl Wanted<'_> {
+    /// Reads a word after the lease. Each word may occur only once.
+    fn refine(&mut self, word: &[u8]) -> Result<(), ProtocolError> {
+        let out_of_range = ProtocolError::BadLimit;
+        if word == SHARED.as_bytes() && self.kind == Kind::Lock && self.weight.is_none() {
+            self.weight = Some(Weight::ONE);
+        } else if let (Some(count), Kind::Semaphore, None) =
+            (word.strip_prefix(SLOTS.as_bytes()), self.kind, self.weight)
+        {
+            let weight = limits::weight(parse_integer(count)?, self.limit);
+            self.weight = Some(weight.ok_or(out_of_range)?);
+        } else if let (Some(count), None) =
+            (word.strip_prefix(WAITERS.as_bytes()), self.max_waiters)
+        {
+            let max = limits::max_waiters(parse_integer(count)?);
+            self.max_waiters = Some(max.ok_or(out_of_range)?);
+        } else {
+            return Err(ProtocolError::ArgumentCount);
+        }
+        Ok(())
+    }
+}
+
+/// Reads an optional sign, then digits. A negative number, or one that is too large for the type,
+/// becomes the maximum of the type, which no range includes.
+fn parse_integer(word: &[u8]) -> Result<u64, ProtocolError> {
+    let (is_negative, digits) = match word {
+        [b'-', digits @ ..] => (true, digits),
+        [b'+', digits @ ..] | digits => (false, digits),
+    };
+    if digits.is_empty() || !digits.iter().all(u8::is_ascii_digit) {
+        return Err(ProtocolError::InvalidInteger);
+    }
+    let value = digits.iter().fold(0, |value: u64, digit| {
+        let tens = value.saturating_mul(10);
+        tens.saturating_add(u64::from(digit - b'0'))
+    });
+    Ok(if is_negative && value > 0 {
+        u64::MAX
+    } else {
+        value
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::limits::MAX_SECONDS;
+
+    const TOKEN: &str = "0001a3f217b3c4d87f3c1f2b3e9a8d6e";
+
+    fn read(command: &str, key: &str, argument: &str) -> Result<String, ProtocolError> {
+        parse([command.as_bytes(), key.as_bytes(), argument.as_bytes()])
+            .map(|request| format!("{request:?}"))
+    }
+
+    fn acquire(argument: &str) -> Result<(u64, Option<u64>), ProtocolError> {
+        match parse([b"l", b"k", argument.as_bytes()])? {
+            Request::Acquire(Wanted { lease, .. }, wait_timeout) => {
+                Ok((wait_timeout.as_secs(), lease.map(|lease| lease.as_secs())))
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn integers_are_an_optional_sign_and_digits() {
+        for (word, value) in [
+            ("10", 10),
+            ("007", 7),
+            ("-0", 0),
+            ("+5", 5),
+            ("9223372036", MAX_SECONDS),
+        ] {
+            assert_eq!(acquire(word), Ok((value, None)), "{word}");
+        }
+        for word in [
+            "x", "1.5", "12x", "+-1", "--1", "0x10", "1_000", "١", "-", "+",
+        ] {
+            assert_eq!(acquire(word), Err(ProtocolError::InvalidInteger), "{word}");
+        }
+    }
+
+    #[test]
+    fn numbers_out_of_range_never_overflow() {
+        for word in ["-1", "9223372037", "18446744073709551616", &"9".repeat(200)] {
+            assert_eq!(acquire(word), Err(ProtocolError::BadTimeout), "{word}");
+        }
+        for word in ["0", "-1", "-0", "9223372037", &"9".repeat(200)] {
+            assert_eq!(
+                acquire(&format!("10 {word}")),
+                Err(ProtocolError::BadLease),
+                "{word}"
+            );
+        }
+        for word in ["0", "-1", "1048577", &"9".repeat(200)] {
+            assert_eq!(
+                read("se", "k", word),
+                Err(ProtocolError::BadLimit),
+                "{word}"
+            );
+        }
+        assert!(read("se", "k", "1048576").is_ok());
+    }
+
+    #[test]
+    fn arguments_split_on_runs_of_unicode_white_space() {
+        assert_eq!(acquire(" \t10\u{a0}\u{3000} 60 "), Ok((10, Some(60))));
+    }
+
+    #[test]
+    fn each_command_insists_on_its_number_of_arguments() {
+        let cases = [
+            ("l", "", ProtocolError::ArgumentCount),
+            ("l", "1 2 3", ProtocolError::ArgumentCount),
+            ("sl", "1", ProtocolError::ArgumentCount),
+            ("sl", "1 2 3 4", ProtocolError::ArgumentCount),
+            ("e", "1 2", ProtocolError::ArgumentCount),
+            ("se", "", ProtocolError::ArgumentCount),
+            ("w", "", ProtocolError::ArgumentCount),
+            ("w", "1 2", ProtocolError::ArgumentCount),
+            ("r", "", ProtocolError::EmptyToken),
+            ("n", " ", ProtocolError::EmptyToken),
+            ("adopt", "", ProtocolError::EmptyToken),
+            ("keep", "", ProtocolError::EmptyToken),
+        ];
+        for (command, argument, error) in cases {
+            assert_eq!(
+                read(command, "k", argument),
+                Err(error),
+                "{command} {argument:?}"
+            );
+        }
+        let two = format!("{TOKEN} 1");
+        assert_eq!(read("r", "k", &two), Err(ProtocolError::ArgumentCount));
+        assert_eq!(
+            read("n", "k", &format!("{two} 1")),
+            Err(ProtocolError::ArgumentCount)
+        );
+        for command in ["n", "adopt", "keep"] {
+            assert!(read(command, "k", &two).is_ok(), "{command}");
+        }
+    }
+
+    #[test]
+    fn a_key_is_anything_without_blanks() {
+        for key in ["k", "a\0b", "a\u{a0}b", "ключ", "_"] {
+            assert!(read("e", key, "").is_ok(), "{key:?}");
+        }
+        // The same key, named in another line.
+        for key in ["k", "k\u{a0}", "\u{2003}k", "\u{b}k\u{c}"] {
+            let argument = format!(" {key}\t");
+            let queues = parse([b"stats", b"holders", argument.as_bytes()]);
+            assert_eq!(queues, Ok(Request::Queues(Some(key))));
+        }
+        for key in ["", " ", "a b", "a\tb", "a\rb"] {
+            assert_eq!(
+                read("e", key, ""),
+                Err(ProtocolError::InvalidKey),
+                "{key:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_question_for_a_grant_names_its_fence_and_its_key() {
+        let question = |line: &'static str| parse([b"stats", line.as_bytes(), b" _ "]);
+        let (key, fence) = ("_", u64::MAX);
+        let asked = question("holders 18446744073709551615");
+        assert_eq!(asked, Ok(Request::Holder { key, fence }));
+        for line in ["holders ", "holders x", "holders 1 2"] {
+            assert_eq!(
+                question(line),
+                Err(ProtocolError::InvalidInteger),
+                "{line:?}"
+            );
+        }
+        for line in ["holders1", "holder 1", " holders 1"] {
+            assert_eq!(question(line), Ok(Request::Stats), "{line:?}");
+        }
+        let without_key = parse([b"stats", b"holders 1", b" "]);
+        assert_eq!(without_key, Err(ProtocolError::InvalidKey));
+    }
+
+    #[test]
+    fn hello_ignores_words_that_it_does_not_know() {
+        let hello = |words: &'static str| parse([b"hello", b"_", words.as_bytes()]);
+        let adopt = Abilities {
+            adopt: true,
+            ..Abilities::default()
+        };
+        assert_eq!(hello("  adopt "), Ok(Request::Hello(adopt)));
+        assert_eq!(hello("fly adopt=1 adopt"), Ok(Request::Hello(adopt)));
+        for words in ["", " ", "Adopt", "adopts"] {
+            let none = Request::Hello(Abilities::default());
+            assert_eq!(hello(words), Ok(none), "{words:?}");
+        }
+    }
+
+    #[test]
+    fn the_help_has_the_arguments_of_commands_in_their_order() {
+        let (_, rest) = HELP.split_once(": ").expect("a list of commands");
+        let (commands, _) = rest.split_once("; or quit").expect("the list ends");
+        for shown in commands.split("; ") {
+            let (command, names) = shown.split_once(' ').unwrap_or((shown, ""));
+            let value = |name: &str| match name {
+                "WAIT" => "0".to_owned(),
+                "TOKEN" => "f".repeat(32),
+                _ => "1".to_owned(),
+            };
+            let (wanted, optional) = names.split_once('[').unwrap_or((names, ""));
+            let mut values: Vec<String> = wanted.split_whitespace().map(value).collect();
+            let required = values.join(" ");
+            assert!(read(command, "k", &required).is_ok(), "{shown}");
+            if let Some(name) = optional.strip_suffix(']') {
+                values.push(value(name));
+                assert!(read(command, "k", &values.join(" ")).is_ok(), "{shown}");
+            }
+        }
+        assert_eq!(FirstWord::parse(b"quit"), Some(FirstWord::Quit));
+    }
+
+    #[test]
+    fn commands_are_compared_byte_for_byte() {
+        for command in [
+            "", "L", "l ", " l", "PING", "lock", "s", "ss", "sping", "listen",
+        ] {
+            assert_eq!(
+                read(command, "k", "1"),
+                Err(ProtocolError::InvalidCommand),
+                "{command:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn every_line_must_be_utf8() {
+        let bad: &[u8] = b"\xfe";
+        assert_eq!(parse([bad, b"k", b"1"]), Err(ProtocolError::NotUtf8));
+        assert_eq!(parse([b"ping", bad, b""]), Err(ProtocolError::NotUtf8));
+        assert_eq!(parse([b"l", b"k", bad]), Err(ProtocolError::NotUtf8));
+    }
+}
