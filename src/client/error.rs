@@ -7,7 +7,6 @@ use std::path::PathBuf;
 use rustix::io::Errno;
 
 use super::address::Address;
-use super::guard::Loss;
 use crate::text::{reason, unusable_file, Escaped, Readable};
 
 /// Why a request failed. Each error status that a server may reply with has its own variant.
@@ -136,6 +135,35 @@ pub enum Auth {
     Token,
     /// The client has no auth token.
     NoToken,
+}
+
+/// How a lock was lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Loss {
+    /// The connection ended, and no server renewed the lock over another connection.
+    Closed,
+    /// The server refused the renewal: the lease was over, or a client released the lock with its
+    /// token.
+    Refused,
+    /// No renewal was answered in time. The lease may be over at any moment.
+    Deadline,
+    /// The lock was held for as long as the server allows (`latchd --max-hold`).
+    MaxHold,
+    /// This process is a child, by fork(2), of the process that acquired the lock.
+    Forked,
+}
+
+impl fmt::Display for Loss {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Loss::Closed => "the connection to the server ended, and the lock with it",
+            Loss::Refused => "the server refused to renew it: it was released or broken by another",
+            Loss::Deadline => "the server did not renew it in time",
+            Loss::MaxHold => "it was held for as long as the server allows (--max-hold)",
+            Loss::Forked => "it belongs to the process that acquired it, and this is its child",
+        })
+    }
 }
 
 impl Error {

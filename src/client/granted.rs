@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use super::connection::Connection;
 use super::error::Error;
-use super::guard::{self, Guard};
 use super::slot::Slot;
 use crate::sys::moment::Moment;
 use crate::token::Grant;
@@ -31,29 +30,6 @@ pub(crate) struct Granted {
 }
 
 impl Granted {
-    /// Turns the grant into a guard, which renews the lease.
-    pub(crate) fn keep(mut self) -> Result<Guard, Error> {
-        self.connection.cancelled_by.clear();
-        // Ask before the lease is checked, because asking takes time.
-        let numbers = self.slot_numbers();
-        let numbers = numbers.and_then(|numbers| self.renew_if_late().map(|()| numbers));
-        match numbers {
-            Ok(numbers) => Guard::new(self, numbers),
-            Err(error) => Err(self.give_up(error)),
-        }
-    }
-
-    /// Gives up the grant after `error`, which it returns. If the server has ended the connection,
-    /// and may keep the grant nevertheless, releases it over another connection: the next claim
-    /// would have to wait for its lease. Blocks for as long as [`Guard::release`].
-    pub(crate) fn give_up(self, error: Error) -> Error {
-        let is_cut = matches!(error, Error::Closed { .. });
-        if is_cut && self.connection.may_return() {
-            let _ = guard::release(self);
-        }
-        error
-    }
-
     /// The lease that renewals ask for.
     pub(super) fn wanted_lease(&self) -> Duration {
         self.slot.lease.unwrap_or(self.grant.lease)
@@ -88,22 +64,6 @@ impl Granted {
         kept.map(drop)
     }
 
-    /// Returns the grant if the server would keep it for `time` without a connection. To learn
-    /// that, has the server keep it, and takes it back: no request asks without keeping. If this
-    /// process dies in between, the server keeps the lock for `time`. Blocks for at most three
-    /// times the reply timeout, and after an error for as long as [`Guard::release`].
-    pub(super) fn keepable_for(mut self, time: Duration) -> Result<Granted, Error> {
-        self.connection.cancelled_by.clear();
-        match self.keep_and_take_back(time) {
-            Ok(()) => Ok(self),
-            Err(error) => {
-                // The server may keep the grant nevertheless.
-                let _ = guard::release(self);
-                Err(error)
-            }
-        }
-    }
-
     /// Has the server keep the lock for `time` without a connection. Fails with
     /// [`Error::NotKept`], and still holds the lock, if the server already keeps its maximum number
     /// of locks, or keeps no lock for that long.
@@ -116,7 +76,7 @@ impl Granted {
         })
     }
 
-    fn keep_and_take_back(&mut self, time: Duration) -> Result<(), Error> {
+    pub(super) fn keep_and_take_back(&mut self, time: Duration) -> Result<(), Error> {
         self.renew_if_late()?;
         self.keep_at_server(time)?;
         let (key, token) = (&self.key, self.grant.token);

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 #[cfg(feature = "programs")]
 use super::address::Address;
-use super::error::{Asked, Error};
+use super::error::{Asked, Error, Loss};
 use super::granted::Granted;
 use crate::sys::event::Event;
 use crate::sys::moment::Moment;
@@ -26,35 +26,6 @@ use timing::{deadline_of, fits};
 
 /// The stack size of a keeper, in bytes. The documentation of the callbacks states it.
 const STACK_LEN: usize = 128 * 1024;
-
-/// How a lock was lost.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Loss {
-    /// The connection ended, and no server renewed the lock over another connection.
-    Closed,
-    /// The server refused the renewal: the lease was over, or a client released the lock with its
-    /// token.
-    Refused,
-    /// No renewal was answered in time. The lease may be over at any moment.
-    Deadline,
-    /// The lock was held for as long as the server allows (`latchd --max-hold`).
-    MaxHold,
-    /// This process is a child, by fork(2), of the process that acquired the lock.
-    Forked,
-}
-
-impl fmt::Display for Loss {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Loss::Closed => "the connection to the server ended, and the lock with it",
-            Loss::Refused => "the server refused to renew it: it was released or broken by another",
-            Loss::Deadline => "the server did not renew it in time",
-            Loss::MaxHold => "it was held for as long as the server allows (--max-hold)",
-            Loss::Forked => "it belongs to the process that acquired it, and this is its child",
-        })
-    }
-}
 
 /// A held lock or semaphore slot. Dropping the guard does the same as [`Guard::release`], but
 /// ignores errors.
@@ -218,15 +189,56 @@ type RenewalCallback = Box<dyn FnOnce(bool) + Send>;
 
 /// Releases a grant that has no guard. Its connection may have ended. Blocks, and fails, like
 /// [`Guard::release`].
-pub(super) fn release(held: Granted) -> Result<(), Error> {
+fn release(held: Granted) -> Result<(), Error> {
     let shared = Shared::new(held.asked_at, held.grant.lease)?;
     Keeper::new(held, Arc::new(shared))?.carry_out(Order::Release)
+}
+
+impl Granted {
+    /// Turns the grant into a guard, which renews the lease.
+    pub(crate) fn into_guard(mut self) -> Result<Guard, Error> {
+        self.connection.cancelled_by.clear();
+        // Ask before the lease is checked, because asking takes time.
+        let numbers = self.slot_numbers();
+        let numbers = numbers.and_then(|numbers| self.renew_if_late().map(|()| numbers));
+        match numbers {
+            Ok(numbers) => Guard::new(self, numbers),
+            Err(error) => Err(self.give_up(error)),
+        }
+    }
+
+    /// Gives up the grant after `error`, which it returns. If the server has ended the connection,
+    /// and may keep the grant nevertheless, releases it over another connection: the next claim
+    /// would have to wait for its lease. Blocks for as long as [`Guard::release`].
+    pub(crate) fn give_up(self, error: Error) -> Error {
+        let is_cut = matches!(error, Error::Closed { .. });
+        if is_cut && self.connection.may_return() {
+            let _ = release(self);
+        }
+        error
+    }
+
+    /// Returns the grant if the server would keep it for `time` without a connection. To learn
+    /// that, has the server keep it, and takes it back: no request asks without keeping. If this
+    /// process dies in between, the server keeps the lock for `time`. Blocks for at most three
+    /// times the reply timeout, and after an error for as long as [`Guard::release`].
+    pub(super) fn keepable_for(mut self, time: Duration) -> Result<Granted, Error> {
+        self.connection.cancelled_by.clear();
+        match self.keep_and_take_back(time) {
+            Ok(()) => Ok(self),
+            Err(error) => {
+                // The server may keep the grant nevertheless.
+                let _ = release(self);
+                Err(error)
+            }
+        }
+    }
 }
 
 impl Guard {
     /// Starts the keeper of a grant. If this host has no thread or file descriptor left, fails with
     /// [`Error::System`] and closes the connection.
-    pub(super) fn new(held: Granted, slot_numbers: Vec<u32>) -> Result<Guard, Error> {
+    fn new(held: Granted, slot_numbers: Vec<u32>) -> Result<Guard, Error> {
         let grant = held.grant;
         let shared = Arc::new(Shared::new(held.asked_at, grant.lease)?);
         let asked = Asked {

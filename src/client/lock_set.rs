@@ -137,8 +137,8 @@ impl Guards {
         }
         let guard = match claimed? {
             Claimed::Granted(granted) => match keep_time {
-                Some(time) => granted.keepable_for(time)?.keep()?,
-                None => granted.keep()?,
+                Some(time) => granted.keepable_for(time)?.into_guard()?,
+                None => granted.into_guard()?,
             },
             Claimed::InVain(connection) => return Ok(Some(connection)),
         };

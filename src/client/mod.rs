@@ -101,9 +101,9 @@ pub use address::{Address, Alternatives, InvalidAddress};
 pub use cancel::CancelHandle;
 pub use connection::{Connection, Enqueued};
 use environment::Overrides;
-pub use error::{Asked, Auth, Error};
+pub use error::{Asked, Auth, Error, Loss};
 pub(crate) use granted::{Claimed, Granted};
-pub use guard::{Guard, Loss};
+pub use guard::Guard;
 pub use lock_set::{Guards, LockSet};
 pub use queue_place::QueuePlace;
 pub use settings::Settings;
@@ -493,7 +493,7 @@ impl<'a> Lock<'a> {
     /// Claims the lock, waiting as long as `wait` says, and starts the guard of the grant.
     fn ask(&self, wait: Wait) -> Result<Option<Guard>, Error> {
         match self.claim(Instant::now(), wait, |_| ())? {
-            Claimed::Granted(granted) => granted.keep().map(Some),
+            Claimed::Granted(granted) => granted.into_guard().map(Some),
             Claimed::InVain(_) => Ok(None),
         }
     }

@@ -85,7 +85,7 @@ impl QueuePlace {
             is_numbered: self.is_numbered,
         };
         match error {
-            None => granted.keep().map(Some),
+            None => granted.into_guard().map(Some),
             Some(error) => Err(granted.give_up(error)),
         }
     }

@@ -1,4 +1,5 @@
-//! Waiting for locks and keeping them: the common part of `latch run` and `latch hold`.
+//! Waiting for locks: of the commands that hold several locks while they run (`latch run`, `latch
+//! hold`), and of those that claim a single one and keep no process.
 
 use std::sync::Arc;
 use std::thread;
@@ -9,14 +10,14 @@ use parking_lot::Mutex;
 use crate::cli::failure::Failure;
 use crate::cli::values::BusyOk;
 use crate::cli::waiting::{wait_on_thread, Interrupts, Verbosity, WaitingLine};
-use crate::client::{Error, Guards};
+use crate::client::{Claimed, Connection, Error, Granted, Guards};
 use crate::supervise::{Event, SignalWatch};
 
 use super::backoff::Backoff;
 use super::nesting::waits_for_itself;
 use super::releasing::release_all;
 use super::servers::{wait_of, Target, ROUND_TRIP};
-use super::PROGRAM;
+use super::{BUSY, PROGRAM};
 
 /// An outage is over once a connection has lasted for this long after the server's first answer.
 const STEADY: Duration = Duration::from_secs(1);
@@ -205,5 +206,42 @@ impl Asking {
     fn describe(&self) -> String {
         let (at, name) = self.current.lock().clone();
         self.targets[at].describe_wait(name.as_deref())
+    }
+}
+
+impl Target {
+    /// Claims the key, and fails if it is not granted in time. While it waits, says on a terminal
+    /// what it waits for.
+    pub(super) fn claim(&self, timeout: Option<Duration>) -> Result<Granted, Failure> {
+        let (began, wait) = (Instant::now(), wait_of(timeout));
+        let ends_at = timeout.and_then(|timeout| began.checked_add(timeout));
+        let deadline = ends_at.and_then(|end| end.checked_add(ROUND_TRIP));
+        if let Some(why) = waits_for_itself(self, timeout, deadline) {
+            return Err(Failure::new(BUSY, why));
+        }
+        let name = Arc::<Mutex<Option<String>>>::default();
+        let describe = {
+            let (target, name) = (self.clone(), Arc::clone(&name));
+            move || target.describe_wait(name.lock().as_deref())
+        };
+        let _line = WaitingLine::start(PROGRAM, Verbosity::OnTerminal, describe);
+        let mut outage = Backoff::new();
+        loop {
+            let learn_name = |connection: &Connection| *name.lock() = connection.name_at_server();
+            let error = match self.lock().claim(began, wait, learn_name) {
+                Ok(Claimed::Granted(granted)) => return Ok(granted),
+                Ok(Claimed::InVain(connection)) => {
+                    return Err(Failure::new(BUSY, self.busy(connection, wait)));
+                }
+                Err(error) => error,
+            };
+            // Within a timeout, the users of another limit may finish.
+            let may_pass = ends_at.is_some() && matches!(error, Error::LimitMismatch(_));
+            let pause = may_pass.then(|| outage.pause(Duration::MAX, ends_at));
+            match pause.flatten() {
+                Some(pause) => thread::sleep(pause),
+                None => return Err(self.failure(&error)),
+            }
+        }
     }
 }

@@ -17,6 +17,7 @@ mod servers;
 mod stats;
 mod status;
 mod table;
+mod variables;
 
 use std::env;
 use std::ffi::OsString;
@@ -116,7 +117,7 @@ fn with_options_for_words(mut ours: Vec<OsString>) -> Vec<OsString> {
 fn warn_of_unknown_variables() {
     let set = env::vars_os();
     let set = set.filter_map(|(name, value)| Some((name.into_string().ok()?, value)));
-    let is_known = |name: &str| VARIABLES.contains(&name) || run::VARIABLES.contains(&name);
+    let is_known = |name: &str| VARIABLES.contains(&name) || variables::NAMES.contains(&name);
     let unknown = set.filter(|(name, _)| name.starts_with("LATCH_") && !is_known(name));
     let is_link = |name: &str, value: &OsString| is_service_link(name, &value.to_string_lossy());
     for (name, _) in unknown.filter(|(name, value)| !is_link(name, value)) {

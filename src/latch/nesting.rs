@@ -1,13 +1,12 @@
 //! The lock of `latch run` under which this process runs: whether it covers another claim of the
 //! same key, and whether that claim would wait for it.
 
-use std::env;
 use std::time::{Duration, Instant};
 
-use crate::client::{Holder, Kind, Queue, Token};
+use crate::client::{Holder, Kind, Queue};
 
-use super::run::VARIABLES;
 use super::servers::Target;
+use super::variables::token_for;
 
 /// A grant under which this process runs.
 pub(super) struct OuterGrant {
@@ -74,16 +73,4 @@ pub(super) fn waits_for_itself(
 
 fn slot_count(target: &Target) -> u64 {
     target.slot.slots.unwrap_or(1).into()
-}
-
-/// The token, from the environment, of the lock of `key` under which this process runs.
-fn token_for(key: &str) -> Option<Token> {
-    let [outer_key, token, _, _, _, tokens] =
-        VARIABLES.map(|name| env::var(name).unwrap_or_default());
-    let mut others = tokens.lines().filter_map(|line| line.rsplit_once('='));
-    let token = match outer_key == key {
-        true => &token,
-        false => others.find(|(other, _)| *other == key)?.1,
-    };
-    token.parse().ok()
 }

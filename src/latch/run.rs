@@ -17,19 +17,7 @@ use super::nesting::OuterGrant;
 use super::options::OnLost;
 use super::releasing::{finish_releases, release_all};
 use super::servers::{lost_lock, place_of_guard};
-use super::{complain, explain, options, shown, usage, PROGRAM};
-
-/// The variables that the command finds in its environment: the key, the token, the fence, the
-/// number of its semaphore slot if it has one, the numbers of the slots if it has several, and the
-/// keys and tokens of all its locks.
-pub(super) const VARIABLES: [&str; 6] = [
-    "LATCH_KEY",
-    "LATCH_TOKEN",
-    "LATCH_FENCE",
-    "LATCH_SLOT",
-    "LATCH_SLOTS",
-    "LATCH_TOKENS",
-];
+use super::{complain, explain, options, shown, usage, variables, PROGRAM};
 
 /// Waits for the locks, runs the command while holding them, releases them, and exits in the same
 /// way as the command.
@@ -110,7 +98,7 @@ fn run_under(
         program: PROGRAM,
         program_file,
         command,
-        environment: &environment(&guards, &options.key),
+        environment: &variables::of_command(&guards, &options.key),
         loss_signal: match options.on_lost {
             OnLost::Send(signal) => signal,
             OnLost::Ignore => Signal::TERM,
@@ -163,27 +151,6 @@ fn loss_of(guards: &Guards) -> Failure {
     let lost = lost.or_else(|| guards.iter().find(is_out));
     let lost = lost.unwrap_or(&guards[0]);
     lost_lock(&place_of_guard(lost), &lost.loss_to_come().to_string())
-}
-
-/// The variables of the command. A variable about a single lock describes the lock of `key`.
-fn environment(guards: &Guards, key: &str) -> [(&'static str, Option<OsString>); 6] {
-    let guard = guards.iter().find(|guard| guard.key() == key);
-    let guard = guard.expect("its key is one of those that are held");
-    let tokens = guards
-        .iter()
-        .map(|it| format!("{}={}\n", it.key(), it.token()));
-    let numbers = guard.slot_numbers().iter();
-    let numbers: Vec<String> = numbers.map(u32::to_string).collect();
-    let values = [
-        Some(key.to_owned()),
-        Some(guard.token().to_string()),
-        Some(guard.fence().to_string()),
-        Some(numbers.join(" ")).filter(|_| numbers.len() == 1),
-        Some(numbers.join(" ")).filter(|_| numbers.len() > 1),
-        Some(tokens.collect::<String>().trim_end().to_owned()),
-    ];
-    let mut values = values.into_iter();
-    VARIABLES.map(|name| (name, values.next().flatten().map(OsString::from)))
 }
 
 /// Renews all locks now, without blocking. Sets `confirmed` once the servers have renewed all of

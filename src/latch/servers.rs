@@ -2,27 +2,19 @@
 
 use std::path::Path;
 use std::process;
-use std::sync::Arc;
-use std::thread;
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
 use rustix::system::uname;
 
 use crate::cli::failure::Failure;
 use crate::cli::output::exact_time;
-use crate::cli::waiting::{Verbosity, WaitingLine};
 use crate::client::environment::{self, Overrides};
 use crate::client::{
-    Address, Claimed, Client, Connection, Error, Granted, Guard, Kind, Lock, Queue, Slot, Token,
-    Wait,
+    Address, Client, Connection, Error, Guard, Kind, Lock, Queue, Slot, Token, Wait,
 };
 use crate::text::Plain;
 
-use super::backoff::Backoff;
-use super::{
-    failure, nesting, queue, shown, usage, BUSY, FILE_ERROR, LOST, PROGRAM, PROTOCOL, UNAVAILABLE,
-};
+use super::{failure, queue, shown, usage, FILE_ERROR, LOST, PROTOCOL, UNAVAILABLE};
 
 /// How much longer than `--timeout` a command may take: one round trip.
 pub(super) const ROUND_TRIP: Duration = Duration::from_secs(1);
@@ -176,41 +168,6 @@ impl Target {
         match details {
             Some(details) => format!("{about}: {details}"),
             None => about,
-        }
-    }
-
-    /// Claims the key, and fails if it is not granted in time. While it waits, says on a terminal
-    /// what it waits for.
-    pub(super) fn claim(&self, timeout: Option<Duration>) -> Result<Granted, Failure> {
-        let (began, wait) = (Instant::now(), wait_of(timeout));
-        let ends_at = timeout.and_then(|timeout| began.checked_add(timeout));
-        let deadline = ends_at.and_then(|end| end.checked_add(ROUND_TRIP));
-        if let Some(why) = nesting::waits_for_itself(self, timeout, deadline) {
-            return Err(Failure::new(BUSY, why));
-        }
-        let name = Arc::<Mutex<Option<String>>>::default();
-        let describe = {
-            let (target, name) = (self.clone(), Arc::clone(&name));
-            move || target.describe_wait(name.lock().as_deref())
-        };
-        let _line = WaitingLine::start(PROGRAM, Verbosity::OnTerminal, describe);
-        let mut outage = Backoff::new();
-        loop {
-            let learn_name = |connection: &Connection| *name.lock() = connection.name_at_server();
-            let error = match self.lock().claim(began, wait, learn_name) {
-                Ok(Claimed::Granted(granted)) => return Ok(granted),
-                Ok(Claimed::InVain(connection)) => {
-                    return Err(Failure::new(BUSY, self.busy(connection, wait)));
-                }
-                Err(error) => error,
-            };
-            // Within a timeout, the users of another limit may finish.
-            let may_pass = ends_at.is_some() && matches!(error, Error::LimitMismatch(_));
-            let pause = may_pass.then(|| outage.pause(Duration::MAX, ends_at));
-            match pause.flatten() {
-                Some(pause) => thread::sleep(pause),
-                None => return Err(self.failure(&error)),
-            }
         }
     }
 

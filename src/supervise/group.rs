@@ -13,8 +13,8 @@ use crate::sys::moment::Moment;
 
 use super::guard::JobGuard;
 use super::leftovers::{exists, living_count, tell_of_leftovers, Leftovers, Rest};
-use super::signals::{ends_by_default, has_job_control, our_group, stop, ENDING};
-use super::terminal::{Foreground, Terminal};
+use super::signals::{ends_by_default, has_job_control, stop, ENDING};
+use super::terminal::{our_group, Foreground, Terminal};
 use super::{Finish, Job, Killed};
 
 /// How long a command that has stopped itself with SIGSTOP may keep the terminal before this

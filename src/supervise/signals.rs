@@ -25,7 +25,7 @@ use crate::sys::event::Event;
 use crate::sys::moment::{Alarm, Moment};
 use crate::sys::process;
 
-use super::terminal::Foreground;
+use super::terminal::{our_group, Foreground};
 
 /// The signals that are not passed on to the command: signals that no program can catch, signals
 /// for job control and child processes, and signals that a fault or a write of this program causes.
@@ -213,9 +213,4 @@ pub(super) fn has_job_control() -> bool {
         }
     }
     false
-}
-
-/// Our process group, or `None` if it belongs to another pid namespace and has no number here.
-pub(super) fn our_group() -> Option<Pid> {
-    Pid::from_raw(unistd::getpgrp().as_raw())
 }

@@ -6,12 +6,11 @@ use std::io;
 use std::os::fd::AsFd;
 
 use nix::sys::signal::{SigSet, SigmaskHow, Signal as NixSignal};
+use nix::unistd::getpgrp;
 use rustix::fs::{fstat, FileType};
 use rustix::io::Errno;
 use rustix::process::{test_kill_process_group, Pid};
 use rustix::termios::{tcgetattr, tcgetpgrp, tcsetattr, tcsetpgrp, OptionalActions, Termios};
-
-use super::signals::our_group;
 
 /// The controlling terminal, if there is one. The shell can give it to our process group (`fg`) or
 /// take it away at any time.
@@ -118,6 +117,11 @@ impl Terminal {
             false => Foreground::Ours,
         }
     }
+}
+
+/// Our process group, or `None` if it belongs to another pid namespace and has no number here.
+pub(super) fn our_group() -> Option<Pid> {
+    Pid::from_raw(getpgrp().as_raw())
 }
 
 /// Whether a standard stream leads to another program, such as a pager, that may read the terminal.

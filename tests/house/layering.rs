@@ -119,31 +119,12 @@ const IMPURE: &[&str] = &[
 /// are in lists of keys and of connections.
 const CIRCLES: &[&[&str]] = &[
     &[
-        "client::cancel",
-        "client::connection",
-        "client::error",
-        "client::granted",
-        "client::guard",
-        "client::settings",
-        "client::slot",
-        "client::tls",
-    ],
-    &[
-        "latch::claim",
-        "latch::nesting",
-        "latch::options",
-        "latch::releasing",
-        "latch::run",
-        "latch::servers",
-    ],
-    &[
         "latchd::capacity",
         "latchd::cluster_options",
         "latchd::http",
         "latchd::http_options",
         "latchd::options",
     ],
-    &["supervise::signals", "supervise::terminal"],
     &[
         "table::connection",
         "table::events",

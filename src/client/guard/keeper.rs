@@ -10,9 +10,9 @@ use std::time::Duration;
 use rustix::event::{poll, PollFd, PollFlags};
 
 use super::timing::{self, deadline_of, fits, last_renewal_of, renewal_interval};
-use super::{Loss, OnSilence, Order, RenewalCallback, Shared};
+use super::{OnSilence, Order, RenewalCallback, Shared};
 use crate::client::connection::{Connection, Renewal};
-use crate::client::error::{Asked, Error};
+use crate::client::error::{Asked, Error, Loss};
 use crate::client::granted::Granted;
 use crate::client::outage::Outage;
 use crate::sys::moment::{Alarm, Moment};

@@ -4,9 +4,9 @@ use std::mem;
 use std::thread;
 use std::time::Duration;
 
-use super::{last_renewal_of, Keeper, Loss, Order};
+use super::{last_renewal_of, Keeper, Order};
 use crate::client::connection::Connection;
-use crate::client::error::Error;
+use crate::client::error::{Error, Loss};
 use crate::client::outage::Outage;
 use crate::sys::moment::Moment;
 
