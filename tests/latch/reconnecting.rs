@@ -67,10 +67,15 @@ impl Peer {
         }
     }
 
-    /// The same, and then that it is released. The release may come before the confirmation, which
-    /// it makes needless.
+    /// The same, and then that it is released.
     fn give_to_adopter_and_take_back(&mut self, lease: u64) {
         self.serve(&adoption(lease), &format!("ok {lease}"));
+        self.take_back(lease);
+    }
+
+    /// Insists that the lock `k` is released, whose adoption was answered. The release may come
+    /// before the confirmation, which it makes needless.
+    fn take_back(&mut self, lease: u64) {
         let mut request = self.request();
         if request == adoption(lease) {
             self.answer(&format!("ok {lease}"));
@@ -131,6 +136,7 @@ fn losses(guard: &Guard) -> mpsc::Receiver<(Loss, Instant)> {
 fn a_guard_goes_on_over_a_new_connection() {
     let (listener, addr) = listener();
     let (noticed, is_noticed) = mpsc::channel();
+    let (confirmed, is_confirmed) = mpsc::channel();
     thread::scope(|scope| {
         let server = scope.spawn(move || {
             let mut first = Peer::accept(&listener);
@@ -143,6 +149,7 @@ fn a_guard_goes_on_over_a_new_connection() {
             second.answer("ok 9");
             // It confirms that at once: the server may take the adoption back until then.
             second.serve(&adoption(9), "ok 9");
+            confirmed.send(()).expect("a listener");
             second.serve(&format!("r k {TOKEN}"), "ok");
         });
         let guard = guard_of(&addr.to_string());
@@ -152,6 +159,8 @@ fn a_guard_goes_on_over_a_new_connection() {
         assert_eq!(guard.loss(), None);
         eventually(PATIENCE, "it is held again", || guard.is_held());
         assert!(losses.try_recv().is_err());
+        // A release makes the confirmation needless.
+        is_confirmed.recv_timeout(PATIENCE).expect("a word");
         guard.release().expect("held");
         server.join().expect("no panic");
     });
@@ -335,8 +344,7 @@ fn the_auth_token_and_the_tag_go_with_the_renewal() {
                     for line in ["ok", "ok adopt", "ok", "ok 30"] {
                         second.answer(line);
                     }
-                    second.serve(&adoption(30), "ok 30");
-                    second.serve(&format!("r k {TOKEN}"), "ok");
+                    second.take_back(30);
                 } else {
                     second.answer("error_auth");
                     // The secret may be wrong for a while only.
