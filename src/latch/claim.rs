@@ -185,7 +185,9 @@ impl Asking {
         );
         let why = match taken {
             Ok(None) => return Ok(()),
-            Ok(Some(connection)) => Why::Busy(self.busy(target, || target.busy(connection, wait))),
+            Ok(Some(connection)) => {
+                Why::Busy(self.busy(target, || target.busy(connection, self.timeout, wait)))
+            }
             Err(Error::MaxWaiters(_)) if target.slot.max_waiters.is_some() => {
                 let place = target.place();
                 Why::Busy(self.busy(target, || {
@@ -231,7 +233,7 @@ impl Target {
             let error = match self.lock().claim(began, wait, learn_name) {
                 Ok(Claimed::Granted(granted)) => return Ok(granted),
                 Ok(Claimed::InVain(connection)) => {
-                    return Err(Failure::new(BUSY, self.busy(connection, wait)));
+                    return Err(Failure::new(BUSY, self.busy(connection, timeout, wait)));
                 }
                 Err(error) => error,
             };

@@ -173,8 +173,13 @@ impl Target {
 
     /// The message for a claim that was not granted. It says who holds the key and how many are
     /// ahead, because the user may see no other message. `connection` is the connection of the
-    /// claim.
-    pub(super) fn busy(&self, mut connection: Connection, wait: Wait) -> String {
+    /// claim, which waited for what was left of `timeout`.
+    pub(super) fn busy(
+        &self,
+        mut connection: Connection,
+        timeout: Option<Duration>,
+        wait: Wait,
+    ) -> String {
         let waited = match wait {
             Wait::UpTo(time) => time,
             _ => Duration::ZERO,
@@ -184,9 +189,9 @@ impl Target {
         let why = queue.and_then(|queue| queue::after_wait(&queue, waited));
         let why = joined(why, queue::while_settling(settling));
         let place = self.place();
-        let within = match waited.as_secs() {
-            0 => "at once".to_owned(),
-            _ => format!("within {}", exact_time(waited)),
+        let within = match timeout {
+            Some(timeout) if timeout.as_secs() > 0 => format!("within {}", exact_time(timeout)),
+            _ => "at once".to_owned(),
         };
         match why {
             Some(why) => format!("{place}: not granted {within}: {why}"),

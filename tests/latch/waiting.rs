@@ -160,6 +160,20 @@ fn the_last_line_of_a_vain_wait_names_the_holder_and_those_ahead() {
 }
 
 #[test]
+fn a_vain_wait_for_the_second_key_names_the_whole_timeout() {
+    let daemon = Daemon::start(&[]);
+    let mut holder = daemon.connect();
+    holder.acquire_for("a", 0, 1);
+    holder.acquire("b", 0);
+    let arguments = ["run", "a", "--and", "b", "-w", "3", "--", "true"];
+    let (said, _) = failed(&daemon, &arguments, 75);
+    assert!(
+        said.contains(": not granted within 3 s: held by "),
+        "{said}"
+    );
+}
+
+#[test]
 fn a_vain_wait_at_a_semaphore_names_one_holder_and_counts_the_others() {
     let daemon = Daemon::start(&[]);
     let mut holders = [daemon.connect(), daemon.connect(), daemon.connect()];
