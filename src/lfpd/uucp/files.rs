@@ -804,6 +804,14 @@ mod tests {
 
     #[test]
     fn requests_are_carried_out_in_the_order_they_came() {
+        // A machine that is busy can make a request wait for longer than its patience.
+        let done = (0..10).find_map(|_| order_of_waiting_requests());
+        assert_eq!(done, Some(vec![(0, 0), (1, 0), (2, 0), (3, 0), (0, 1)]));
+    }
+
+    /// The order in which four requests are carried out that came one after the other, the first of
+    /// them once more. `None` if one of them gave up.
+    fn order_of_waiting_requests() -> Option<Vec<(usize, usize)>> {
         let host = Host::new();
         let done = Mutex::new(Vec::new());
         thread::scope(|scope| {
@@ -821,22 +829,19 @@ mod tests {
                             done.lock().push((at, again));
                             Ok(Some(()))
                         });
-                        assert_eq!(noted.expect("usable"), Some(()));
+                        noted.expect("usable");
                     }
                 });
                 let id = started.recv().expect("the thread's");
                 let stat = format!("/proc/self/task/{}/stat", id.as_raw_nonzero());
-                // It sleeps only while it waits for its turn.
-                while !fs::read_to_string(&stat)
-                    .expect("it waits")
-                    .contains(") S ")
-                {
+                // It sleeps only while it waits for its turn. If it has given up, it is gone.
+                while fs::read_to_string(&stat).is_ok_and(|stat| !stat.contains(") S ")) {
                     thread::sleep(Duration::from_millis(1));
                 }
             }
             MutexGuard::unlock_fair(turn);
         });
-        assert_eq!(*done.lock(), [(0, 0), (1, 0), (2, 0), (3, 0), (0, 1)]);
+        Some(done.into_inner()).filter(|done| done.len() == 5)
     }
 
     #[test]
