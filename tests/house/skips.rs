@@ -4,6 +4,8 @@ use std::path::Path;
 use std::process::{Command, Output};
 use std::{env, fs, process};
 
+use crate::layering::root;
+
 const TEST: &str = "manual::mandoc_finds_nothing_wrong_with_the_manual";
 
 /// Runs [`TEST`] again where no program can be found.
@@ -40,4 +42,16 @@ fn with_latchd_test_all_a_skip_is_a_failure() {
     let said = String::from_utf8_lossy(&output.stdout);
     let why = "LATCHD_TEST_ALL is set, and there is no mandoc";
     assert!(said.contains(why), "{said}");
+}
+
+/// Cargo runs the targets in the order of their names. Notes of a later one would be left behind.
+#[test]
+fn the_summary_of_the_skips_comes_after_all_tests() {
+    let tests = root().join("tests");
+    for entry in fs::read_dir(&tests).expect("a directory") {
+        let name = entry.expect("an entry").file_name();
+        assert!(*name < *"zz_summary", "{name:?} is after the summary");
+    }
+    let manifest = fs::read_to_string(root().join("Cargo.toml")).expect("a file");
+    assert!(manifest.contains("name = \"zz_summary\""));
 }

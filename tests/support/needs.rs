@@ -9,8 +9,8 @@
 //! let own = needs!(own_programs);
 //! ```
 //!
-//! Without it, the test ends early and leaves a note. The target `summary` reads the notes at the
-//! end of `cargo test`. With `LATCHD_TEST_ALL` set, such a test fails.
+//! Without it, the test ends early and leaves a note. The target `zz_summary` reads the notes at
+//! the end of `cargo test`. With `LATCHD_TEST_ALL` set, such a test fails.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -191,7 +191,7 @@ pub fn skipped(missing: &[&str]) {
     note("skipped", missing);
 }
 
-/// Leaves a note for the target `summary`.
+/// Leaves a note for the target `zz_summary`.
 pub fn note(verb: &str, words: &[&str]) {
     let name = env!("CARGO_CRATE_NAME");
     let note = format!("{verb}\t{name}\t{}\n", words.join("\t"));
