@@ -12,12 +12,16 @@ use crate::cli::values::BusyOk;
 use crate::cli::waiting::{wait_on_thread, Interrupts, Verbosity, WaitingLine};
 use crate::client::{Claimed, Connection, Error, Granted, Guards};
 use crate::supervise::{Event, SignalWatch};
+use crate::sys::backoff::Backoff;
 
-use super::backoff::Backoff;
 use super::nesting::waits_for_itself;
 use super::releasing::release_all;
 use super::servers::{wait_of, Target, ROUND_TRIP};
 use super::{BUSY, PROGRAM};
+
+/// The first and the longest pause before a server is asked again.
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
 /// An outage is over once a connection has lasted for this long after the server's first answer.
 const STEADY: Duration = Duration::from_secs(1);
@@ -104,7 +108,7 @@ impl Asking {
 
     /// Asks for all keys. With `--retry`, asks again after a failure that may be temporary.
     fn ask(&self) -> Result<Guards, Failure> {
-        let mut outage = Backoff::new();
+        let mut retries = Retries::new();
         let ends_at = self.ends_at();
         loop {
             let guards = Guards::none();
@@ -132,7 +136,7 @@ impl Asking {
             // one. If the second one has not lasted longer than the first, the outage goes on.
             let steady = |at: Instant| at.elapsed() >= STEADY + at.duration_since(asked_at);
             if answered_at.is_some_and(steady) && !was_silent {
-                outage = Backoff::new();
+                retries = Retries::new();
             }
             // Also ask for all locks again if one was lost during the wait for another.
             let may_pass = error.is_transient() || matches!(error, Error::Lost(..));
@@ -142,7 +146,7 @@ impl Asking {
                 Error::LimitMismatch(_) => Some(self.retry),
                 _ => may_pass.then_some(self.retry),
             };
-            match longest.and_then(|longest| outage.pause(longest, ends_at)) {
+            match longest.and_then(|longest| retries.pause(longest, ends_at)) {
                 Some(pause) => thread::sleep(pause),
                 None if matches!(error, Error::LimitMismatch(_)) && self.is_fine(target) => {
                     return Err(Failure::silent(0));
@@ -211,6 +215,33 @@ impl Asking {
     }
 }
 
+/// The repeated attempts in a period in which no claim can succeed: the server is unavailable, or
+/// the key is in use with another limit.
+struct Retries {
+    began: Instant,
+    backoff: Backoff,
+}
+
+impl Retries {
+    fn new() -> Retries {
+        Retries {
+            began: Instant::now(),
+            backoff: Backoff::new(FIRST_PAUSE, LONGEST_PAUSE),
+        }
+    }
+
+    /// How long to wait before the next attempt; `None` if no time is left for one: the period may
+    /// last for `longest`, and the wait ends at `ends_at`.
+    fn pause(&mut self, longest: Duration, ends_at: Option<Instant>) -> Option<Duration> {
+        let gives_up_at = self.began.checked_add(longest);
+        let Some(until) = [gives_up_at, ends_at].into_iter().flatten().min() else {
+            return Some(self.backoff.jittered_pause());
+        };
+        let left = until.saturating_duration_since(Instant::now());
+        (!left.is_zero()).then(|| self.backoff.jittered_pause().min(left))
+    }
+}
+
 impl Target {
     /// Claims the key, and fails if it is not granted in time. While it waits, says on a terminal
     /// what it waits for.
@@ -227,7 +258,7 @@ impl Target {
             move || target.describe_wait(name.lock().as_deref())
         };
         let _line = WaitingLine::start(PROGRAM, Verbosity::OnTerminal, describe);
-        let mut outage = Backoff::new();
+        let mut retries = Retries::new();
         loop {
             let learn_name = |connection: &Connection| *name.lock() = connection.name_at_server();
             let error = match self.lock().claim(began, wait, learn_name) {
@@ -239,11 +270,24 @@ impl Target {
             };
             // Within a timeout, the users of another limit may finish.
             let may_pass = ends_at.is_some() && matches!(error, Error::LimitMismatch(_));
-            let pause = may_pass.then(|| outage.pause(Duration::MAX, ends_at));
+            let pause = may_pass.then(|| retries.pause(Duration::MAX, ends_at));
             match pause.flatten() {
                 Some(pause) => thread::sleep(pause),
                 None => return Err(self.failure(&error)),
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn retries_end_with_their_time_or_with_the_wait() {
+        let mut retries = Retries::new();
+        assert!(retries.pause(Duration::MAX, None).is_some());
+        assert_eq!(retries.pause(Duration::ZERO, None), None);
+        assert_eq!(retries.pause(Duration::MAX, Some(retries.began)), None);
     }
 }

@@ -1,6 +1,5 @@
 //! The program `latch`: locks and semaphores of a `latchd` server, for the shell. See latch(1).
 
-mod backoff;
 mod breaking;
 mod claim;
 mod commands;

@@ -18,6 +18,7 @@ use rustix::net::{
 };
 
 use crate::log::Throttle;
+use crate::sys::backoff::Backoff;
 use crate::sys::thread::spawn;
 use crate::text::{reason, Escaped};
 
@@ -130,7 +131,7 @@ impl Listener {
     /// Accepts forever and hands each admitted connection to the workers. Backs off when the
     /// process or the system has run out of descriptors or memory.
     fn accept_all(&self, connections: &Arc<Connections>, workers: &Arc<Workers>) -> ! {
-        let mut pause = FIRST_PAUSE;
+        let mut backoff = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE);
         let (failures, refusals) = (Throttle::default(), Throttle::default());
         let no_thread = Throttle::default();
         loop {
@@ -138,7 +139,7 @@ impl Listener {
             self.wait_for_a_peer();
             match connections.admit(|| self.accept()) {
                 Ok(Ok(admission)) => {
-                    pause = FIRST_PAUSE;
+                    backoff.reset();
                     if let Some(cap) = admission.exceeds {
                         refusals.warn(format_args!("turned-away reason={cap}"));
                     }
@@ -159,8 +160,7 @@ impl Listener {
                         "cannot-accept listener={self} error=\"{}\"",
                         reason(&error)
                     ));
-                    thread::sleep(pause);
-                    pause = (pause * 2).min(LONGEST_PAUSE);
+                    thread::sleep(backoff.pause());
                 }
             }
         }

@@ -6,6 +6,7 @@ use std::time::Duration;
 use rustix::io::Errno;
 use rustix::process::{getpid, test_kill_process_group, Pid};
 
+use crate::sys::backoff::Backoff;
 use crate::sys::moment::Moment;
 use crate::sys::process;
 
@@ -48,7 +49,7 @@ const READ_WAIT_PAUSE: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub(super) struct Rest {
     leftovers: Leftovers,
-    pause: Duration,
+    backoff: Backoff,
     pub(super) next_look: Moment,
     /// When to find out from /proc whether the group has only zombies.
     pub(super) read_at: Moment,
@@ -60,13 +61,13 @@ pub(super) struct Rest {
 
 impl Rest {
     pub(super) fn new(leftovers: Leftovers, now: Moment) -> Rest {
-        let (read_at, ends_at) = match leftovers {
-            Leftovers::Wait => (now + READ_WAIT_PAUSE, Moment::NEVER),
-            _ => (now + GRACE, now + GRACE),
+        let (longest_pause, read_at, ends_at) = match leftovers {
+            Leftovers::Wait => (LONGEST_WAIT_PAUSE, now + READ_WAIT_PAUSE, Moment::NEVER),
+            _ => (LONGEST_PAUSE, now + GRACE, now + GRACE),
         };
         Rest {
             leftovers,
-            pause: FIRST_PAUSE,
+            backoff: Backoff::new(FIRST_PAUSE, longest_pause),
             next_look: now,
             read_at,
             ends_at,
@@ -74,14 +75,9 @@ impl Rest {
         }
     }
 
-    /// Sets the time of the next check. The pauses double.
+    /// Sets the time of the next check.
     pub(super) fn plan_look(&mut self, now: Moment) {
-        self.next_look = now + self.pause;
-        let longest = match self.leftovers {
-            Leftovers::Wait => LONGEST_WAIT_PAUSE,
-            _ => LONGEST_PAUSE,
-        };
-        self.pause = (self.pause * 2).min(longest);
+        self.next_look = now + self.backoff.pause();
     }
 
     /// Sets the time when /proc is read again.

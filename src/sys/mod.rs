@@ -4,6 +4,7 @@
 // The libraries need only parts of these modules.
 #![cfg_attr(not(feature = "programs"), allow(dead_code, unused_imports))]
 
+pub mod backoff;
 pub mod clock;
 pub mod directory;
 pub mod event;
