@@ -71,6 +71,7 @@
 //! measures it by a clock that keeps running while the host is suspended.
 
 mod address;
+mod attempts;
 mod cancel;
 mod connecting;
 mod connection;
@@ -79,7 +80,6 @@ mod error;
 mod granted;
 mod guard;
 mod lock_set;
-mod outage;
 mod queue_place;
 mod settings;
 mod slot;

@@ -18,7 +18,7 @@ impl Connection {
     }
 
     /// Returns a connection to `server` that is not open yet.
-    pub(super) fn unconnected(server: &Address, settings: &Settings) -> Connection {
+    pub(in crate::client) fn unconnected(server: &Address, settings: &Settings) -> Connection {
         Connection {
             server: server.clone(),
             others: 0,

@@ -1,5 +1,6 @@
 //! The thread that keeps a lock: it renews the lease and watches the connection.
 
+mod phase;
 mod reconnecting;
 
 use std::mem;
@@ -11,32 +12,23 @@ use rustix::event::{poll, PollFd, PollFlags};
 
 use super::timing::{self, deadline_of, fits, last_renewal_of, renewal_interval};
 use super::{OnSilence, Order, RenewalCallback, Shared};
+use crate::client::attempts::Attempts;
 use crate::client::connection::{Connection, Renewal};
 use crate::client::error::{Asked, Error, Loss};
 use crate::client::granted::Granted;
-use crate::client::outage::Outage;
 use crate::sys::moment::{Alarm, Moment};
 use crate::token::Grant;
-use reconnecting::Silent;
+use phase::{ConnectionEvent, Phase};
 
 /// The thread that keeps a lock. No other thread uses the lock's connection.
 pub(super) struct Keeper {
     held: Granted,
-    /// When the unanswered renewal was sent; `None` if there is none.
-    sent_at: Option<Moment>,
-    /// Set while there is no connection, and while the lock is being adopted over a new connection.
-    outage: Option<Outage>,
-    /// The previous outage.
-    last_outage: Option<Outage>,
-    /// Whether each renewal adopts the lock, which may have moved to a connection that was given
-    /// up.
-    adopts: bool,
-    /// Whether the lock was adopted but has not been renewed since. The next renewal is due at
-    /// once: until then, the server would not release the lock when the connection ends.
-    is_provisional: bool,
-    /// The previous connection, while its server does not answer a renewal and another one is
-    /// tried.
-    silent: Option<Silent>,
+    phase: Phase,
+    /// How the next renewal is sent. From the first adoption on, each renewal adopts the lock,
+    /// which may have moved to a connection that was given up.
+    renewal: Renewal,
+    /// The attempts to connect during this outage or the previous one.
+    attempts: Attempts,
     /// The callbacks for the outcome of the renewal that was sent.
     answering: Vec<RenewalCallback>,
     shared: Arc<Shared>,
@@ -48,12 +40,9 @@ impl Keeper {
     pub(super) fn new(held: Granted, shared: Arc<Shared>) -> Result<Keeper, Error> {
         Ok(Keeper {
             held,
-            sent_at: None,
-            outage: None,
-            last_outage: None,
-            adopts: false,
-            is_provisional: false,
-            silent: None,
+            phase: Phase::default(),
+            renewal: Renewal::Renew,
+            attempts: Attempts::none(),
             answering: Vec::new(),
             shared,
             alarm: Alarm::new().map_err(Error::System)?,
@@ -77,7 +66,7 @@ impl Keeper {
         // Close the connection only after the loss is visible, because the server then releases the
         // lock.
         self.held.connection.close();
-        self.silent = None;
+        self.phase = Phase::default();
         // Wake the guard only after the close, because its thread may ask for the same key at once.
         self.shared.end(Err(Error::Lost(self.asked(), loss)));
         drop((unanswered, self.answering));
@@ -97,7 +86,7 @@ impl Keeper {
                 self.read_late_reply()?;
             }
             let order = self.shared.hold().order;
-            if let (None, Some(order)) = (self.sent_at, order) {
+            if let (None, Some(order)) = (self.phase.sent_at(), order) {
                 let ended = self.carry_out(order);
                 self.shared.end(ended);
                 return Ok(());
@@ -113,11 +102,11 @@ impl Keeper {
                 self.try_other_server();
             }
             let is_asked = !self.shared.hold().asking.is_empty();
-            let is_due = is_asked || self.is_provisional || now >= self.renew_at();
-            if !self.is_connected() {
-                self.attempt(now)?;
-            } else if self.sent_at.is_none() && is_due {
-                self.send(now)?;
+            let is_due = is_asked || self.phase.is_provisional() || now >= self.renew_at();
+            match self.phase {
+                Phase::Away(_) if now >= self.attempts.next_at => self.attempt()?,
+                Phase::Resting { .. } if is_due => self.send(now)?,
+                _ => {}
             }
             if self.silent_at().is_some_and(|silent_at| now >= silent_at) {
                 let silence = self.shared.hold().on_silence.take();
@@ -131,15 +120,14 @@ impl Keeper {
     /// Sleeps until there is something to do. Returns whether the connection is readable, and
     /// whether the connection to the silent server is.
     fn sleep(&self) -> [bool; 2] {
-        let silent = self.silent.as_ref().map(|silent| &silent.connection);
-        let connections = [Some(&self.held.connection), silent];
+        let connections = [Some(&self.held.connection), self.phase.silent()];
         let sockets = connections.map(|connection| connection.and_then(Connection::socket));
-        let mut wake_at = self.next_end();
-        match &self.outage {
-            Some(outage) if sockets[0].is_none() => wake_at = wake_at.min(outage.next_attempt),
-            _ if self.sent_at.is_none() => wake_at = wake_at.min(self.renew_at()),
-            _ => wake_at = wake_at.min(self.patience_ends_at()),
-        }
+        let wake_at = match self.phase {
+            Phase::Away(_) => self.attempts.next_at,
+            Phase::Resting { .. } => self.renew_at(),
+            Phase::Renewing(_) | Phase::Adopting(..) => self.patience_ends_at(),
+        };
+        let wake_at = wake_at.min(self.next_end());
         self.alarm.set(wake_at);
         let watch = |socket| PollFd::from_borrowed_fd(socket, PollFlags::IN | PollFlags::RDHUP);
         let mut watched: Vec<PollFd<'_>> = sockets.into_iter().flatten().map(watch).collect();
@@ -172,10 +160,6 @@ impl Keeper {
         }
     }
 
-    fn is_connected(&self) -> bool {
-        self.held.connection.socket().is_some()
-    }
-
     fn deadline(&self) -> Moment {
         deadline_of(self.held.asked_at, self.held.grant.lease)
     }
@@ -206,8 +190,7 @@ impl Keeper {
         if self.is_last_lease() {
             return Some(self.deadline() - lead);
         }
-        let began = self.outage.as_ref().map(|outage| outage.began);
-        let began = began.or(self.sent_at)?;
+        let began = self.phase.unanswered_since()?;
         Some(timing::silent_at(began, self.held.asked_at, lease, lead))
     }
 
@@ -221,22 +204,20 @@ impl Keeper {
     fn send(&mut self, now: Moment) -> Result<(), Loss> {
         let left = self.deadline().saturating_since(now);
         self.answering.append(&mut self.shared.hold().asking);
-        self.sent_at = Some(now);
-        self.adopts |= self.outage.is_some();
+        if self.phase.outage().is_some() {
+            self.renewal = Renewal::Adopt;
+        }
+        self.note(ConnectionEvent::Sent(now));
         let held = &mut self.held;
-        let renewal = match self.adopts {
-            true => Renewal::Adopt,
-            false => Renewal::Renew,
-        };
         let (key, slot, token) = (&held.key, held.slot, held.grant.token);
         let sent = held
             .connection
-            .send_renewal(renewal, key, slot, token, left);
+            .send_renewal(self.renewal, key, slot, token, left);
         sent.or_else(|error| self.handle_error(&error))
     }
 
     fn read_reply(&mut self) -> Result<(), Loss> {
-        let Some(sent_at) = self.sent_at else {
+        let Some(sent_at) = self.phase.sent_at() else {
             // No reply is due, so this is the end of the stream, or an error, or a TLS record
             // without data.
             if !self.held.connection.is_silent() {
@@ -245,7 +226,7 @@ impl Keeper {
             return Ok(());
         };
         match self.held.connection.renewal_reply() {
-            Ok(Some(lease)) => self.renewed(lease, sent_at),
+            Ok(Some(lease)) => self.renewed(lease, sent_at, ConnectionEvent::Answered),
             Ok(None) => {}
             Err(error) => return self.handle_error(&error),
         }
@@ -268,19 +249,22 @@ impl Keeper {
     }
 
     /// Notes the answer to a renewal that was sent at `sent_at`.
-    fn renewed(&mut self, lease: Duration, sent_at: Moment) {
-        let outage = self.outage.take();
-        self.is_provisional = self.adopts && outage.is_some();
-        self.last_outage = outage.or(self.last_outage.take());
-        (self.sent_at, self.silent) = (None, None);
+    fn renewed(&mut self, lease: Duration, sent_at: Moment, answered: ConnectionEvent) {
         self.note_lease(lease, sent_at);
         let deadline = self.deadline();
         let mut hold = self.shared.hold();
         (hold.deadline, hold.lease_ends_at) = (deadline, sent_at + self.held.grant.lease);
-        (hold.is_last_lease, hold.is_cut) = (self.is_last_lease(), false);
+        hold.is_last_lease = self.is_last_lease();
         drop(hold);
+        self.note(answered);
         for answer in self.answering.drain(..) {
             answer(Moment::now() < deadline);
         }
+    }
+
+    /// Enters the phase after `event`.
+    fn note(&mut self, event: ConnectionEvent) {
+        self.phase = mem::take(&mut self.phase).after(event);
+        self.shared.hold().is_cut = self.phase.is_cut();
     }
 }

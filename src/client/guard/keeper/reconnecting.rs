@@ -4,10 +4,10 @@ use std::mem;
 use std::thread;
 use std::time::Duration;
 
+use super::phase::ConnectionEvent;
 use super::{last_renewal_of, Keeper, Order};
-use crate::client::connection::Connection;
+use crate::client::attempts::Attempts;
 use crate::client::error::{Error, Loss};
-use crate::client::outage::Outage;
 use crate::sys::moment::Moment;
 
 /// How long a keeper waits for an answer before it tries another connection, which may be to
@@ -18,19 +18,11 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// lease if the end of the connection does not release the lock.
 const RELEASE_TIME: Duration = Duration::from_secs(10);
 
-/// The connection to a server that has not answered a renewal. The server may be slow, the network
-/// may have failed, or another server may have taken over. The connection stays open until the lock
-/// has moved to another one, because a slow server would release the lock when the connection ends.
-pub(super) struct Silent {
-    pub(super) connection: Connection,
-    sent_at: Moment,
-}
-
 impl Keeper {
     /// Reconnects after an error. After a refusal, the lock is lost.
     pub(super) fn handle_error(&mut self, error: &Error) -> Result<(), Loss> {
         match error {
-            Error::Refused(_) if self.outage.is_some() => Err(self.refused(Loss::Closed)),
+            Error::Refused(_) if self.phase.outage().is_some() => Err(self.refused(Loss::Closed)),
             Error::Refused(_) => Err(self.refused(Loss::Refused)),
             _ => {
                 self.cut();
@@ -52,87 +44,73 @@ impl Keeper {
     /// Closes the connection, so that the lock is adopted over another one.
     pub(super) fn cut(&mut self) {
         self.held.connection.try_another();
-        if let Some(silent) = &self.silent {
-            silent.connection.try_another();
+        if let Some(silent) = self.phase.silent() {
+            silent.try_another();
         }
+        let now = Moment::now();
+        match self.phase.outage() {
+            None => self.attempts.begin(now),
+            Some(_) => self.attempts.pause(),
+        }
+        self.note(ConnectionEvent::Ended(now));
         self.held.connection.close();
-        self.sent_at = None;
-        if self.silent.is_none() {
-            self.shared.hold().is_cut = true;
-        }
-        match &mut self.outage {
-            None => self.outage = Some(Outage::after(self.last_outage.take(), Moment::now())),
-            Some(outage) => outage.pause(),
-        }
     }
 
     /// When to stop waiting for an answer and try another connection.
     pub(super) fn patience_ends_at(&self) -> Moment {
-        self.sent_at
-            .map_or(Moment::NEVER, |sent_at| sent_at + PATIENCE)
+        let sent_at = self.phase.sent_at();
+        sent_at.map_or(Moment::NEVER, |sent_at| sent_at + PATIENCE)
     }
 
-    /// Sets the connection to a silent server aside, or closes it if the server has not answered an
-    /// adoption.
+    /// Sets the connection to a silent server aside, so that the lock is adopted over another one.
+    /// Closes it instead if the server has not answered an adoption.
     pub(super) fn try_other_server(&mut self) {
-        match self.outage {
-            Some(_) => self.cut(),
-            None => self.set_aside(),
+        if self.phase.outage().is_some() {
+            return self.cut();
         }
-    }
-
-    /// Sets the connection aside, so that the lock is adopted over another one.
-    fn set_aside(&mut self) {
-        let Some(sent_at) = self.sent_at.take() else {
-            return;
-        };
         let connection = &mut self.held.connection;
         connection.try_another();
         let other = connection.another();
-        self.silent = Some(Silent {
-            connection: mem::replace(connection, other),
-            sent_at,
-        });
-        self.outage.get_or_insert_with(|| Outage::new(sent_at));
+        let silent = mem::replace(connection, other);
+        self.attempts = Attempts::new(Moment::now());
+        self.note(ConnectionEvent::SetAside(silent));
     }
 
     /// Returns to the connection to the silent server if that server has answered after all.
     pub(super) fn read_late_reply(&mut self) -> Result<(), Loss> {
-        let Some(mut silent) = self.silent.take() else {
+        let Some(outage) = self.phase.outage_mut() else {
             return Ok(());
         };
-        match silent.connection.renewal_reply() {
-            Ok(None) => self.silent = Some(silent),
+        let (sent_at, Some(mut silent)) = (outage.began, outage.silent.take()) else {
+            return Ok(());
+        };
+        match silent.renewal_reply() {
+            Ok(None) => outage.silent = Some(silent),
             Ok(Some(lease)) => {
-                self.held.connection = silent.connection;
-                self.renewed(lease, silent.sent_at);
+                self.held.connection = silent;
+                self.renewed(lease, sent_at, ConnectionEvent::AnsweredLate(self.renewal));
             }
             Err(Error::Refused(_)) => return Err(self.refused(Loss::Refused)),
-            Err(_) => self.shared.hold().is_cut = true,
+            Err(_) => self.note(ConnectionEvent::SilentEnded),
         }
         Ok(())
     }
 
-    /// Connects and adopts the lock, if an attempt is due.
-    pub(super) fn attempt(&mut self, now: Moment) -> Result<(), Loss> {
+    /// Connects and adopts the lock.
+    pub(super) fn attempt(&mut self) -> Result<(), Loss> {
         let until = self.next_end();
-        let outage = self.outage.as_mut().expect("it has no connection");
-        if now < outage.next_attempt {
-            return Ok(());
-        }
         let connection = &mut self.held.connection;
-        match connection.reconnect(Outage::time_for_attempt(until)) {
+        match connection.reconnect(Attempts::time_for_one(until)) {
             Ok(()) => {
-                outage.connected();
-                // Connecting may have taken a while, so `now` is no longer accurate.
+                self.attempts.connected();
                 self.send(Moment::now())
             }
             Err(error) => {
-                let may_return = connection.may_return() || self.silent.is_some();
-                if outage.refused(&error) && !may_return {
+                let may_return = connection.may_return() || self.phase.silent().is_some();
+                if self.attempts.failed(&error) && !may_return {
                     return Err(Loss::Closed);
                 }
-                outage.pause();
+                self.attempts.pause();
                 Ok(())
             }
         }
@@ -165,36 +143,36 @@ impl Keeper {
             true => lease_ends_at,
             false => lease_ends_at.min(Moment::now() + RELEASE_TIME),
         };
-        let mut outage = Outage::new(Moment::now());
+        let mut attempts = Attempts::new(Moment::now());
         let mut was_sent = false;
         loop {
-            let error = match self.end_once(order, &mut outage, &mut was_sent) {
+            let error = match self.end_once(order, &mut attempts, &mut was_sent) {
                 ended
                 @ (Ok(()) | Err(Error::Refused(_) | Error::MaxLocks(_) | Error::Lost(..))) => {
                     return ended
                 }
                 Err(error) => error,
             };
-            outage.pause();
-            if outage.next_attempt >= gives_up_at {
+            attempts.pause();
+            if attempts.next_at >= gives_up_at {
                 return Err(error);
             }
-            thread::sleep(outage.next_attempt.saturating_since(Moment::now()));
+            thread::sleep(attempts.next_at.saturating_since(Moment::now()));
         }
     }
 
     fn end_once(
         &mut self,
         order: Order,
-        outage: &mut Outage,
+        attempts: &mut Attempts,
         was_sent: &mut bool,
     ) -> Result<(), Error> {
         let connection = &mut self.held.connection;
         if connection.socket().is_none() {
-            let within = Outage::time_for_attempt(Moment::NEVER);
+            let within = Attempts::time_for_one(Moment::NEVER);
             match connection.reconnect(within) {
-                Ok(()) => outage.connected(),
-                Err(error) if outage.refused(&error) && !connection.may_return() => {
+                Ok(()) => attempts.connected(),
+                Err(error) if attempts.failed(&error) && !connection.may_return() => {
                     return Err(Error::Lost(self.asked(), Loss::Closed));
                 }
                 Err(error) => return Err(error),
