@@ -93,7 +93,7 @@ pub const fn last(all: &[Option<char>]) -> Option<char> {
 }
 
 impl Row {
-    fn option(&self) -> String {
+    pub fn option(&self) -> String {
         format!("--{}", self.field.replace('_', "-"))
     }
 

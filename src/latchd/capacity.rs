@@ -1,19 +1,16 @@
-//! The limits of the machine: how many connections its descriptors, memory maps and memory allow,
-//! and how much memory the server takes when all caps are reached.
+//! How many connections the descriptors, memory maps and memory of the machine allow, and how much memory the server takes when all caps are reached.
 
 use std::fs;
-use std::path::Path;
-use std::sync::OnceLock;
 
 use log::warn;
 use rustix::process::{getrlimit, Resource};
-use rustix::system::sysinfo;
 
 use crate::log::MAX_QUEUED_LINES;
 use crate::server::raise_descriptor_limit;
 use crate::sys::thread::STACK_LEN;
 
 use super::http;
+use super::machine::{as_count, memory, PER_GRANT, PER_WAITER};
 use super::options::Options;
 
 /// The number of descriptors kept free for purposes other than connections.
@@ -33,11 +30,6 @@ const HEAP_PER_CONNECTION: u64 = 32 * 1024;
 /// Connections get 1/`CONNECTION_SHARE` of the memory of the machine or the cgroup.
 const CONNECTION_SHARE: u64 = 4;
 
-/// By default, slots and waiters each get 1/`TABLE_SHARE` of the memory.
-const TABLE_SHARE: u64 = 32;
-/// The maximum default for the number of slots, and for the number of waiters.
-const MOST_IN_TABLE: usize = 65_536;
-
 /// The maximum memory of a connection in bytes: the used part of its stack, its buffers, and a page
 /// of statistics that its peer has not read.
 const PER_CONNECTION: u64 = 64 * 1024;
@@ -49,34 +41,20 @@ const PER_TLS: u64 = 96 * 1024;
 
 /// The maximum memory of a key in the table, in bytes.
 const PER_KEY: u64 = 1024;
-/// The maximum memory of a slot in the table, in bytes.
-const PER_SLOT: u64 = 256;
-/// The maximum memory of a waiter in the table, in bytes.
-const PER_WAITER: u64 = 256;
-
-/// The maximum memory, in bytes, of the client tag stored for a slot that no connection holds.
+/// The maximum memory, in bytes, of the client tag stored for a grant without a connection.
 const PER_TAG: u64 = 192;
 
 /// The maximum memory of a queued log line about a grant, in bytes. Every byte of the key and of
 /// the tag may need an escape.
 const PER_LOG_LINE: u64 = 2048;
 
-/// The maximum memory of slot numbers in bytes, per slot of the cap on slots. There may be twice as
-/// many numbers as slots: each single-slot grant may have one number, and all multi-slot grants
-/// together may have as many numbers as the cap.
+/// The maximum memory of slot numbers in bytes, for each grant that the cap allows. There may be
+/// twice as many numbers as grants: each grant of one slot may have a number, and all grants of
+/// several slots together may have as many numbers as the cap allows grants.
 const PER_NUMBER: u64 = 128;
 
 /// The memory that the program takes without connections, claims and log lines, in bytes.
 const AT_REST: u64 = 4 * 1024 * 1024;
-
-/// The memory controllers of cgroups: the name in the second field of a line of /proc/self/cgroup
-/// (empty in version 2), the directory where the controller is mounted, and the file with the
-/// limit.
-const CONTROLLERS: [(&str, &str, &str); 3] = [
-    ("memory", "memory", "memory.limit_in_bytes"),
-    ("", "", "memory.max"),
-    ("", "unified", "memory.max"),
-];
 
 /// The cap on connections: the configured number, or else the number that the machine allows.
 /// Neither exceeds what the address space allows. Raises the limit of descriptors. With a secret,
@@ -111,7 +89,7 @@ pub(super) fn worst_case(options: &Options, max_connections: usize, secret_len: 
         (door, per_connection(options, secret_len)),
         (max_connections, per_connection(options, secret_len)),
         (options.max_locks, PER_KEY),
-        (options.max_slots, PER_SLOT + PER_TAG + PER_NUMBER),
+        (options.max_slots, PER_GRANT + PER_TAG + PER_NUMBER),
         (options.max_waiters_total, PER_WAITER),
     ];
     parts.iter().fold(AT_REST, |sum, (count, each)| {
@@ -160,55 +138,6 @@ fn memory_capacity(per_connection: u64) -> usize {
     as_count(memory() / CONNECTION_SHARE / per_connection)
 }
 
-/// The default of the cap on slots and of the cap on waiters.
-pub(super) fn table_cap() -> usize {
-    const { assert!(PER_SLOT == PER_WAITER) };
-    as_count(memory() / TABLE_SHARE / PER_SLOT).min(MOST_IN_TABLE)
-}
-
-/// The memory in bytes of the machine or the cgroup, whichever is less, at the first call.
-pub(super) fn memory() -> u64 {
-    static MEMORY: OnceLock<u64> = OnceLock::new();
-    *MEMORY.get_or_init(|| {
-        let of_process = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-        let of_cgroups = cgroup_limit(Path::new("/sys/fs/cgroup"), &of_process);
-        let machine = sysinfo();
-        let of_machine = (machine.totalram as u64).saturating_mul(u64::from(machine.mem_unit));
-        of_machine.min(of_cgroups.unwrap_or(u64::MAX))
-    })
-}
-
-/// Converts a count, and returns at least 1: a server without connections would be useless.
-fn as_count(count: u64) -> usize {
-    usize::try_from(count).unwrap_or(usize::MAX).max(1)
-}
-
-/// The lowest memory limit in bytes of a process's cgroups and their ancestors. `of_process` is the
-/// content of the process's /proc/self/cgroup. In a container, the path in that file may not exist;
-/// then the root directory is the container's own cgroup.
-fn cgroup_limit(root: &Path, of_process: &str) -> Option<u64> {
-    let mut limits = Vec::new();
-    for line in of_process.lines() {
-        let fields: Vec<&str> = line.splitn(3, ':').collect();
-        let [_, names, path] = fields[..] else {
-            continue;
-        };
-        for (name, mount, file) in CONTROLLERS {
-            if names.split(',').all(|controller| controller != name) {
-                continue;
-            }
-            for group in Path::new(path).ancestors() {
-                let group = group.strip_prefix("/").unwrap_or(group);
-                let limit = fs::read_to_string(root.join(mount).join(group).join(file));
-                let limit = limit.unwrap_or_default();
-                // "max" means no limit.
-                limits.extend(limit.trim().parse::<u64>());
-            }
-        }
-    }
-    limits.into_iter().min()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -216,44 +145,6 @@ mod tests {
 
     use crate::cli::arguments::Parsed;
     use crate::latchd::options;
-
-    /// A directory with these files.
-    fn tree(files: &[(&str, &str)]) -> tempfile::TempDir {
-        let root = tempfile::tempdir().expect("there is room");
-        for (path, content) in files {
-            let path = root.path().join(path);
-            fs::create_dir_all(path.parent().expect("it has one")).expect("there is room");
-            fs::write(path, content).expect("there is room");
-        }
-        root
-    }
-
-    #[test]
-    fn the_least_limit_of_a_cgroup_or_its_parents_counts() {
-        let root = tree(&[
-            ("memory/a/b/memory.limit_in_bytes", "3000\n"),
-            ("memory/a/memory.limit_in_bytes", "2000\n"),
-            ("memory/memory.limit_in_bytes", "9223372036854771712\n"),
-            ("x/y/memory.max", "max\n"),
-            ("x/memory.max", "700\n"),
-            ("unified/z/memory.max", "600\n"),
-            ("z/memory.max", "max\n"),
-        ]);
-        let limit = |of_process: &str| cgroup_limit(root.path(), of_process);
-        assert_eq!(limit("5:cpu,cpuacct:/\n4:memory:/a/b\n0::/\n"), Some(2000));
-        assert_eq!(limit("4:hugetlb,memory:/a/b\n"), Some(2000));
-        assert_eq!(limit("0::/x/y\n"), Some(700));
-        assert_eq!(limit("0::/z\n"), Some(600));
-        // The path of a container as the host names it.
-        assert_eq!(
-            limit("4:memory:/docker/c0ffee\n"),
-            Some(9223372036854771712)
-        );
-        assert_eq!(limit("0::/elsewhere\n"), None);
-        for nothing in ["", "4:cpu:/a/b\n", "nonsense"] {
-            assert_eq!(limit(nothing), None, "{nothing}");
-        }
-    }
 
     #[test]
     fn the_worst_case_is_the_sum_of_all_caps() {
@@ -265,7 +156,7 @@ mod tests {
             }
         };
         let caps = ["--max-locks=3", "--max-slots=2", "--max-waiters-total=1"];
-        let table = 3 * PER_KEY + 2 * (PER_SLOT + PER_TAG + PER_NUMBER) + PER_WAITER;
+        let table = 3 * PER_KEY + 2 * (PER_GRANT + PER_TAG + PER_NUMBER) + PER_WAITER;
         assert_eq!(worst_case(&caps, 0, 0), AT_REST + table);
         let connections = 10 * (PER_CONNECTION + 1000);
         assert_eq!(worst_case(&caps, 10, 1000), AT_REST + connections + table);

@@ -1,39 +1,14 @@
-//! The options of the HTTP door.
+//! The values of the options for the HTTP door.
 
-use super::http::DoorPlaces;
-use super::options::{host, is_name, ListenHost, Options, Unless};
-use crate::cli::arguments::Origins;
+use super::listen_host::{host, is_name, ListenHost};
 use crate::cli::values;
-use crate::text::{host_and_port, in_brackets};
+use crate::text::in_brackets;
 
 /// One value of `--http`.
 pub(super) type HttpPlaces = Vec<(ListenHost, u16)>;
 
 /// One value of `--http-name`.
 pub(super) type HttpNames = Vec<String>;
-
-/// Where the door will listen, if the options ask for a door.
-pub(super) fn resolve(options: &Options, origins: &Origins) -> Result<Option<DoorPlaces>, String> {
-    let beside = options.http_port.map(|port| (options.host.clone(), port));
-    let places = options.http.iter().flatten().cloned().chain(beside);
-    let places: HttpPlaces = places.collect();
-    if places.is_empty() {
-        return match origins.get("--http-name") {
-            Some(origin) => Err(format!("{origin}: needs --http or --http-port")),
-            None => Ok(None),
-        };
-    }
-    let advertised = options.advertise.as_deref().and_then(host_and_port);
-    let advertised = advertised.map(|(host, _)| host.to_owned());
-    let hosts = places.iter().map(|(host, _)| host).chain([&options.host]);
-    let names = hosts.map(ListenHost::to_string).chain(advertised);
-    let names = names.chain(options.http_name.iter().flatten().cloned());
-    let names = names.map(|name| without_last_dot(&name).to_owned());
-    Ok(Some(DoorPlaces {
-        names: names.collect(),
-        places,
-    }))
-}
 
 /// Reads `HOST:PORT`, with brackets around an IPv6 address, or several with commas. With port 0,
 /// the system picks a port.
@@ -59,12 +34,12 @@ pub(super) fn http_names(text: &str) -> Result<HttpNames, String> {
 }
 
 /// A name with a dot at its end means the same without it, and so it is compared.
-fn without_last_dot(name: &str) -> &str {
+pub(super) fn without_last_dot(name: &str) -> &str {
     name.strip_suffix('.').unwrap_or(name)
 }
 
 /// Reads a port; 0 means no port.
-pub(super) fn http_port(text: &str) -> Result<Unless<u16>, String> {
+pub(super) fn http_port(text: &str) -> Result<Option<u16>, String> {
     let port = values::digits(text).ok_or("expected 0-65535")?;
     Ok(Some(port).filter(|port| *port > 0))
 }

@@ -2,17 +2,19 @@
 
 mod account;
 mod capacity;
-mod cluster_options;
 pub(crate) mod connection;
 mod ending;
 pub(crate) mod http;
 mod http_options;
+mod listen_host;
+mod machine;
 mod opening;
 mod options;
 mod requests;
 mod rules;
 mod serve;
 mod session;
+mod settings;
 mod shutdown;
 pub(crate) mod state_file;
 mod statistics;
@@ -37,7 +39,7 @@ use crate::cluster::{ClusterNode, ClusterSettings};
 use crate::fence::allocator::{self, FenceFile, FenceRecord, Reserver};
 use crate::fence::range::RANGE;
 use crate::fence::source::{fence_of_clock, ClockFences, Salts};
-use crate::log::{Log, LogRules, SourceThrottle};
+use crate::log::{Log, SourceThrottle};
 use crate::net::connections::Connections;
 use crate::net::inherited::{self, Inherited};
 use crate::net::listener::Listener;
@@ -52,8 +54,9 @@ use crate::table::{Caps, Holdings};
 use crate::text::{reason, unusable_file, Escaped};
 use crate::token::FenceSource;
 use http::Door;
-use options::{AuthTokenSource, Options, Resolved};
+use options::Options;
 use rules::{Offer, SessionRules};
+use settings::{AuthTokenSource, Settings};
 use state_file::{Left, StateFile};
 use tokens::{TokenUse, Tokens};
 
@@ -85,10 +88,9 @@ fn start(options: &Options, origins: &Origins) -> Result<ExitCode, (u8, String)>
         return Err(usage(format!("{name}: the value is not UTF-8")));
     }
     let inherited = inherited::from_environment(Inherited::listening).map_err(cannot_start)?;
-    let resolved = options.resolve(origins, !inherited.is_empty());
-    let resolved = resolved.map_err(usage)?;
-    let log = options.log(env::var_os("RUST_LOG")).map_err(usage)?;
-    run(options, &log, resolved, inherited).map_err(cannot_start)
+    let inherits = !inherited.is_empty();
+    let settings = Settings::new(options, origins, inherits, env::var_os("RUST_LOG"));
+    run(options, settings.map_err(usage)?, inherited).map_err(cannot_start)
 }
 
 /// What a server has read and opened before it serves.
@@ -109,11 +111,10 @@ struct Prepared {
 /// Prepares the server, and serves until it is told to stop. The error is a single-line message.
 fn run(
     options: &Options,
-    log: &LogRules,
-    resolved: Resolved,
+    settings: Settings,
     inherited: Vec<Listener>,
 ) -> Result<ExitCode, String> {
-    let prepared = prepare(options, log, resolved, inherited)?;
+    let prepared = prepare(options, settings, inherited)?;
     let listeners = Arc::clone(&prepared.listeners);
     // A server that cannot start must remove the paths of its sockets, too.
     let _clean_up = server::CleanUp(&listeners);
@@ -124,16 +125,15 @@ fn run(
 /// connect expects an answer.
 fn prepare(
     options: &Options,
-    log: &LogRules,
-    resolved: Resolved,
+    settings: Settings,
     inherited: Vec<Listener>,
 ) -> Result<Prepared, String> {
     server::leave_no_core();
     let signals = server::catch_signals()?;
-    let auth = resolved.auth.as_ref();
+    let auth = settings.auth.as_ref();
     let [auth_tokens, admin_tokens] = read_tokens(options, auth)?;
-    let cluster = resolved.cluster.map(ClusterSettings::checked).transpose()?;
-    let log = server::start_log(PROGRAM, log)?;
+    let cluster = settings.cluster.map(ClusterSettings::checked).transpose()?;
+    let log = server::start_log(PROGRAM, &settings.log)?;
     let state = StateFile::lock(options.state_file(), options.settle())?;
     let left = state.as_ref().map_or(Ok(Left::Nothing), |it| it.read())?;
     let fences = open_fences(options.fence_state_file.as_deref(), state.is_some(), &left)?;
@@ -146,8 +146,8 @@ fn prepare(
     // Up to this point SIGTERM ends the process at once, even while it waits for another server to
     // unlock the fence file.
     let signals = server::watch_signals(signals, &log, reload)?;
-    let door = Door::bind(resolved.http, certificate.as_ref())?;
-    let listeners = serve::listen(options, resolved.sockets, inherited, certificate)?;
+    let door = Door::bind(settings.http, certificate.as_ref())?;
+    let listeners = serve::listen(options, settings.sockets, inherited, certificate)?;
     warn_about(options, auth, &listeners, door.as_ref());
     Ok(Prepared {
         log,
@@ -252,7 +252,7 @@ fn room_for_connections(options: &Options, secret_len: usize) -> Connections {
         "starting version={version} max_connections={max_connections} \
          worst_case_mb={worst_case_mb}"
     );
-    let memory = capacity::memory();
+    let memory = machine::memory();
     if worst_case > memory / 2 {
         let memory_mb = memory / MEGABYTE;
         warn!("high-caps worst_case_mb={worst_case_mb} memory_mb={memory_mb}");

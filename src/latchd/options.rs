@@ -1,42 +1,34 @@
 //! The options of `latchd`: each in one row, with its type, its default and its variables.
+//! What they mean together is in `settings`.
 //!
 //! The command line takes precedence, then `LATCHD_<NAME>`, then `DFLOCKD_<NAME>` (so that a host
 //! can move from dflockd to latchd), then the default. An overruled value is not checked.
 
 use std::ffi::OsString;
-use std::fmt;
 use std::fs;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::cli::arguments::{self, Dashes, Origins, Parsed, Program, Rows, Variables};
 use crate::cli::values;
-use crate::cluster::ClusterSettings;
-use crate::log::{self, LogRules, LogTarget, Timestamps};
-use crate::net::names;
-use crate::net::tls;
+use crate::log::{LogTarget, Timestamps};
 use crate::protocol::limits::MAX_SECONDS;
-use crate::sys::secret;
-use crate::text::{in_brackets, reason};
 
-use super::capacity::table_cap;
-use super::http_options::{self, http_names, http_places, http_port, HttpNames, HttpPlaces};
-use super::{cluster_options, http};
+use super::http_options::{http_names, http_places, http_port, HttpNames, HttpPlaces};
+use super::listen_host::{host, ListenHost, LOCALHOST};
+use super::machine::table_cap;
 
 const MAX_COUNT: usize = u32::MAX as usize;
 
 /// The default prefix of the keys in etcd.
 const PREFIX: &str = "latchd";
 
-const LOCALHOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
-
 /// The prefixes of the options' variables. An underscore follows the prefix.
 const PREFIXES: &[&str] = &["LATCHD", "DFLOCKD"];
 
 /// Pairs of options that exclude each other. If one of them is given on the command line, the
 /// variable of the other has no effect.
-const RIVALS: &[[&str; 2]] = &[
+pub(super) const RIVALS: &[[&str; 2]] = &[
     [
         "--auto-release-on-disconnect",
         "--no-auto-release-on-disconnect",
@@ -47,64 +39,8 @@ const RIVALS: &[[&str; 2]] = &[
     ["--state-file", "--handover-file"],
 ];
 
-/// The options of a server in a cluster.
-pub(super) const CLUSTER: [&str; 9] = [
-    "--etcd",
-    "--advertise",
-    "--etcd-prefix",
-    "--etcd-ttl",
-    "--etcd-user",
-    "--etcd-password-file",
-    "--etcd-cacert",
-    "--etcd-cert",
-    "--etcd-key",
-];
-
 /// The maximum time for which a server settles after a crash, unless the options say how long.
 const LONGEST_SETTLE: Duration = Duration::from_secs(60);
-
-/// How long the resolver may take to resolve a name of this host.
-const RESOLVER_PATIENCE: Duration = Duration::from_secs(30);
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum ListenHost {
-    Address(IpAddr),
-    /// A name, or an IPv6 address with a zone. The system's resolver resolves both.
-    Name(String),
-}
-
-impl ListenHost {
-    /// All addresses with this port, without duplicates. Resolves a name.
-    pub(super) fn addresses(&self, port: u16) -> Result<Vec<SocketAddr>, String> {
-        let name = match self {
-            ListenHost::Address(ip) => return Ok(vec![SocketAddr::new(*ip, port)]),
-            ListenHost::Name(name) => name,
-        };
-        let place = match name.contains(':') {
-            true => format!("[{name}]:{port}"),
-            false => format!("{name}:{port}"),
-        };
-        let resolved = names::look_up(&place, Instant::now() + RESOLVER_PATIENCE);
-        let resolved =
-            resolved.map_err(|error| format!("cannot resolve {name}: {}", reason(&error)))?;
-        let mut addresses = Vec::new();
-        for address in resolved {
-            if !addresses.contains(&address) {
-                addresses.push(address);
-            }
-        }
-        Ok(addresses)
-    }
-}
-
-impl fmt::Display for ListenHost {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            ListenHost::Address(ip) => ip.fmt(f),
-            ListenHost::Name(name) => name.fmt(f),
-        }
-    }
-}
 
 /// A value that is `None` if the option is 0 or off. Such an option cannot have the type `Option`,
 /// which argh takes to mean that the option may be missing.
@@ -326,136 +262,7 @@ pub(super) fn unknown_variables(names: impl Iterator<Item = String>) -> Vec<Stri
     unknown
 }
 
-#[derive(Debug)]
-pub(super) enum Sockets {
-    /// The server binds these sockets itself. There is at least one.
-    Bound {
-        tcp: Option<(ListenHost, u16)>,
-        unix: Option<PathBuf>,
-    },
-    /// Descriptor 0 is a listening socket.
-    Stdin,
-    /// LISTEN_FDS names listening sockets.
-    Environment,
-}
-
-/// Where the auth token comes from.
-#[derive(Debug)]
-pub(super) enum AuthTokenSource {
-    /// From the command line, where `ps` shows it.
-    Argument(String),
-    Variable(String),
-    File(PathBuf),
-}
-
-/// The settings that follow from several options together.
-#[derive(Debug)]
-pub(super) struct Resolved {
-    pub(super) sockets: Sockets,
-    pub(super) auth: Option<AuthTokenSource>,
-    /// Where statistics are shown over HTTP.
-    pub(super) http: Option<http::DoorPlaces>,
-    /// `None` for a single server.
-    pub(super) cluster: Option<ClusterSettings>,
-}
-
 impl Options {
-    /// Combines the options into settings. `inherits` says whether LISTEN_FDS names sockets for
-    /// this process.
-    pub(super) fn resolve(&self, origins: &Origins, inherits: bool) -> Result<Resolved, String> {
-        self.check(origins)?;
-        Ok(Resolved {
-            cluster: cluster_options::resolve(self, origins, inherits)?,
-            sockets: self.sockets(origins, inherits)?,
-            http: http_options::resolve(self, origins)?,
-            auth: self.auth(origins)?,
-        })
-    }
-
-    fn check(&self, origins: &Origins) -> Result<(), String> {
-        self.check_tls(origins)?;
-        self.check_state_file(origins)?;
-        for rivals in RIVALS {
-            if let [Some(one), Some(other)] = rivals.map(|option| origins.get(option)) {
-                return Err(exclusive(other, one));
-            }
-        }
-        Ok(())
-    }
-
-    /// Refuses a state file with a relative path, because the next server might not find it.
-    /// Refuses one with port 0, because clients would not find the next server. Refuses one in a
-    /// cluster, where the journal hands over. Refuses options for a state file without one.
-    fn check_state_file(&self, origins: &Origins) -> Result<(), String> {
-        let spellings = ["--state-file", "--handover-file"];
-        let origin = spellings.iter().find_map(|name| origins.get(name));
-        let (Some(origin), Some(path)) = (origin, self.state_file()) else {
-            let mut useless = ["--settle", "--local-clients"].iter();
-            return match useless.find_map(|option| origins.get(option)) {
-                Some(origin) => Err(format!("{origin}: there is no --state-file")),
-                None => Ok(()),
-            };
-        };
-        if !path.is_absolute() {
-            return Err(format!("{origin}: the path is not absolute"));
-        }
-        if self.port == Some(0) {
-            return Err(exclusive(origin, "--port 0"));
-        }
-        match &self.etcd {
-            Some(_) => Err(exclusive(origin, origins.get("--etcd").unwrap_or("--etcd"))),
-            None => Ok(()),
-        }
-    }
-
-    /// Refuses the options for TLS in a build without TLS. Any build refuses a certificate without
-    /// its key, and a key without its certificate; this is checked first.
-    fn check_tls(&self, origins: &Origins) -> Result<(), String> {
-        both_or_none(origins, ["--tls-cert", "--tls-key"])?;
-        let Some(origin) = origins.get("--tls-cert") else {
-            return Ok(());
-        };
-        tls::need(origin)?;
-        match self.port {
-            Some(_) => Ok(()),
-            None => Err(format!("{origin}: there is no port")),
-        }
-    }
-
-    /// The sockets to serve. If the sockets are inherited, options for other sockets are refused,
-    /// because the server would have to ignore them.
-    fn sockets(&self, origins: &Origins, inherits: bool) -> Result<Sockets, String> {
-        let binding = ["--host", "--port", "--unix", "--unix-mode", "--unix-group"];
-        let binding = binding.iter().find_map(|option| origins.get(option));
-        if inherits || self.inetd {
-            return match binding {
-                Some(origin) => Err(format!("{origin}: the sockets are inherited")),
-                None if inherits => Ok(Sockets::Environment),
-                None => Ok(Sockets::Stdin),
-            };
-        }
-        match (self.port, &self.unix) {
-            (None, None) => Err("--port off: nothing to listen on without --unix".into()),
-            (None, _) if self.print_port => Err("--print-port: there is no port".into()),
-            (port, unix) => Ok(Sockets::Bound {
-                tcp: port.map(|port| (self.host.clone(), port)),
-                unix: unix.clone(),
-            }),
-        }
-    }
-
-    fn auth(&self, origins: &Origins) -> Result<Option<AuthTokenSource>, String> {
-        let Some(token) = &self.auth_token else {
-            return Ok(self.auth_token_file.clone().map(AuthTokenSource::File));
-        };
-        let origin = origins.get("--auth-token").unwrap_or_default();
-        let secret = secret::check(token).map_err(|reason| format!("{origin}: {reason}"))?;
-        Ok(Some(match origin {
-            "--auth-token" => AuthTokenSource::Argument(secret.to_owned()),
-            _ => AuthTokenSource::Variable(secret.to_owned()),
-        }))
-    }
-
     /// The path of the state file, if there is one.
     pub(super) fn state_file(&self) -> Option<&Path> {
         let path = self.state_file.as_ref().or(self.handover_file.as_ref());
@@ -497,29 +304,6 @@ impl Options {
     /// Whether clients on the TCP port must speak TLS.
     pub(super) fn speaks_tls(&self) -> bool {
         self.tls_cert.is_some()
-    }
-
-    /// The rules of the log. `rust_log` is the value of RUST_LOG.
-    pub(super) fn log(&self, rust_log: Option<OsString>) -> Result<LogRules, String> {
-        Ok(LogRules {
-            directives: log::directives(self.debug, rust_log)?,
-            timestamps: self.log_timestamps,
-            target: LogTarget::of_options(self.log.as_ref(), self.log_file.as_deref()),
-        })
-    }
-}
-
-pub(super) fn exclusive(one: &str, other: &str) -> String {
-    format!("{one}: cannot be given together with {other}")
-}
-
-/// Refuses one of two options without the other.
-pub(super) fn both_or_none(origins: &Origins, [one, other]: [&str; 2]) -> Result<(), String> {
-    match (origins.get(one), origins.get(other)) {
-        (Some(origin), None) | (None, Some(origin)) => {
-            Err(format!("{origin}: both {one} and {other} must be provided"))
-        }
-        _ => Ok(()),
     }
 }
 
@@ -563,33 +347,6 @@ fn etcd_ttl(text: &str) -> Result<Duration, String> {
     values::seconds(text.trim(), 5..=300)
 }
 
-/// Reads an address or a name. An IPv6 address may be in brackets.
-pub(super) fn host(text: &str) -> Result<ListenHost, String> {
-    if text == "localhost" {
-        return Ok(ListenHost::Address(LOCALHOST));
-    }
-    let bare = in_brackets(text).unwrap_or(text);
-    let address: Option<IpAddr> = bare.parse().ok();
-    let is_v6 = |bare: &str| bare.parse::<Ipv6Addr>().is_ok();
-    let is_zoned = bare.split_once('%').is_some_and(|(ip, zone)| {
-        let is_zone = |c: char| c.is_ascii_graphic() && c != '%';
-        is_v6(ip) && !zone.is_empty() && zone.chars().all(is_zone)
-    });
-    let is_bracketed = bare.len() < text.len();
-    match address {
-        Some(address) if !is_bracketed || address.is_ipv6() => Ok(ListenHost::Address(address)),
-        None if is_zoned || (!is_bracketed && is_name(bare)) => {
-            Ok(ListenHost::Name(bare.to_owned()))
-        }
-        _ => Err("expected an IP address or a name of this host".into()),
-    }
-}
-
-pub(super) fn is_name(text: &str) -> bool {
-    let is_part = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
-    (1..=253).contains(&text.len()) && text.chars().all(is_part)
-}
-
 fn port(text: &str) -> Result<Unless<u16>, String> {
     if text == "off" {
         return Ok(None);
@@ -629,32 +386,16 @@ mod tests {
     use super::*;
     use std::collections::HashMap;
 
-    fn read_all(
-        arguments: &[&str],
-        variables: &[(&str, &str)],
-    ) -> Result<(Options, Origins), String> {
-        let variables: HashMap<&str, &str> = variables.iter().copied().collect();
-        let lookup = |name: &str| variables.get(name).map(|value| (*value).to_owned());
-        let (parsed, origins) = read(arguments.iter().map(OsString::from), &lookup);
-        match parsed {
-            Parsed::Run(options) => options.check(&origins).map(|()| (options, origins)),
-            Parsed::Usage(reason) => Err(reason),
-            Parsed::Print(text) => panic!("{text}"),
-        }
-    }
-
     fn lease(flag: Option<&str>, variables: &[(&str, &str)]) -> Result<u64, String> {
         let arguments = flag.map(|value| ["--default-lease-ttl", value]);
         let arguments: Vec<&str> = arguments.into_iter().flatten().collect();
-        read_all(&arguments, variables).map(|(options, _)| options.default_lease_ttl.as_secs())
-    }
-
-    fn auth(
-        arguments: &[&str],
-        variables: &[(&str, &str)],
-    ) -> Result<Option<AuthTokenSource>, String> {
-        let (options, origins) = read_all(arguments, variables)?;
-        options.auth(&origins)
+        let variables: HashMap<&str, &str> = variables.iter().copied().collect();
+        let lookup = |name: &str| variables.get(name).map(|value| (*value).to_owned());
+        match read(arguments.iter().map(OsString::from), &lookup).0 {
+            Parsed::Run(options) => Ok(options.default_lease_ttl.as_secs()),
+            Parsed::Usage(reason) => Err(reason),
+            Parsed::Print(text) => panic!("{text}"),
+        }
     }
 
     #[test]
@@ -689,123 +430,6 @@ mod tests {
         assert_eq!(
             message,
             format!("invalid value 'soon' for DFLOCKD_DEFAULT_LEASE_TTL_S: {expected}")
-        );
-    }
-
-    #[test]
-    fn no_auto_release_overrules_the_variable_but_not_the_flag() {
-        let yes = ("LATCHD_AUTO_RELEASE_ON_DISCONNECT", "yes");
-        let no = "--no-auto-release-on-disconnect";
-        let (options, _) = read_all(&[no], &[yes]).expect("they go together");
-        assert!(!options.auto_release());
-        let (options, _) = read_all(&["--no-auto-release-on-disconnect=no"], &[]).expect("fine");
-        assert!(options.auto_release());
-        assert!(read_all(&[no, "--auto-release-on-disconnect"], &[]).is_err());
-    }
-
-    #[test]
-    fn the_token_has_the_order_of_sources_of_other_options() {
-        let (ours, old) = (("LATCHD_AUTH_TOKEN", "ours"), ("DFLOCKD_AUTH_TOKEN", "old"));
-        let file = ("LATCHD_AUTH_TOKEN_FILE", "f");
-        let old_file = ("DFLOCKD_AUTH_TOKEN_FILE", "f");
-        let empty = ("LATCHD_AUTH_TOKEN", "");
-        let flag = ["--auth-token", " flag\n"];
-        let file_flag = ["--auth-token-file", "f"];
-        for (arguments, variables, expected) in [
-            (&flag[..], [ours, old], "argument flag"),
-            (&flag, [file, old], "argument flag"),
-            (&file_flag, [ours, old], "file f"),
-            (&[], [ours, old], "variable ours"),
-            (&[], [ours, old_file], "variable ours"),
-            (&[], [file, old], "file f"),
-            (&[], [empty, old], "variable old"),
-            (&[], [empty, file], "file f"),
-        ] {
-            let found = auth(arguments, &variables).expect("one a level");
-            let found = match found.expect("there is one") {
-                AuthTokenSource::Argument(token) => format!("argument {token}"),
-                AuthTokenSource::Variable(token) => format!("variable {token}"),
-                AuthTokenSource::File(path) => format!("file {}", path.display()),
-            };
-            assert_eq!(found, expected, "{arguments:?} {variables:?}");
-        }
-        assert!(auth(&[flag, file_flag].concat(), &[]).is_err());
-        assert!(auth(&[], &[ours, file]).is_err());
-        assert!(auth(&[], &[old, old_file]).is_err());
-    }
-
-    #[test]
-    fn the_log_goes_to_one_place_and_a_flag_beats_both_variables() {
-        let target = |arguments: &[&str], variables: &[(&str, &str)]| {
-            let (options, _) = read_all(arguments, variables)?;
-            options.log(None).map(|rules| rules.target)
-        };
-        let (file, syslog) = (("LATCHD_LOG_FILE", "f"), ("DFLOCKD_LOG", "syslog"));
-        assert_eq!(target(&[], &[]), Ok(LogTarget::Stderr));
-        assert_eq!(target(&[], &[syslog]), Ok(LogTarget::Syslog));
-        assert_eq!(
-            target(&[], &[file, syslog]),
-            Ok(LogTarget::File("f".into()))
-        );
-        assert_eq!(target(&["--log", "stderr"], &[file]), Ok(LogTarget::Stderr));
-        assert_eq!(
-            target(&["--log", "syslog", "--log-file", "f"], &[]),
-            Err("--log-file: cannot be given together with --log".into())
-        );
-        assert_eq!(
-            target(&["--log", "file"], &[]),
-            Err("invalid value 'file' for --log: expected stderr or syslog".into())
-        );
-    }
-
-    #[test]
-    fn an_unusable_token_is_refused_without_being_shown() {
-        for token in ["", " \t\n", "a\nb", "a\rb"] {
-            let message = auth(&["--auth-token", token], &[]).expect_err("unusable");
-            assert!(message.starts_with("--auth-token: the token "), "{message}");
-        }
-        let twice = ["--auth-token=hunter2", "--auth-token=hunter2"];
-        let message = auth(&twice, &[]).expect_err("twice");
-        assert!(!message.contains("hunter2"), "{message}");
-    }
-
-    #[test]
-    fn a_host_is_an_address_or_a_name() {
-        let tcp = |host: &str| -> Result<Vec<String>, String> {
-            let (options, origins) = read_all(&["--host", host], &[])?;
-            let Sockets::Bound { tcp, .. } = options.sockets(&origins, false)? else {
-                panic!("nothing is inherited");
-            };
-            let (host, port) = tcp.expect("a port");
-            let addresses = host.addresses(port)?;
-            Ok(addresses.iter().map(SocketAddr::to_string).collect())
-        };
-        let one = |address: &str| Ok(vec![address.to_owned()]);
-        assert_eq!(tcp("::1"), one("[::1]:6388"));
-        assert_eq!(tcp("[::1]"), one("[::1]:6388"));
-        assert_eq!(tcp("localhost"), one("127.0.0.1:6388"));
-        assert_eq!(tcp("127.1"), one("127.0.0.1:6388"));
-        for zone in ["lo", "1"] {
-            assert_eq!(tcp(&format!("fe80::1%{zone}")), one("[fe80::1%1]:6388"));
-            assert_eq!(tcp(&format!("[fe80::1%{zone}]")), one("[fe80::1%1]:6388"));
-        }
-        let bad = [
-            "[127.0.0.1]",
-            "127.0.0.1:1",
-            "",
-            "a b",
-            "[a]",
-            "fe80::1%",
-            "a%lo",
-        ];
-        for host in bad {
-            let message = tcp(host).expect_err(host);
-            assert!(message.starts_with("invalid value"), "{message}");
-        }
-        let message = tcp("no-such-host.invalid").expect_err("it has no address");
-        assert!(
-            message.starts_with("cannot resolve no-such-host.invalid: "),
-            "{message}"
         );
     }
 }

@@ -22,8 +22,9 @@ use crate::table::ConnId;
 use crate::text::{reason, Escaped};
 
 use super::connection;
-use super::options::{Options, Sockets};
+use super::options::Options;
 use super::rules::SessionRules;
+use super::settings::Sockets;
 
 /// The mode of the operator's socket: only the server's own user and root can connect.
 const OPERATOR_MODE: u32 = 0o600;

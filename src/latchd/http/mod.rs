@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use log::debug;
 
-use super::options::ListenHost;
+use super::listen_host::ListenHost;
 use super::rules::{SessionRules, AUTH_COOLDOWN, CLOSING_TIME};
 use super::statistics::{StatisticsSource, PAGE_LEN};
 use crate::arbiter::Arbiter;

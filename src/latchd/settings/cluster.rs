@@ -1,14 +1,16 @@
-//! The options of a server in a cluster: see latchd-cluster(7).
+//! What the options of a server in a cluster mean: see latchd-cluster(7).
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
-use crate::cli::arguments::Origins;
+use crate::cli::arguments::{Origins, Row, Rows};
 use crate::cluster::ClusterSettings;
 use crate::net::tls::need;
 use crate::text::{host_and_port, invalid_value};
 
-use super::options::{both_or_none, exclusive, ListenHost, Options, CLUSTER};
+use super::{both_or_none, exclusive};
+use crate::latchd::listen_host::ListenHost;
+use crate::latchd::options::Options;
 
 /// The settings that the options describe, before any file is read; `None` for a single server.
 /// `inherits` says whether LISTEN_FDS names sockets for this process.
@@ -17,8 +19,9 @@ pub(super) fn resolve(
     origins: &Origins,
     inherits: bool,
 ) -> Result<Option<ClusterSettings>, String> {
-    let given = CLUSTER.iter().find_map(|option| origins.get(option));
-    let Some(given) = given else {
+    let is_of_cluster = |row: &&Row| row.field.starts_with("etcd") || row.field == "advertise";
+    let mut rows = Options::ROWS.iter().filter(is_of_cluster);
+    let Some(given) = rows.find_map(|row| origins.get(&row.option())) else {
         return Ok(None);
     };
     let mut settings = ClusterSettings::wanted_by(given)?;
