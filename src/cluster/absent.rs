@@ -22,7 +22,7 @@ pub enum ClusterNode {}
 /// What has become of a connection.
 #[allow(dead_code)] // a single server never has one of these
 pub enum Received {
-    ServeHere,
+    ServeHere(Vec<u8>),
     Over,
     Silent,
 }

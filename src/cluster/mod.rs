@@ -12,6 +12,7 @@ mod election;
 mod etcd;
 #[cfg_attr(not(feature = "tls"), path = "etcd_tls/absent.rs")]
 mod etcd_tls;
+mod first_bytes;
 mod first_frames;
 mod journal;
 mod record;

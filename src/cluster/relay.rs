@@ -22,28 +22,24 @@ use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::net::{connect_unspec, recv, send, shutdown, sockopt, RecvFlags, SendFlags};
 
+use super::first_bytes::{FirstBytes, Meaning};
 use super::first_frames::FirstFrames;
 use super::{first_of, ClusterNode, PATIENCE};
 use crate::log::Throttle;
 use crate::net::listener::SEND_BUFFER_LEN;
 use crate::net::stream::{keep_alive, Stream};
-use crate::protocol::request::{CLUSTER, RELAY};
-use crate::sys::event::{wait_for, wait_until_readable};
+use crate::protocol::request::RELAY;
+use crate::sys::event::wait_for;
 use crate::sys::notify::notify;
 use crate::text::reason;
-
-/// The maximum length of a frame (three lines) that is read here, in bytes.
-const MAX_FRAME_LEN: usize = 1024;
 
 /// The pause before the next attempt to reach the active server.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// The first pause before another look at an incomplete line. A relay also pauses for this long if
-/// it has woken but could move nothing.
+/// The pause of a relay that was woken but could move nothing.
 const SHORT_PAUSE: Duration = Duration::from_millis(10);
 
-/// The maximum pause before another look at an incomplete line. While no server is active, a
-/// standby checks at this interval whether the client is still there.
+/// While no server is active, a standby checks at this interval whether the client is still there.
 const LONG_PAUSE: Duration = Duration::from_secs(1);
 
 /// The maximum time for resolving the active server's address, and for one attempt to connect.
@@ -95,26 +91,15 @@ pub(super) struct Relays {
 }
 
 /// What has become of a connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Debug, PartialEq, Eq)]
 pub enum Received {
-    /// This server must serve the connection itself.
-    ServeHere,
+    /// This server must serve the connection itself. The client has begun with these bytes, which
+    /// have been read.
+    ServeHere(Vec<u8>),
     /// The connection is over. It was relayed to its end, answered or turned away.
     Over,
     /// The client has sent nothing in time.
     Silent,
-}
-
-/// What the first bytes of a connection mean.
-#[derive(Debug, PartialEq, Eq)]
-enum FirstBytes {
-    /// Another server passes on a client, because it takes this server for the active one.
-    Relay,
-    /// The client asks for the role of this server.
-    Cluster,
-    Other,
-    /// The client has closed the connection without sending a byte.
-    None,
 }
 
 impl ClusterNode {
@@ -171,18 +156,19 @@ impl ClusterNode {
         read_timeout: Duration,
         write_timeout: Option<Duration>,
     ) -> Received {
+        let mut first = FirstBytes::default();
         loop {
             let deadline = Instant::now() + read_timeout;
             if self.is_active() {
-                return self.take_in(client, deadline);
+                return self.take_in(client, first, deadline);
             }
-            match first_bytes_within(client, deadline) {
-                Some(FirstBytes::Other) => return self.pass_on(client, write_timeout),
-                Some(FirstBytes::Cluster) if self.tell_role(client, deadline) => {}
+            match first.meaning_within(client, deadline) {
+                Some(Meaning::Other) => return self.pass_on(client, first, write_timeout),
+                Some(Meaning::Cluster) if self.tell_role(client, &mut first, deadline) => {}
                 // Other standbys learn of a new term before this server has restored the holders,
                 // so this one waits for the holders.
-                Some(FirstBytes::Relay) if self.wait_until_active() => {}
-                Some(FirstBytes::Relay) => {
+                Some(Meaning::Relay) if self.wait_until_active() => {}
+                Some(Meaning::Relay) => {
                     debug!("turned-away peer={client} reason=relay-to-standby");
                     return Received::Over;
                 }
@@ -196,40 +182,45 @@ impl ClusterNode {
     /// Prepares a connection that this server serves itself. If clients must speak TLS, a standby
     /// first sends a frame in clear text with the epoch that it knows. Removes that frame, and
     /// refuses the connection if the frame has another epoch.
-    fn take_in(&self, client: &Stream, deadline: Instant) -> Received {
-        if !speaks_tls(client) {
-            return Received::ServeHere;
+    fn take_in(&self, client: &Stream, mut first: FirstBytes, deadline: Instant) -> Received {
+        if !client.speaks_tls() {
+            return Received::ServeHere(first.into_bytes());
         }
-        match first_bytes_within(client, deadline) {
-            Some(FirstBytes::Relay) => {}
-            Some(FirstBytes::None) => return Received::Over,
-            Some(_) => return Received::ServeHere,
+        match first.meaning_within(client, deadline) {
+            Some(Meaning::Relay) => {}
+            Some(Meaning::End) => return Received::Over,
+            Some(_) => return Received::ServeHere(first.into_bytes()),
             None => return Received::Silent,
         }
-        let frame = take_frame(client, deadline).unwrap_or_default();
+        let frame = first.take_frame(client, deadline).unwrap_or_default();
         let epoch = frame.split(|byte| *byte == b'\n').nth(1);
         if epoch.is_some_and(|epoch| self.is_current_epoch(epoch)) {
-            return Received::ServeHere;
+            return Received::ServeHere(first.into_bytes());
         }
         debug!("turned-away peer={client} reason=relay-of-another-epoch");
         Received::Over
     }
 
     /// Answers a request for the role; `false` if the request is incomplete or the client is gone.
-    fn tell_role(&self, client: &Stream, deadline: Instant) -> bool {
+    fn tell_role(&self, client: &Stream, first: &mut FirstBytes, deadline: Instant) -> bool {
         let answer = format!("{}\n", self.role_line());
-        take_frame(client, deadline).is_some()
+        first.take_frame(client, deadline).is_some()
             && client.send_once(answer.as_bytes()) == answer.len()
     }
 
     /// Relays a connection to the active server as soon as there is one.
-    fn pass_on(&self, client: &Arc<Stream>, write_timeout: Option<Duration>) -> Received {
+    fn pass_on(
+        &self,
+        client: &Arc<Stream>,
+        first: FirstBytes,
+        write_timeout: Option<Duration>,
+    ) -> Received {
         let deadline = Instant::now() + self.settings.ttl * PATIENCE;
         let mut is_waiting = false;
         loop {
             let role = self.role();
             if role.is_own {
-                return Received::ServeHere;
+                return Received::ServeHere(first.into_bytes());
             }
             let left = deadline.saturating_duration_since(Instant::now());
             // A client that has left must not use up a connection until the deadline.
@@ -241,7 +232,7 @@ impl ClusterNode {
             let pause = match place.map(|(epoch, it)| (epoch, it, introduce(epoch, it))) {
                 None => LONG_PAUSE,
                 Some((epoch, _, Ok(server))) => {
-                    self.relay(client, server, epoch, write_timeout);
+                    self.relay(client, first, server, epoch, write_timeout);
                     return Received::Over;
                 }
                 Some((_, active, Err(error))) => {
@@ -261,6 +252,7 @@ impl ClusterNode {
     fn relay(
         &self,
         client: &Arc<Stream>,
+        first: FirstBytes,
         server: TcpStream,
         epoch: u64,
         write_timeout: Option<Duration>,
@@ -278,6 +270,7 @@ impl ClusterNode {
         self.cut_old();
         let pumped = pump(
             client.as_fd(),
+            first.into_bytes(),
             server.as_fd(),
             write_timeout,
             &relay.is_cut,
@@ -303,83 +296,6 @@ impl ClusterNode {
             }
         }
     }
-}
-
-/// Peeks at the incoming bytes until `judge` recognizes them; `None` at the deadline. At the end of
-/// the stream, `judge` gets an empty slice.
-fn look<T>(
-    client: &Stream,
-    buffer: &mut [u8],
-    deadline: Instant,
-    judge: impl Fn(&[u8]) -> Option<T>,
-) -> Option<T> {
-    let mut pause = SHORT_PAUSE;
-    loop {
-        let left = deadline.saturating_duration_since(Instant::now());
-        let len = match recv(client, &mut *buffer, RecvFlags::PEEK | RecvFlags::DONTWAIT) {
-            Ok((len, _)) => len,
-            Err(Errno::AGAIN | Errno::INTR) if left.is_zero() => return None,
-            Err(Errno::AGAIN | Errno::INTR) => {
-                wait_until_readable(client, deadline);
-                continue;
-            }
-            Err(_) => 0,
-        };
-        let judged = judge(&buffer[..len]);
-        if judged.is_some() || left.is_zero() {
-            return judged;
-        }
-        // The pause doubles each time, so that many silent clients cost little.
-        thread::sleep(pause.min(left));
-        pause = (2 * pause).min(LONG_PAUSE);
-    }
-}
-
-/// Peeks at the first bytes; `None` if they are still ambiguous at the deadline.
-fn first_bytes_within(client: &Stream, deadline: Instant) -> Option<FirstBytes> {
-    look(client, &mut [0; 8], deadline, |bytes| match bytes.first() {
-        None => Some(FirstBytes::None),
-        // A client that speaks TLS asks for the role inside TLS, so the active server answers it.
-        Some(first) if speaks_tls(client) && *first != RELAY[0] => Some(FirstBytes::Other),
-        Some(_) => first_bytes(bytes),
-    })
-}
-
-/// What the bytes mean; `None` while they are too few to tell.
-fn first_bytes(bytes: &[u8]) -> Option<FirstBytes> {
-    let begins = |word: &[u8]| word.iter().zip(bytes).all(|(one, other)| one == other);
-    let mut words = [(RELAY, FirstBytes::Relay), (CLUSTER, FirstBytes::Cluster)].into_iter();
-    let Some((word, meaning)) = words.find(|(word, _)| begins(word)) else {
-        return Some(FirstBytes::Other);
-    };
-    Some(match bytes.get(word.len())? {
-        b'\n' => meaning,
-        // A person who types the word in telnet ends the line with CR LF.
-        b'\r' if word == CLUSTER => meaning,
-        _ => FirstBytes::Other,
-    })
-}
-
-/// Reads the three clear-text lines of a frame, and no byte after them; `None` if the frame does
-/// not arrive.
-fn take_frame(client: &Stream, deadline: Instant) -> Option<Vec<u8>> {
-    let mut frame = vec![0; MAX_FRAME_LEN];
-    let end = look(client, &mut frame, deadline, |bytes| {
-        let mut ends = (0..bytes.len()).filter(|at| bytes[*at] == b'\n');
-        match ends.nth(2) {
-            None if bytes.is_empty() || bytes.len() == MAX_FRAME_LEN => Some(None),
-            end => end.map(Some),
-        }
-    });
-    frame.truncate(end?? + 1);
-    let (taken, _) = recv(client, &mut frame[..], RecvFlags::DONTWAIT).ok()?;
-    debug_assert_eq!(taken, frame.len());
-    Some(frame)
-}
-
-/// Whether a client must speak TLS.
-fn speaks_tls(client: &Stream) -> bool {
-    !matches!(client, Stream::Tcp(_) | Stream::Unix(_))
 }
 
 /// Connects to the active server, and sends a frame that announces a relayed client and has the
@@ -470,8 +386,9 @@ impl Direction<'_> {
     }
 }
 
-/// Relays bytes and the end of the stream in both directions, until both have ended. Returns
-/// earlier if the client has not ended its direction within [`CLOSING_TIME`] after the server's.
+/// Relays bytes and the end of the stream in both directions, until both have ended. `first` is
+/// what has been read from the client already. Returns earlier if the client has not ended its
+/// direction within [`CLOSING_TIME`] after the server's.
 ///
 /// Fails with [`io::ErrorKind::TimedOut`] if the client does not read within `write_timeout`
 /// (`None`: no limit). The active server cannot cut such a client, because the end of the server's
@@ -482,6 +399,7 @@ impl Direction<'_> {
 /// says that it can adopt its grants.
 fn pump(
     client: BorrowedFd<'_>,
+    first: Vec<u8>,
     server: BorrowedFd<'_>,
     write_timeout: Option<Duration>,
     is_cut: &AtomicBool,
@@ -497,6 +415,15 @@ fn pump(
     };
     let (mut up, mut down) = (direction(client, server), direction(server, client));
     let (mut closes_at, mut first_frames) = (None, FirstFrames::default());
+    let mut look_at = |bytes: &[u8]| {
+        if first_frames.look_at(bytes) {
+            note_adopting();
+        }
+    };
+    look_at(&first);
+    up.unsent = first;
+    up.send()?;
+    let mut was_woken = false;
     let (mut of_client, mut of_server) = (PollFlags::IN, PollFlags::IN);
     loop {
         if is_cut.load(Ordering::SeqCst) {
@@ -513,11 +440,7 @@ fn pump(
         // A reply that has arrived is passed on even if the server takes nothing more.
         let moved = [
             down.advance(of_server, of_client, |_| {})?,
-            up.advance(of_client, of_server, |bytes| {
-                if first_frames.look_at(bytes) {
-                    note_adopting();
-                }
-            })?,
+            up.advance(of_client, of_server, &mut look_at)?,
         ];
         if down.is_over && up.is_over {
             return Ok(());
@@ -533,7 +456,7 @@ fn pump(
                 false => Err(io::ErrorKind::TimedOut.into()),
             };
         }
-        if moved == [false; 2] {
+        if moved == [false; 2] && was_woken {
             // After a hang-up, `poll` returns at once even if there is nothing to do yet.
             thread::sleep(SHORT_PAUSE);
         }
@@ -541,7 +464,7 @@ fn pump(
             PollFd::from_borrowed_fd(client, interest(&up, &down)),
             PollFd::from_borrowed_fd(server, interest(&down, &up)),
         ];
-        wait_for(&mut polled, deadline)?;
+        was_woken = wait_for(&mut polled, deadline)?;
         [of_client, of_server] = polled.map(|polled| polled.revents());
     }
 }
@@ -562,29 +485,6 @@ mod tests {
     use std::os::unix::net::UnixStream;
     use std::sync::mpsc::{self, Receiver};
 
-    #[test]
-    fn the_first_bytes_are_one_of_two_words_or_neither() {
-        for (bytes, meaning) in [
-            ("", None),
-            ("r", None),
-            ("relay", None),
-            ("relay\n", Some(FirstBytes::Relay)),
-            ("relay\n1", Some(FirstBytes::Relay)),
-            ("relay\r\n", Some(FirstBytes::Other)),
-            ("cluster\r\n", Some(FirstBytes::Cluster)),
-            ("relays\n", Some(FirstBytes::Other)),
-            ("clu", None),
-            ("cluster", None),
-            ("cluster\n", Some(FirstBytes::Cluster)),
-            ("clusters", Some(FirstBytes::Other)),
-            ("l\nk\n0\n", Some(FirstBytes::Other)),
-            ("\n", Some(FirstBytes::Other)),
-            ("RELAY\n", Some(FirstBytes::Other)),
-        ] {
-            assert_eq!(first_bytes(bytes.as_bytes()), meaning, "{bytes:?}");
-        }
-    }
-
     fn pump_plainly(
         client: &UnixStream,
         server: &UnixStream,
@@ -593,6 +493,7 @@ mod tests {
         let is_cut = AtomicBool::new(false);
         pump(
             client.as_fd(),
+            Vec::new(),
             server.as_fd(),
             write_timeout,
             &is_cut,
@@ -606,7 +507,8 @@ mod tests {
         let (mut server, other) = UnixStream::pair().expect("two more");
         let is_cut = AtomicBool::new(false);
         let pumped = thread::scope(|scope| {
-            let pumping = scope.spawn(|| pump(one.as_fd(), other.as_fd(), None, &is_cut, || {}));
+            let pumping =
+                scope.spawn(|| pump(one.as_fd(), Vec::new(), other.as_fd(), None, &is_cut, || {}));
             is_cut.store(true, Ordering::SeqCst);
             one.shutdown(Shutdown::Read).expect("it is open");
             pumping.join().expect("no panic")
@@ -627,7 +529,7 @@ mod tests {
         other.shutdown(Shutdown::Read).expect("it is open");
         one.shutdown(Shutdown::Read).expect("it is open");
         let is_cut = AtomicBool::new(true);
-        assert!(pump(one.as_fd(), other.as_fd(), None, &is_cut, || {}).is_err());
+        assert!(pump(one.as_fd(), Vec::new(), other.as_fd(), None, &is_cut, || {}).is_err());
         drop(one);
         let mut read = Vec::new();
         client.read_to_end(&mut read).expect("the end");

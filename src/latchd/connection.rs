@@ -29,12 +29,21 @@ use crate::protocol::reply::Reply;
 use input::Input;
 use outbox::Outbox;
 
-/// Serves a connection until it ends.
-pub fn serve(stream: &Stream, mut seat: Seat, rules: &SessionRules, watch: &HangupWatch) {
+/// Serves a connection until it ends. `first` is what has been read from the client already.
+pub fn serve(
+    stream: &Stream,
+    first: Vec<u8>,
+    mut seat: Seat,
+    rules: &SessionRules,
+    watch: &HangupWatch,
+) {
     let conn = seat.id();
     debug!("opened conn={conn} peer={stream}");
     let mut input = Input::new(stream, rules);
     let mut outbox = Outbox::new(stream, rules, watch, conn);
+    if !first.is_empty() {
+        input.begin_with(first, &mut outbox.out);
+    }
     let (ending, malformed_count) = match open(&mut input, &mut outbox, rules) {
         Err(ending) => (ending, 0),
         Ok(source) => {

@@ -122,14 +122,15 @@ fn converse(
     rules: &SessionRules,
 ) {
     let stream = &admission.stream;
-    if let Some(node) = &rules.node {
-        match node.receive(stream, rules.read_timeout, rules.write_timeout) {
-            Received::ServeHere => {}
+    let first = match &rules.node {
+        None => Vec::new(),
+        Some(node) => match node.receive(stream, rules.read_timeout, rules.write_timeout) {
+            Received::ServeHere(first) => first,
             Received::Over => return,
             Received::Silent => return connection::turn_away(stream, rules),
-        }
-    }
+        },
+    };
     let socket: Arc<dyn ClientSocket> = Arc::<Stream>::clone(stream);
     let seat = arbiter.connect(ConnId(admission.id), Some(socket));
-    connection::serve(stream, seat, rules, watch);
+    connection::serve(stream, first, seat, rules, watch);
 }

@@ -235,6 +235,17 @@ impl<const N: usize> LineReader<N> {
         Ok(())
     }
 
+    /// Puts bytes that have been read from the peer into the buffer, which must be empty.
+    pub fn put_back(&mut self, bytes: &[u8]) {
+        let from = self.chunk_start();
+        let end = from + bytes.len();
+        if end > self.buffer.len() {
+            self.buffer.resize(end.next_power_of_two(), 0);
+        }
+        self.buffer[from..end].copy_from_slice(bytes);
+        self.filter_chunk(bytes.len());
+    }
+
     /// Reads the bytes that have arrived, as far as the buffer has room, without blocking. Does not
     /// report the end of the stream; the next [`LineReader::read`] does.
     pub fn read_ready(&mut self, stream: &Stream) {
@@ -416,6 +427,28 @@ mod tests {
             &[["a\u{fffd}", "\u{fffd}", "b\u{fffd}"], ["c", "d", "e"]],
             false,
         );
+    }
+
+    #[test]
+    fn bytes_that_are_put_back_come_before_those_that_are_read() {
+        let input = [&b"a\xff"[..], &[b'x'; 600], b"\nb\xff\xfb\x01\nc\xff\nd\n"].concat();
+        for at in 0..=input.len() {
+            let mut reader = LineReader::<3>::new(|_, _| 1000);
+            let (first, mut rest) = input.split_at(at);
+            reader.put_back(first);
+            while reader.look() == Buffered::Incomplete {
+                reader.read(&mut rest).expect("there is more");
+            }
+            let [one, two, three] = reader.frame();
+            assert_eq!(
+                (one.len(), two, three),
+                (602, &b"b"[..], &b"c\xff"[..]),
+                "{at}"
+            );
+            let mut answers = Vec::new();
+            reader.take_answers(&mut answers);
+            assert_eq!(answers, b"\xff\xfe\x01", "{at}");
+        }
     }
 
     #[test]

@@ -52,6 +52,12 @@ impl Stream {
         }
     }
 
+    /// Whether the peer must speak TLS.
+    #[cfg(feature = "cluster")]
+    pub fn speaks_tls(&self) -> bool {
+        matches!(self, Stream::Tls(_))
+    }
+
     /// Shuts down one or both directions. Ignores the error if the peer is gone.
     pub fn shutdown(&self, how: Shutdown) {
         let _ = match self {

@@ -46,6 +46,16 @@ impl<'a> Input<'a> {
         }
     }
 
+    /// Takes the bytes that were read before as the first ones of the client. Puts the replies to
+    /// telnet commands into `out`.
+    pub(super) fn begin_with(&mut self, first: Vec<u8>, out: &mut Vec<u8>) {
+        if let Stream::Tls(stream) = self.stream {
+            return stream.put_back(first);
+        }
+        self.lines.put_back(&first);
+        self.lines.take_answers(out);
+    }
+
     /// Whether a whole frame has arrived: see [`Input::frame`].
     pub(in crate::latchd) fn has_frame(&mut self) -> Result<bool, Ending> {
         is_complete(self.lines.look())

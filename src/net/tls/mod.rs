@@ -85,6 +85,8 @@ struct TlsState {
     /// Whether writing is still possible. A failed write may have sent part of a record, so no
     /// further write can follow it.
     can_send: bool,
+    /// What was read from the socket before the first read here.
+    unread: Vec<u8>,
     /// The first byte that the peer has sent.
     first_byte: Option<u8>,
     /// The number of bytes received since the beginning, since the end of the handshake or since
@@ -137,6 +139,7 @@ impl TlsStream {
             read_timeout: Duration::MAX,
             output: Vec::new(),
             can_send: true,
+            unread: Vec::new(),
             first_byte: None,
             pending_len: 0,
         };
@@ -157,6 +160,12 @@ impl TlsStream {
     /// Sets the maximum time of a whole read. The socket must have the same timeout.
     pub fn set_read_timeout(&self, timeout: Duration) {
         self.state().read_timeout = timeout;
+    }
+
+    /// Takes bytes that have been read from the socket as the first ones of the peer. Call this
+    /// before the first read.
+    pub fn put_back(&self, bytes: Vec<u8>) {
+        self.state().unread = bytes;
     }
 
     /// Reads plaintext that has arrived, or blocks until plaintext arrives. Returns 0 at the end of
@@ -266,6 +275,7 @@ impl TlsState {
         let is_server = matches!(**connection, Connection::Server(_));
         let is_new = is_server && connection.is_handshaking();
         let blocks = match blocking {
+            _ if !self.unread.is_empty() => false,
             // The usual read takes one system call, which blocks.
             Blocking::SocketTimeout(_) if !is_new => true,
             Blocking::SocketTimeout(deadline) | Blocking::Until(deadline) => {
@@ -279,6 +289,7 @@ impl TlsState {
         let mut incoming = Incoming {
             socket,
             blocks,
+            unread: &mut self.unread,
             first_byte: &mut self.first_byte,
         };
         let len = connection.read_tls(&mut incoming)?;
@@ -352,15 +363,23 @@ impl TlsState {
 struct Incoming<'a> {
     socket: &'a TcpStream,
     blocks: bool,
+    /// Bytes that come before those of the socket.
+    unread: &'a mut Vec<u8>,
     /// The first byte of the stream, once received.
     first_byte: &'a mut Option<u8>,
 }
 
 impl Read for Incoming<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let len = match self.blocks {
-            true => rustix::io::read(self.socket, &mut *buffer)?,
-            false => recv(self.socket, &mut *buffer, RecvFlags::DONTWAIT)?.0,
+        let len = if !self.unread.is_empty() {
+            let len = self.unread.len().min(buffer.len());
+            buffer[..len].copy_from_slice(&self.unread[..len]);
+            self.unread.drain(..len);
+            len
+        } else if self.blocks {
+            rustix::io::read(self.socket, &mut *buffer)?
+        } else {
+            recv(self.socket, &mut *buffer, RecvFlags::DONTWAIT)?.0
         };
         *self.first_byte = self.first_byte.or(buffer[..len].first().copied());
         Ok(len)
