@@ -94,7 +94,7 @@ impl State {
     }
 
     pub(super) fn close_record(&mut self) {
-        if let Some(recorder) = &mut self.recorder {
+        if let Some(recorder) = &mut self.recorders.journal {
             recorder.close();
         }
     }

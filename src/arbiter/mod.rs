@@ -50,8 +50,9 @@ use clock::Clock;
 pub use last_holders::DrainUntil;
 use last_holders::{AwaitedHolders, Then};
 pub use operators::KeyStatus;
+use recorder::Recorders;
 #[cfg_attr(not(feature = "cluster"), allow(unused_imports))]
-pub use recorder::{Certainty, Promised, Recorder, ReplyPromise};
+pub use recorder::{Certainty, LastingRecorder, Promised, Recorder, ReplyPromise};
 pub use seat::{Seat, WaitEnd};
 use sync::{AtomicUsize, Condvar, Mutex, MutexGuard};
 
@@ -101,8 +102,7 @@ struct State {
     next_gc: Instant,
     /// Set while the server waits for holders before it ends.
     awaited: Option<AwaitedHolders>,
-    /// The journal that receives the changes of holders, if there is one.
-    recorder: Option<Box<dyn Recorder>>,
+    recorders: Recorders,
     /// Receives the events of claims, for the log.
     account: Option<Account>,
 }
@@ -130,14 +130,20 @@ impl Heartbeat {
 pub struct Frozen<'a> {
     state: MutexGuard<'a, State>,
     now: Instant,
+    max_keep_time: Duration,
 }
 
 impl Frozen<'_> {
     /// The next fence, or `None` if there is none, and the holders, for the server that takes over.
     pub fn hand_over(&mut self) -> (Option<u64>, Vec<HolderRecord>) {
-        let State { table, seats, .. } = &mut *self.state;
-        let tag_of = |conn| seats.get(&conn).and_then(|seat| seat.tag.clone());
-        table.hand_over(tag_of, self.now)
+        let (next_fence, mut holders) = self.state.table.hand_over(self.now);
+        for (conn, record) in &mut holders {
+            self.state.complete(record, *conn, self.max_keep_time);
+        }
+        (
+            next_fence,
+            holders.into_iter().map(|(_, record)| record).collect(),
+        )
     }
 
     /// How long nothing will be granted, because the table settles.
@@ -208,7 +214,7 @@ impl Arbiter {
                 reaper_looks_at: None,
                 next_gc: clock.now(),
                 awaited: None,
-                recorder: None,
+                recorders: Recorders::default(),
                 account: None,
             }),
             clock,
@@ -306,7 +312,12 @@ impl Arbiter {
     pub fn freeze(&self) -> Frozen<'_> {
         let mut state = self.state.lock();
         let now = self.expire_due(&mut state, Scope::Everything);
-        Frozen { state, now }
+        let max_keep_time = self.rules.caps.max_keep_time;
+        Frozen {
+            state,
+            now,
+            max_keep_time,
+        }
     }
 
     /// Describes up to `at_most` keys to an operator, in sorted order. Returns the position to
@@ -447,11 +458,7 @@ impl Arbiter {
     /// wake. Usually there are none.
     fn take_wake_ups(&self, state: &mut State) -> WakeUps {
         state.tell_events();
-        if let (Some(recorder), Some(changes)) = (&mut state.recorder, state.table.changes()) {
-            if !changes.is_empty() {
-                recorder.record(changes);
-            }
-        }
+        state.record_changes(self.rules.caps.max_keep_time);
         state.end_wait_for_holders();
         let next_look = self.next_look(state);
         let is_sooner = |next| state.reaper_looks_at.is_none_or(|planned| next < planned);
@@ -467,14 +474,18 @@ impl Arbiter {
             let Some(seat) = state.seats.get_mut(&conn) else {
                 continue;
             };
-            // With a journal, the connection's own thread sends the grant, because it must first
-            // wait until the grant is certain. A peer that has hung up is granted nothing: its
-            // connection's own thread cancels the claim.
-            let may_send = wake_ups.sending_count < SENT_AT_ONCE && state.recorder.is_none();
-            let socket = seat.socket.as_ref().filter(|_| may_send && !seat.is_gone);
+            // A peer that has hung up is granted nothing: its connection's own thread cancels the
+            // claim.
+            let may_send = wake_ups.sending_count < SENT_AT_ONCE && !seat.is_gone;
+            let socket = seat.socket.as_ref().filter(|_| may_send);
             let mut sending = None;
             if let (WaitState::Queued(ticket), Some(socket)) = (&seat.wait, socket) {
-                match state.table.collect(*ticket, state.now) {
+                let (recorders, table) = (&state.recorders, &mut state.table);
+                let collected = match recorders.let_others_send(table, *ticket) {
+                    true => table.collect(*ticket, state.now),
+                    false => Ok(Answer::WouldWait),
+                };
+                match collected {
                     Ok(Answer::WouldWait) => {}
                     Ok(Answer::Granted(grant)) => {
                         sending = Some((Arc::clone(socket), grant));

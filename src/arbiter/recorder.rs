@@ -1,9 +1,11 @@
-//! The arbiter's interface to a journal, and to the sessions that wait for it.
+//! The arbiter's interface to a journal or a state file, and to the sessions that wait for them.
+
+use std::time::Duration;
 
 use crossbeam_channel::Receiver;
 
-use super::{Arbiter, DrainUntil, Then};
-use crate::table::{Change, HolderRecord, Scope, STEP};
+use super::{Arbiter, DrainUntil, State, Then};
+use crate::table::{Change, ConnId, HolderRecord, LastingChange, LockTable, Scope, Ticket, STEP};
 use crate::token::Fence;
 
 /// Receives every change of the holders, in the order in which the table makes them.
@@ -16,6 +18,18 @@ pub trait Recorder: Send {
     /// Also records the end of the grants that no client knows of. Runs under the arbiter's mutex,
     /// too.
     fn close(&mut self);
+}
+
+/// Receives every change of lasting grants, in the order in which the table makes them.
+pub trait LastingRecorder: Send {
+    /// Takes all changes out of the list. Runs under the arbiter's mutex, so it must neither block
+    /// nor call the arbiter.
+    fn record(&mut self, changes: &mut Vec<LastingChange>);
+
+    /// Whether no change that concerns this key is unwritten. If one is, only the thread of its own
+    /// connection may send a grant of the key, because it must first wait. Runs under the arbiter's
+    /// mutex, too.
+    fn is_written(&self, key: &str) -> bool;
 }
 
 /// What must be certain before the server sends a reply.
@@ -78,13 +92,54 @@ impl Promised {
     }
 }
 
+/// The journal and the state file, if there are any.
+#[derive(Default)]
+pub(super) struct Recorders {
+    pub(super) journal: Option<Box<dyn Recorder>>,
+    lasting: Option<Box<dyn LastingRecorder>>,
+}
+
+impl Recorders {
+    /// Whether the thread that frees a slot may send the grant to the waiter. With a journal, the
+    /// connection's own thread sends it, because it must first wait until the grant is certain. The
+    /// same holds for a grant that the state file must have, and for one of a key of which it must
+    /// first have a change.
+    pub(super) fn let_others_send(&self, table: &LockTable, ticket: Ticket) -> bool {
+        let may_send = |recorder: &dyn LastingRecorder| {
+            let key = table.key_of(ticket);
+            !table.will_last(ticket) && key.is_none_or(|key| recorder.is_written(key.as_str()))
+        };
+        self.journal.is_none() && self.lasting.as_deref().is_none_or(may_send)
+    }
+}
+
 impl Arbiter {
     /// Records every change from now on. The thread of each session then sends its own grants, and
     /// must first wait for the [`Certainty`] that the reply needs.
     pub fn record_with(&self, recorder: Box<dyn Recorder>) {
         let mut state = self.state.lock();
         state.table.note_changes();
-        state.recorder = Some(recorder);
+        state.recorders.journal = Some(recorder);
+    }
+
+    /// Records every change of lasting grants from now on: of kept grants, and of grants whose
+    /// leases are longer than `longest_ordinary`. A session whose reply concerns such a grant must
+    /// wait until the change is written.
+    pub fn record_lasting_grants(
+        &self,
+        longest_ordinary: Duration,
+        recorder: Box<dyn LastingRecorder>,
+    ) {
+        let mut state = self.state.lock();
+        state.table.note_lasting_grants(longest_ordinary);
+        state.recorders.lasting = Some(recorder);
+    }
+
+    /// Sets whether changes of lasting grants can be written. While they cannot, no grant becomes a
+    /// lasting one, and no lasting one gets a longer lease.
+    pub fn set_lasting_writable(&self, is_writable: bool) {
+        let (mut visit, _) = self.visit(Scope::Nothing);
+        visit.table.set_lasting_writable(is_writable);
     }
 
     /// Closes the record as soon as every grant that belongs to a connection can be adopted over
@@ -121,5 +176,51 @@ impl Arbiter {
     /// The number of holders without a connection.
     pub fn orphan_count(&self) -> usize {
         self.visit(Scope::Everything).0.table.orphan_count()
+    }
+}
+
+impl State {
+    /// Reports the changes since the last call. `max_keep_time` limits the leases of holders that
+    /// would have no client at the next server.
+    #[inline]
+    pub(super) fn record_changes(&mut self, max_keep_time: Duration) {
+        if let (Some(recorder), Some(changes)) = (&mut self.recorders.journal, self.table.changes())
+        {
+            if !changes.is_empty() {
+                recorder.record(changes);
+            }
+        }
+        if self.recorders.lasting.is_some() {
+            self.record_lasting_changes(max_keep_time);
+        }
+    }
+
+    fn record_lasting_changes(&mut self, max_keep_time: Duration) {
+        let Some(changes) = self.table.lasting_changes().filter(|it| !it.is_empty()) else {
+            return;
+        };
+        let mut changes = std::mem::take(changes);
+        for grant in changes.iter_mut().filter_map(|it| it.grant.as_mut()) {
+            self.complete(&mut grant.record, grant.conn, max_keep_time);
+        }
+        if let Some(recorder) = &mut self.recorders.lasting {
+            recorder.record(&mut changes);
+        }
+    }
+
+    /// Adds to a record what only the client's seat knows. A client that cannot adopt its grant
+    /// leaves it behind, so the grant must not last longer than a kept one could.
+    pub(super) fn complete(
+        &self,
+        record: &mut HolderRecord,
+        conn: ConnId,
+        max_keep_time: Duration,
+    ) {
+        if let Some(seat) = self.seats.get(&conn) {
+            record.tag = record.tag.take().or_else(|| seat.tag.clone());
+            if !seat.can_adopt {
+                record.lease = record.lease.min(max_keep_time);
+            }
+        }
     }
 }

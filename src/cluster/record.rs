@@ -50,7 +50,8 @@ impl Names {
 pub fn decode(fence: Fence, value: &[u8]) -> Option<HolderRecord> {
     let value = std::str::from_utf8(value).ok()?;
     if value.starts_with('{') {
-        return record::decode(value).filter(|record| record.token.fence == fence);
+        let fields = serde_json::from_str(value).ok()?;
+        return record::decode(fields).filter(|record| record.token.fence == fence);
     }
     let (letter, fields) = value.split_once(' ')?;
     let mut record = match letter {
@@ -134,7 +135,7 @@ fn lease(seconds: &str) -> Option<Duration> {
 pub fn encode(record: &HolderRecord) -> String {
     let is_plain = record.weight == Weight::plain(record.kind) && record.numbers.is_empty();
     if !is_plain || record.is_kept || record.tag.is_some() {
-        return record::encode(record);
+        return record::encode(record).to_string();
     }
     let kind = match record.kind {
         Kind::Lock => 'l',

@@ -6,14 +6,13 @@
 
 use std::fs::File;
 use std::io::{self, Read};
-use std::ops::ControlFlow;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use crossbeam_channel::{bounded, Receiver, RecvTimeoutError, Sender};
+use crossbeam_channel::{bounded, Receiver, Sender};
 use log::{error, info, warn};
 use parking_lot::Mutex;
 
@@ -177,47 +176,30 @@ pub struct Reserver {
 }
 
 impl Reserver {
-    /// Reserves a range on each request. Returns when the [`ReservedFences`] are dropped.
+    /// Reserves a range on each request, and tries again while that fails. If fences had run out,
+    /// calls `grant_owed_slots` once there are fences again. Returns when the [`ReservedFences`]
+    /// are dropped.
     pub fn run(mut self, grant_owed_slots: impl Fn()) {
-        while self.serve_one(None, &grant_owed_slots).is_continue() {}
-    }
-
-    /// Waits for a request until `deadline`, and reserves a range for it; tries again while that
-    /// fails. If fences had run out, calls `grant_owed_slots` once there are fences again. Breaks
-    /// once the [`ReservedFences`] are dropped.
-    pub fn serve_one(
-        &mut self,
-        deadline: Option<Instant>,
-        grant_owed_slots: impl Fn(),
-    ) -> ControlFlow<()> {
-        let request = match deadline {
-            Some(deadline) => self.requests.recv_deadline(deadline),
-            None => self.requests.recv().map_err(RecvTimeoutError::from),
-        };
-        match request {
-            Ok(()) => {}
-            Err(RecvTimeoutError::Timeout) => return ControlFlow::Continue(()),
-            Err(RecvTimeoutError::Disconnected) => return ControlFlow::Break(()),
-        }
-        let mut has_failed = false;
-        let had_run_out = loop {
-            match self.reserve() {
-                Ok(had_run_out) => break had_run_out,
-                Err(error) if !has_failed => {
-                    error!("cannot-reserve-fences error=\"{}\"", reason(&error));
-                    has_failed = true;
+        while self.requests.recv().is_ok() {
+            let mut has_failed = false;
+            let had_run_out = loop {
+                match self.reserve() {
+                    Ok(had_run_out) => break had_run_out,
+                    Err(error) if !has_failed => {
+                        error!("cannot-reserve-fences error=\"{}\"", reason(&error));
+                        has_failed = true;
+                    }
+                    Err(_) => {}
                 }
-                Err(_) => {}
+                thread::sleep(RETRY_AFTER);
+            };
+            if has_failed {
+                info!("reserved-fences-again");
             }
-            thread::sleep(RETRY_AFTER);
-        };
-        if has_failed {
-            info!("reserved-fences-again");
+            if had_run_out {
+                grant_owed_slots();
+            }
         }
-        if had_run_out {
-            grant_owed_slots();
-        }
-        ControlFlow::Continue(())
     }
 
     /// Records the fences that are reserved already in another place, and later ones there, too.
@@ -251,6 +233,7 @@ mod tests {
     use std::os::unix::fs::{symlink, PermissionsExt};
     use std::path::PathBuf;
     use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::time::Instant;
 
     const CLOCK: u64 = 1_000_000;
 

@@ -194,6 +194,7 @@ fn serve(options: &Options, prepared: Prepared) -> Result<ExitCode, String> {
         cap_warnings: SourceThrottle::default(),
         log: log.clone(),
         node: node.clone(),
+        state: state.clone(),
         replies: RwLock::default(),
     });
     if let Some(node) = &node {
@@ -342,23 +343,22 @@ fn start_arbiter(
     Ok((arbiter, reserver))
 }
 
-/// Opens the state file, if there is one, and starts the thread that writes it and the fence file.
+/// Opens the state file, if there is one, and starts the threads that write it and the fence file.
 fn keep_files(
     mut reserver: Reserver,
     state: Option<&Arc<StateFile>>,
     settling: Duration,
     arbiter: &Arc<Arbiter>,
 ) -> Result<(), String> {
+    if let Some(state) = state.cloned() {
+        let recorded = reserver.also_record(Box::new(Arc::clone(&state)));
+        recorded.map_err(|error| state.unusable(&error))?;
+        let arbiter = Arc::clone(arbiter);
+        server::spawn("state", move || state.keep_up_to_date(settling, &arbiter))?;
+    }
     let arbiter = Arc::clone(arbiter);
-    let Some(state) = state.cloned() else {
-        return server::spawn("fences", move || {
-            reserver.run(|| arbiter.grant_owed_slots());
-        });
-    };
-    let recorded = reserver.also_record(Box::new(Arc::clone(&state)));
-    recorded.map_err(|error| state.unusable(&error))?;
-    server::spawn("state", move || {
-        state.keep_up_to_date(reserver, settling, &arbiter);
+    server::spawn("fences", move || {
+        reserver.run(|| arbiter.grant_owed_slots());
     })
 }
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use parking_lot::RwLock;
 
+use super::state_file::StateFile;
 use super::tokens::Tokens;
 use crate::cluster::ClusterNode;
 use crate::log::{Log, SourceThrottle};
@@ -41,6 +42,8 @@ pub struct SessionRules {
     pub log: Log,
     /// This server's part in the cluster; `None` for a single server.
     pub node: Option<Arc<ClusterNode>>,
+    /// The state file, if there is one.
+    pub state: Option<Arc<StateFile>>,
 }
 
 impl SessionRules {

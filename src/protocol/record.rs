@@ -3,17 +3,17 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use serde_json::{json, Value};
+use serde_json::{json, Map, Value};
 
 use super::limits;
 use crate::table::{HolderRecord, Key};
 use crate::terms::{Kind, Weight};
 
-/// Encodes a holder, without a line ending. A fraction of a second of its lease is rounded up, so
-/// that no lease is written as 0.
-pub fn encode(record: &HolderRecord) -> String {
+/// Encodes a holder. A fraction of a second of its lease is rounded up, so that no lease is written
+/// as 0.
+pub fn encode(record: &HolderRecord) -> Value {
     let lease = record.lease.as_nanos().div_ceil(1_000_000_000);
-    let object = json!({
+    json!({
         "key": record.key.as_str(),
         "kind": record.kind.word(),
         "limit": record.limit.get(),
@@ -23,17 +23,13 @@ pub fn encode(record: &HolderRecord) -> String {
         "tag": record.tag.as_deref(),
         "kept": record.is_kept,
         "left_s": u64::try_from(lease).unwrap_or(u64::MAX),
-    });
-    object.to_string()
+    })
 }
 
-/// Decodes a holder; `None` if the line is not a holder, contradicts itself, or has a field that
+/// Decodes a holder; `None` if the object is not a holder, contradicts itself, or has a field that
 /// this version does not know. Such a field is from a newer version, and may mean that the holder
 /// must be treated in another way. The first records had neither weights nor slot numbers.
-pub fn decode(line: &str) -> Option<HolderRecord> {
-    let Value::Object(mut fields) = serde_json::from_str(line).ok()? else {
-        return None;
-    };
+pub fn decode(mut fields: Map<String, Value>) -> Option<HolderRecord> {
     let mut take = |name| fields.remove(name);
     let (key, token) = (take("key")?, take("token")?);
     let kind = Kind::from_word(take("kind")?.as_str()?)?;
@@ -73,6 +69,14 @@ mod tests {
     use super::*;
     use crate::terms::Limit;
     use crate::token::{Fence, Salt, Token};
+
+    fn encode(record: &HolderRecord) -> String {
+        super::encode(record).to_string()
+    }
+
+    fn decode(line: &str) -> Option<HolderRecord> {
+        super::decode(serde_json::from_str(line).ok()?)
+    }
 
     fn holder(kind: Kind, limit: u32) -> HolderRecord {
         HolderRecord {

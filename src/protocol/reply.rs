@@ -87,6 +87,15 @@ impl Reply {
     #[cfg(feature = "programs")]
     pub const MAX_LEN: usize = 64;
 
+    /// The lease of the grant that the reply is about, if it names one.
+    pub fn lease(&self) -> Option<Duration> {
+        match self {
+            Reply::Granted(grant) | Reply::Acquired(grant) => Some(grant.lease),
+            Reply::Renewed(lease) => Some(*lease),
+            _ => None,
+        }
+    }
+
     /// Writes the line of the reply to `out`, which must have room for it.
     pub fn write(&self, out: &mut impl Write) {
         let written = self.write_to(out);

@@ -94,6 +94,22 @@ pub enum Request<'a> {
     Auth(&'a str),
 }
 
+impl<'a> Request<'a> {
+    /// The key whose holders the request may change; `None` if it changes none.
+    pub fn changes(&self) -> Option<&'a str> {
+        match *self {
+            Request::Acquire(wanted, _) | Request::Enqueue(wanted) => Some(wanted.key),
+            Request::Wait { key, .. }
+            | Request::Release { key, .. }
+            | Request::Renew { key, .. }
+            | Request::Adopt { key, .. }
+            | Request::Keep { key, .. }
+            | Request::Break { key, .. } => Some(key),
+            _ => None,
+        }
+    }
+}
+
 /// What a claim asks for. `weight` and `max_waiters` are written only if there is a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wanted<'a> {

@@ -28,6 +28,11 @@ impl Moment {
         Moment(Duration::try_from(now).expect("no time is before the boot"))
     }
 
+    /// The time from the boot to this moment, including suspends.
+    pub fn since_boot(self) -> Duration {
+        self.0
+    }
+
     /// The time since this moment; zero if the moment is in the future.
     pub fn elapsed(self) -> Duration {
         Moment::now().saturating_since(self)

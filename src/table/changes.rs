@@ -85,16 +85,20 @@ impl LockTable {
             .map(|pending| &mut pending.changes)
     }
 
-    /// Restores a holder as an orphan, whose lease begins now. The caps do not apply. The caller
-    /// must restore the holders of a key in the order of their fences. Returns `false` if the
-    /// record contradicts the other holders.
+    /// Restores a holder as an orphan, whose lease begins now. The caps do not apply, except the
+    /// maximum time for which a grant is kept. The caller must restore the holders of a key in the
+    /// order of their fences. Returns `false` if the record contradicts the other holders.
     pub fn restore(&mut self, record: &HolderRecord, now: Instant) -> bool {
         let Token { fence, salt } = record.token;
+        let lease = match record.is_kept {
+            true => record.lease.min(self.caps.max_keep_time),
+            false => record.lease,
+        };
         let ask = Ask {
             key: record.key.as_str(),
             kind: record.kind,
             limit: record.limit,
-            lease: record.lease,
+            lease,
             weight: record.weight,
             max_waiters: None,
         };
@@ -115,10 +119,10 @@ impl LockTable {
         self.take_into_use(key);
         let conn = ORPHANS;
         let claimant = Claimant { conn, salt };
-        // The journal already has this holder.
-        let pending = self.pending_changes.take();
+        // The journal already has this holder, and the state file gets it as a restored one.
+        let noted = (self.pending_changes.take(), self.lasting.take());
         let place = self.add_holder(claimant, key, &ask, fence, now);
-        self.pending_changes = pending;
+        (self.pending_changes, self.lasting) = noted;
         if !record.numbers.is_empty() {
             self.numbers.give(fence, key, &record.numbers);
         }
@@ -127,17 +131,13 @@ impl LockTable {
         if let Some(tag) = &record.tag {
             self.orphan_tags.insert(fence, Arc::clone(tag));
         }
+        self.note_lasting_restored(place);
         true
     }
 
     /// The next fence, or `None` if there is none, and a record of each holder whose client knows
-    /// its token, in order of fences. Each record states the remaining lease. `tag_of` returns the
-    /// tag that the client of a connection gave itself.
-    pub fn hand_over(
-        &mut self,
-        tag_of: impl Fn(ConnId) -> Option<Arc<str>>,
-        now: Instant,
-    ) -> (Option<u64>, Vec<HolderRecord>) {
+    /// its token, in order of fences, with its connection. Each record states the remaining lease.
+    pub fn hand_over(&mut self, now: Instant) -> (Option<u64>, Vec<(ConnId, HolderRecord)>) {
         let next_fence = self.fences.next_fence();
         let mut records = Vec::with_capacity(self.holders.len());
         for (fence, id) in &self.holders {
@@ -148,9 +148,7 @@ impl LockTable {
             let Some(left) = left.filter(|left| place.is_told && !left.is_zero()) else {
                 continue;
             };
-            let mut record = self.record(*id, *fence, left);
-            record.tag = record.tag.or_else(|| tag_of(place.conn));
-            records.push(record);
+            records.push((place.conn, self.record(*id, *fence, left)));
         }
         (next_fence, records)
     }
@@ -179,6 +177,12 @@ impl LockTable {
 
     /// Notes a holder with this lease.
     pub(super) fn note_held(&mut self, id: PlaceId, fence: Fence, lease: Duration) {
+        self.note_lasting(id, lease);
+        self.journal_held(id, fence, lease);
+    }
+
+    /// Notes a holder with this lease for the journal.
+    fn journal_held(&mut self, id: PlaceId, fence: Fence, lease: Duration) {
         let Some(mut pending) = self.pending_changes.take() else {
             return;
         };
@@ -188,7 +192,7 @@ impl LockTable {
     }
 
     /// The record of a holder with this lease. Only an orphan has a tag in the table.
-    fn record(&self, id: PlaceId, fence: Fence, lease: Duration) -> HolderRecord {
+    pub(super) fn record(&self, id: PlaceId, fence: Fence, lease: Duration) -> HolderRecord {
         let place = &self.places[id];
         let (queue, salt) = (&self.keys[place.key], place.salt);
         HolderRecord {
@@ -206,6 +210,7 @@ impl LockTable {
 
     /// Notes that a lease was renewed, if the new lease is longer than every earlier one.
     pub(super) fn note_renewed(&mut self, id: PlaceId, lease: Duration) {
+        self.note_lasting(id, lease);
         let (Some(pending), Some(fence)) = (&mut self.pending_changes, self.places[id].fence())
         else {
             return;
@@ -213,28 +218,31 @@ impl LockTable {
         let longest = pending.longest.get(&fence).copied();
         if lease > longest.unwrap_or(self.places[id].lease) {
             pending.longest.insert(fence, lease);
-            self.note_held(id, fence, lease);
+            self.journal_held(id, fence, lease);
         }
     }
 
     /// Notes a holder again, because it now has slot numbers or is a kept grant.
     pub(super) fn note_again(&mut self, id: PlaceId) {
+        self.note_lasting_again(id);
         if let (Some(pending), Some(fence)) = (&self.pending_changes, self.places[id].fence()) {
             let longest = pending.longest.get(&fence).copied();
-            self.note_held(id, fence, longest.unwrap_or(self.places[id].lease));
+            self.journal_held(id, fence, longest.unwrap_or(self.places[id].lease));
         }
     }
 
     /// Notes that a grant with this lease has become a kept grant, or is no longer one.
     pub(super) fn note_kept(&mut self, id: PlaceId, lease: Duration) {
+        self.note_lasting(id, lease);
         if let (Some(pending), Some(fence)) = (&mut self.pending_changes, self.places[id].fence()) {
             pending.longest.insert(fence, lease);
-            self.note_held(id, fence, lease);
+            self.journal_held(id, fence, lease);
         }
     }
 
     /// Notes that a grant has ended.
-    pub(super) fn note_ended(&mut self, fence: Fence) {
+    pub(super) fn note_ended(&mut self, id: PlaceId, fence: Fence) {
+        self.note_lasting_ended(id, fence);
         if let Some(pending) = &mut self.pending_changes {
             pending.longest.remove(&fence);
             pending.changes.push(Change::Ended(fence));

@@ -55,7 +55,7 @@ impl LockTable {
         queue.holders.remove(&mut self.places, id);
         self.last_held = Some(now);
         self.numbers.free_all_of(fence, self.places[id].key);
-        self.note_ended(fence);
+        self.note_ended(id, fence);
     }
 
     /// Sets when a holder's lease ends.

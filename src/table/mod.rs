@@ -20,6 +20,7 @@ mod changes;
 mod connection;
 mod counters;
 mod events;
+mod lasting;
 mod leases;
 mod numbers;
 mod orphans;
@@ -44,6 +45,8 @@ pub use changes::{Change, HolderRecord};
 use connection::ConnectionEntry;
 pub use counters::{Counters, CountersSnapshot};
 pub use events::{ClaimEvent, Fate, GrantEnd};
+use lasting::Lasting;
+pub use lasting::{LastingChange, LastingGrant};
 use numbers::Numbers;
 use place::{PlaceId, PlaceState, Places};
 use queue::{KeyId, KeyList, KeyQueue, Queues};
@@ -101,6 +104,8 @@ pub struct LockTable {
     events: Vec<ClaimEvent>,
     notes_all_events: bool,
     pending_changes: Option<Box<changes::PendingChanges>>,
+    /// The grants that a state file must have, if there is one.
+    lasting: Option<Box<Lasting>>,
     caps: Caps,
     /// The cap that caused the latest refusal, until [`LockTable::take_cap_reached`] takes it.
     cap_reached: Option<Cap>,
@@ -145,6 +150,7 @@ impl LockTable {
             events: Vec::new(),
             notes_all_events: false,
             pending_changes: None,
+            lasting: None,
             caps,
             cap_reached: None,
             fences,
@@ -154,8 +160,9 @@ impl LockTable {
     /// Claims a key: the claim is granted now, or queued behind the earlier claims. It is refused
     /// for the first of these reasons that applies:
     ///
-    /// - [`Refusal::Draining`]; [`Refusal::LimitMismatch`]; [`Refusal::MaxLocks`] if the connection
-    ///   has reached its cap;
+    /// - [`Refusal::Draining`]; [`Refusal::NoToken`] if the grant would be a lasting one, and the
+    ///   state file cannot be written; [`Refusal::LimitMismatch`]; [`Refusal::MaxLocks`] if the
+    ///   connection has reached its cap;
     /// - if the claim would be granted now: [`Refusal::MaxLocks`] at the cap on grants,
     ///   [`Refusal::NoToken`] while any waiter is owed slots, [`Refusal::MaxLocks`] at the cap on
     ///   keys, [`Refusal::NoToken`] if there is no fence;
@@ -198,6 +205,7 @@ impl LockTable {
         if self.is_draining {
             return Err(Refusal::Draining);
         }
+        self.refuse_unwritable(ask.lease)?;
         self.end_due(Scope::Ask(claimant.conn, ask), now);
         self.grant_owed_slots(now);
         let known = self.names.get(ask.key).copied();
@@ -373,8 +381,8 @@ impl LockTable {
     }
 
     /// The lease that a holder may have from now on if it asks for `lease`: at most what is left of
-    /// the maximum hold time. Refuses if less than a second is left, and if a kept grant would be
-    /// kept for longer than the caps allow.
+    /// the maximum hold time, and no longer than the state file can say. Refuses if less than a
+    /// second is left, and if a kept grant would be kept for longer than the caps allow.
     fn allowed_lease(
         &self,
         id: PlaceId,
@@ -384,6 +392,7 @@ impl LockTable {
     ) -> Result<AllowedLease, Refusal> {
         let (since, max_hold) = (self.places[id].since, self.caps.max_hold);
         let left = max_hold.saturating_sub(now.saturating_duration_since(since));
+        let left = left.min(self.longest_renewal(id, now));
         let length = lease.min(Duration::from_secs(left.as_secs()));
         let is_too_long = is_kept && lease > self.caps.max_keep_time;
         if length.is_zero() || is_too_long {

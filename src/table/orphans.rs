@@ -58,7 +58,8 @@ impl LockTable {
     ///
     /// Refuses with [`Refusal::NotHeld`] if `token` does not belong to a live holder of `key`, if
     /// the lease would exceed the maximum keep time or hold time, or if the server allows no kept
-    /// grants; [`Refusal::MaxLocks`] if there would be more kept grants than the cap allows.
+    /// grants; [`Refusal::NoToken`] while the state file cannot be written; [`Refusal::MaxLocks`]
+    /// if there would be more kept grants than the cap allows.
     pub fn keep(
         &mut self,
         key: &str,
@@ -69,6 +70,7 @@ impl LockTable {
     ) -> Result<Answer, Refusal> {
         self.end_due(Scope::Everything, now);
         let holder = self.find_told(key, token)?;
+        self.refuse_unwritable_keep()?;
         let kept = self.allowed_lease(holder, true, lease, now)?;
         // A client that asks to keep a grant relies on the whole time.
         if self.caps.max_kept == 0 || kept.length < lease {

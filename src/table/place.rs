@@ -140,7 +140,9 @@ impl LockTable {
         if std::mem::replace(&mut place.is_told, true) {
             return;
         }
-        if let Some(entry) = self.conns.get_mut(&place.conn) {
+        let (conn, lease) = (place.conn, place.lease);
+        self.note_lasting(id, lease);
+        if let Some(entry) = self.conns.get_mut(&conn) {
             entry.pending.remove(&mut self.places, id);
             entry.held.push(&mut self.places, id);
         }

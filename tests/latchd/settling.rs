@@ -17,13 +17,13 @@ use crate::support::{
     eventually, fence, parse_grant, waiter_count, Client, Daemon, Event, Signal, PATIENCE,
 };
 
-fn kill(daemon: &Daemon) {
+pub fn kill(daemon: &Daemon) {
     daemon.signal(Signal::KILL);
     daemon.wait_exit(PATIENCE).expect("it ends");
 }
 
 /// For how much longer a server settles, in seconds.
-fn settling_left(client: &mut Client) -> f64 {
+pub fn settling_left(client: &mut Client) -> f64 {
     let reply = client.request("stats", "counters", "_");
     let json = reply
         .strip_prefix("ok ")
@@ -134,7 +134,7 @@ fn crashes_at_any_moment_give_no_key_to_a_second_client() {
 fn after_a_crash_claims_are_granted_in_order_of_arrival() {
     let service = Service::new(&["--settle", "2"]);
     let first = service.start();
-    held(&service, "k", 600);
+    held(&service, "k", 2);
     kill(&first);
     let second = service.start();
     let mut waiters: Vec<Client> = (0..5).map(|_| service.connect()).collect();
@@ -312,7 +312,7 @@ fn fences_rise_over_crashes_even_if_the_clock_is_set_back() {
     let libfaketime = needs!("libfaketimeMT.so.1");
     let service = Service::new(&["--settle", "1"]);
     let first = service.start();
-    let mut last = fence(&service.connect().acquire("k", 0).token);
+    let mut last = fence(&service.connect().acquire_for("k", 0, 1).token);
     kill(&first);
     for _ in 0..2 {
         let mut command = service.command("off", &service.socket());
@@ -320,7 +320,7 @@ fn fences_rise_over_crashes_even_if_the_clock_is_set_back() {
         with_a_clock_of_its_own(&mut command, &libfaketime).env("FAKETIME", "-3d");
         let daemon = Daemon::from_command(command);
         daemon.wait_for_log("listening", PATIENCE);
-        let next = fence(&service.connect().acquire("k", 60).token);
+        let next = fence(&service.connect().acquire_for("k", 60, 1).token);
         assert!(next > last);
         last = next;
         let pid = daemon.pid();
@@ -340,9 +340,12 @@ fn ordinary_requests_write_nothing() {
             fs::read(service.file()).expect("it is written"),
         )
     };
+    let (mut holder, long) = held(&service, "long", 600);
     let before = file();
-    let (mut client, _) = held(&service, "held", 600);
+    let (mut client, _) = held(&service, "held", 30);
+    let renewal = format!("{} 600", long.token);
     for _ in 0..100 {
+        assert_eq!(holder.request("n", "long", &renewal), "ok 600");
         let grant = client.acquire("k", 0);
         assert_eq!(client.request("n", "k", &grant.token), "ok 33");
         assert_eq!(client.request("r", "k", &grant.token), "ok");
@@ -366,7 +369,7 @@ fn a_file_that_cannot_be_written_is_written_later() {
     let obstacle = obstruct(&service);
     daemon.wait_for_log("state-not-written", PATIENCE);
     // It serves nonetheless.
-    service.connect().acquire("k", 60);
+    service.connect().acquire_for("k", 60, 1);
     fs::remove_dir(obstacle).expect("it is there");
     daemon.wait_for_log("state-written-again", PATIENCE);
     assert!(text().contains(r#""settle_s":1"#), "{}", text());

@@ -7,6 +7,7 @@ use std::net::Shutdown;
 use crate::arbiter::{ClientSocket, Promised, ReplyPromise};
 use crate::latchd::ending::Ending;
 use crate::latchd::rules::SessionRules;
+use crate::latchd::state_file::AwaitedWrites;
 use crate::net::hangup::{HangupWatch, InputReports};
 use crate::net::stream::Stream;
 use crate::protocol::reply::{Grant, Reply};
@@ -38,6 +39,8 @@ pub(in crate::latchd) struct Outbox<'a> {
     promised: Promised,
     /// The grants in the unsent bytes, if the journal has them and no client knows of them.
     untold: Vec<Fence>,
+    /// What must be in the state file before the unsent bytes are sent.
+    awaited: AwaitedWrites,
     watch: &'a HangupWatch,
     conn: ConnId,
     /// Whether the watch knows the socket, which it does from the first wait on.
@@ -57,6 +60,7 @@ impl<'a> Outbox<'a> {
             out: Vec::with_capacity(SMALL_CAPACITY),
             promised: Promised::default(),
             untold: Vec::new(),
+            awaited: AwaitedWrites::default(),
             watch,
             conn,
             is_watched: false,
@@ -71,6 +75,15 @@ impl<'a> Outbox<'a> {
     ) -> Result<(), Ending> {
         reply.write(&mut self.out);
         self.end_reply(promise)
+    }
+
+    /// Lets the next reply wait until the state file has the changes that concern its key.
+    /// `is_keep` says whether the request was to keep a grant.
+    #[inline]
+    pub(in crate::latchd) fn await_changes(&mut self, key: &str, reply: &Reply, is_keep: bool) {
+        if let Some(state) = self.rules.state.as_ref().filter(|it| it.has_unwritten()) {
+            self.awaited.add(state.awaited(key, reply.lease(), is_keep));
+        }
     }
 
     /// Queues a reply that is given as a line without its LF, and that promises nothing.
@@ -107,6 +120,9 @@ impl<'a> Outbox<'a> {
         if let Some(node) = &self.rules.node {
             // A flush that fails is the last one, so none are left from before.
             self.untold = node.wait_for_journal(&mem::take(&mut self.promised));
+        }
+        if let (Some(state), false) = (&self.rules.state, self.awaited.is_nothing()) {
+            state.wait(mem::take(&mut self.awaited));
         }
     }
 

@@ -70,6 +70,7 @@ pub(in crate::latchd) fn rules(auth_token: Option<Box<[u8]>>) -> SessionRules {
         replies: RwLock::default(),
         log: Log::silent(),
         node: None,
+        state: None,
     }
 }
 

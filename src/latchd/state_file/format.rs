@@ -7,7 +7,7 @@
 use std::fmt::Write;
 use std::time::Duration;
 
-use serde_json::{json, Value};
+use serde_json::{json, Map, Value};
 
 use crate::fence::file::checksum;
 use crate::protocol::limits::MAX_SECONDS;
@@ -43,8 +43,29 @@ pub struct ServerState {
     pub settling_left: Duration,
     /// The boot in which the file was written; `None` if the system does not tell.
     pub boot_id: Option<String>,
-    /// The holders in fence order, each with the time that is left of its lease.
-    pub holders: Vec<HolderRecord>,
+    /// When the file was written: the time since 1970 by the wall clock. Whole milliseconds.
+    pub written_at: Duration,
+    /// The grants in fence order.
+    pub grants: Vec<SavedGrant>,
+}
+
+/// A grant in the file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SavedGrant {
+    /// Its lease is what was left of it if there is an end or the file is closed, and its whole
+    /// length otherwise.
+    pub record: HolderRecord,
+    /// When its lease ends, if it goes on while no server runs.
+    pub end: Option<ClockTimes>,
+}
+
+/// A point in time by two clocks. Whole milliseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ClockTimes {
+    /// The time since 1970 by the wall clock.
+    pub wall: Duration,
+    /// The time since the boot, including the time for which the host was suspended.
+    pub boot: Duration,
 }
 
 /// Why the content of a file is not a state that this server can read.
@@ -67,15 +88,26 @@ pub fn encode(state: &ServerState) -> String {
         "next_fence": state.next_fence,
         "settle_s": state.settle.as_secs(),
         // Rounded up to seconds, a server that is restarted every second would settle for ever.
-        "settling_ms": u64::try_from(state.settling_left.as_micros().div_ceil(1000)).ok(),
+        "settling_ms": milliseconds(state.settling_left),
         "boot_id": state.boot_id,
+        "written_ms": milliseconds(state.written_at),
     });
     let mut body = format!("{server}\n");
-    for holder in &state.holders {
-        writeln!(body, "{}", record::encode(holder)).expect("writing to memory");
+    for grant in &state.grants {
+        let mut line = record::encode(&grant.record);
+        if let Some(ClockTimes { wall, boot }) = grant.end {
+            line["end_ms"] = milliseconds(wall).into();
+            line["end_boot_ms"] = milliseconds(boot).into();
+        }
+        writeln!(body, "{line}").expect("writing to memory");
     }
     let checksum = checksum(body.as_bytes());
     format!("{MAGIC} {VERSION} {checksum:016x}\n{body}")
+}
+
+/// Rounded up.
+fn milliseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_micros().div_ceil(1000)).unwrap_or(u64::MAX)
 }
 
 /// Decodes the content of the file.
@@ -104,9 +136,9 @@ pub fn decode(content: &[u8]) -> Result<ServerState, Unreadable> {
 
 /// Decodes all but the first line. Leaves out what it does not know of the server.
 fn decode_body(version: u64, body: &str) -> Option<ServerState> {
-    let (server, holders) = body.split_once('\n')?;
+    let (server, grants) = body.split_once('\n')?;
     let server: Value = serde_json::from_str(server).ok()?;
-    let holders: Option<Vec<HolderRecord>> = holders.lines().map(record::decode).collect();
+    let grants: Option<Vec<SavedGrant>> = grants.lines().map(decode_grant).collect();
     let number = |name| server.get(name)?.as_u64();
     let closed = ServerState {
         condition: Condition::Closed,
@@ -114,7 +146,8 @@ fn decode_body(version: u64, body: &str) -> Option<ServerState> {
         settle: Duration::ZERO,
         settling_left: Duration::ZERO,
         boot_id: None,
-        holders: holders?,
+        written_at: Duration::ZERO,
+        grants: grants?,
     };
     if version < 3 {
         // The checksum does not cover the version, and a state must not become a hand-over.
@@ -130,8 +163,24 @@ fn decode_body(version: u64, body: &str) -> Option<ServerState> {
         settle: Duration::from_secs(number("settle_s")?.min(MAX_SECONDS)),
         settling_left: Duration::from_millis(settling_ms),
         boot_id: server.get("boot_id")?.as_str().map(str::to_owned),
+        written_at: Duration::from_millis(number("written_ms")?),
         ..closed
     })
+}
+
+fn decode_grant(line: &str) -> Option<SavedGrant> {
+    let mut fields: Map<String, Value> = serde_json::from_str(line).ok()?;
+    let mut take = |name| match fields.remove(name) {
+        Some(time) => Some(Some(Duration::from_millis(time.as_u64()?))),
+        None => Some(None),
+    };
+    let (wall, boot) = (take("end_ms")?, take("end_boot_ms")?);
+    if wall.is_some() != boot.is_some() {
+        return None;
+    }
+    let end = wall.zip(boot).map(|(wall, boot)| ClockTimes { wall, boot });
+    let record = record::decode(fields)?;
+    Some(SavedGrant { record, end })
 }
 
 #[cfg(test)]
@@ -143,19 +192,26 @@ mod tests {
     use crate::token::{Fence, Salt, Token};
 
     fn state() -> ServerState {
-        let holder = |fence, kind, limit: u32| HolderRecord {
-            key: Key::from("a\u{a0}\"key\""),
-            kind,
-            limit: Limit::new(limit).expect("above zero"),
-            weight: Weight::plain(kind),
-            numbers: [].into(),
-            token: Token {
-                fence: Fence(fence),
-                salt: Salt(u64::MAX - fence),
+        let holder = |fence, kind, limit: u32, end| SavedGrant {
+            end,
+            record: HolderRecord {
+                key: Key::from("a\u{a0}\"key\""),
+                kind,
+                limit: Limit::new(limit).expect("above zero"),
+                weight: Weight::plain(kind),
+                numbers: [].into(),
+                token: Token {
+                    fence: Fence(fence),
+                    salt: Salt(u64::MAX - fence),
+                },
+                lease: Duration::from_secs(fence),
+                is_kept: false,
+                tag: None,
             },
-            lease: Duration::from_secs(fence),
-            is_kept: false,
-            tag: None,
+        };
+        let end = ClockTimes {
+            wall: Duration::from_millis(1_800_000_000_001),
+            boot: Duration::from_millis(7),
         };
         ServerState {
             condition: Condition::Closed,
@@ -163,9 +219,10 @@ mod tests {
             settle: Duration::from_secs(33),
             settling_left: Duration::from_millis(1),
             boot_id: Some("71c1ea2e-3d0b-4d8c-9a4f-0c3a0c7a3f6e".into()),
-            holders: vec![
-                holder(7, Kind::Lock, 1),
-                holder(8, Kind::Semaphore, 1_048_576),
+            written_at: Duration::from_millis(1_799_999_999_999),
+            grants: vec![
+                holder(7, Kind::Lock, 1, Some(end)),
+                holder(8, Kind::Semaphore, 1_048_576, None),
             ],
         }
     }
@@ -190,7 +247,7 @@ mod tests {
             condition: Condition::Open,
             next_fence: 1,
             boot_id: None,
-            holders: Vec::new(),
+            grants: Vec::new(),
             ..state()
         };
         for written in [state(), nothing] {
@@ -200,7 +257,13 @@ mod tests {
 
     #[test]
     fn the_first_versions_were_written_at_an_orderly_end() {
-        let (_, holders) = body()
+        let mut expected = state();
+        expected.grants.iter_mut().for_each(|it| it.end = None);
+        let written = encode(&expected);
+        let (_, holders) = written
+            .split_once('\n')
+            .expect("a first line")
+            .1
             .split_once('\n')
             .map(|(a, b)| (a.to_owned(), b.to_owned()))
             .expect("two lines");
@@ -211,7 +274,8 @@ mod tests {
                 settle: Duration::ZERO,
                 settling_left: Duration::ZERO,
                 boot_id: None,
-                ..state()
+                written_at: Duration::ZERO,
+                ..expected.clone()
             };
             assert_eq!(decode(file(version, &body).as_bytes()), Ok(expected));
         }

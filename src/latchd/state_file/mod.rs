@@ -1,5 +1,5 @@
-//! The state file, in which a server leaves for the next one what no client can bring back, and
-//! after an orderly end all its holders. See latchd(8), UPGRADES.
+//! The state file, in which a server leaves for the next one what no client can bring back: while
+//! it runs, its lasting grants, and after an orderly end all its holders. See latchd(8), UPGRADES.
 //!
 //! While the server runs, the file is *open*. An orderly end *closes* it. A server that finds an
 //! open file follows a crash, and settles before it grants anything. The file is always replaced as
@@ -7,28 +7,34 @@
 
 pub(crate) mod format;
 mod start;
+mod unwritten;
 
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use log::{error, info, warn};
 use parking_lot::Mutex;
 
-use crate::arbiter::Arbiter;
-use crate::fence::allocator::{FenceRecord, Reserver};
+use crate::arbiter::{Arbiter, LastingRecorder};
+use crate::fence::allocator::FenceRecord;
 use crate::fence::source::fence_of_clock;
 use crate::sys::directory::{open_exclusive, sync_name, Directory, Entry};
+use crate::sys::moment::Moment;
 use crate::sys::process;
 use crate::sys::trusted::is_own_or_root;
-use crate::table::HolderRecord;
+use crate::table::{HolderRecord, LastingChange, LastingGrant};
 use crate::text::{reason, unusable_file, Escaped};
-use format::{decode, encode, Condition, ServerState, Unreadable};
+use crate::token::Fence;
+use format::{decode, encode, ClockTimes, Condition, SavedGrant, ServerState, Unreadable};
 pub use start::Left;
 use start::{Circumstances, SettlingReason};
+pub use unwritten::AwaitedWrites;
+use unwritten::Unwritten;
 
 /// How long this server waits for the previous one, which is ending, to unlock the lock file.
 const LOCK_PATIENCE: Duration = Duration::from_secs(1);
@@ -45,6 +51,7 @@ pub struct StateFile {
     /// Whether a server has used this path before.
     was_used: bool,
     open: Mutex<OpenState>,
+    unwritten: Unwritten,
     /// Locked for the life of the process. This is a separate file, because the state file is
     /// replaced.
     _lock: File,
@@ -55,10 +62,10 @@ struct OpenState {
     /// For how long the next server settles if this one crashes now.
     settle: Duration,
     next_fence: u64,
+    /// The lasting grants.
+    grants: BTreeMap<Fence, LastingGrant>,
     /// Whether the file is open on the disk.
     was_written: bool,
-    /// When to try again to write it; `None` if it is on the disk as it is here.
-    retry_at: Option<Instant>,
 }
 
 /// What a server leaves at an orderly end.
@@ -98,9 +105,10 @@ impl StateFile {
             open: Mutex::new(OpenState {
                 settle,
                 next_fence: 0,
+                grants: BTreeMap::new(),
                 was_written: false,
-                retry_at: None,
             }),
+            unwritten: Unwritten::default(),
             _lock: lock,
         })))
     }
@@ -144,30 +152,39 @@ impl StateFile {
         Ok(Some(content))
     }
 
-    /// Restores the holders that the previous server has left, and lets the arbiter settle if it
+    /// Restores the grants that the previous server has left, and lets the arbiter settle if it
     /// must. Returns for how long. The caller must then write the file before it serves clients.
     pub fn restore(
-        &self,
+        self: &Arc<Self>,
         left: &Left,
         are_clients_local: bool,
         arbiter: &Arbiter,
     ) -> Result<Duration, String> {
         let path = Escaped::path(&self.path);
-        if let Left::State(state) = left {
-            if !arbiter.restore(&state.holders).is_empty() {
-                let why = format!("its holders contradict each other; {START_WITHOUT}");
-                return Err(unusable_file("state", &self.path, why));
-            }
-            if state.condition == Condition::Closed {
-                info!("took-over path={path} holders={}", state.holders.len());
-            }
-        }
-        let settling = left.settling(&Circumstances {
+        let circumstances = Circumstances {
             settle: self.settle,
             was_used: self.was_used,
             boot_id: self.boot_id.as_deref(),
             are_clients_local,
-        });
+            now: ClockTimes::now(),
+        };
+        arbiter.record_lasting_grants(self.settle, Box::new(Arc::clone(self)));
+        let grants = left.grants(&circumstances);
+        if !arbiter.restore(&grants).is_empty() {
+            let why = format!("its holders contradict each other; {START_WITHOUT}");
+            return Err(unusable_file("state", &self.path, why));
+        }
+        if let Left::State(state) = left {
+            let kept_count = grants.iter().filter(|it| it.is_kept).count();
+            match state.condition {
+                Condition::Closed => info!("took-over path={path} holders={}", grants.len()),
+                Condition::Open => info!(
+                    "restored path={path} kept={kept_count} long={}",
+                    grants.len() - kept_count
+                ),
+            }
+        }
+        let settling = left.settling(&circumstances);
         self.open.lock().settle = settling.after_crash;
         if settling.why == Some(SettlingReason::BlankFile) {
             error!("state-lost path={path} hint=\"the file is empty; settling as after a crash\"");
@@ -180,10 +197,11 @@ impl StateFile {
         Ok(settling.now)
     }
 
-    /// Keeps the file up to date until the server ends: reserves fences, and notes when the server
-    /// has settled. Does not return while the server runs.
-    pub fn keep_up_to_date(&self, mut reserver: Reserver, settling: Duration, arbiter: &Arbiter) {
+    /// Keeps the file up to date while the server runs: writes the changes of lasting grants, and
+    /// notes when the server has settled. Another thread records the fences. Never returns.
+    pub fn keep_up_to_date(&self, settling: Duration, arbiter: &Arbiter) -> ! {
         let mut is_settling = !settling.is_zero();
+        let mut is_writable = true;
         loop {
             let settled_at = arbiter.settling_until();
             if is_settling && settled_at.is_none() {
@@ -191,14 +209,35 @@ impl StateFile {
                 self.note_settled();
                 is_settling = false;
             }
-            self.retry(Instant::now());
-            let next_look = [settled_at, self.open.lock().retry_at];
-            let next_look = next_look.into_iter().flatten().min();
-            let served = reserver.serve_one(next_look, || arbiter.grant_owed_slots());
-            if served.is_break() {
-                return;
+            if self.unwritten.is_due() {
+                let _ = self.write_open(&mut self.open.lock());
             }
+            let has_failed = self.unwritten.has_failed();
+            if has_failed == is_writable {
+                is_writable = !has_failed;
+                arbiter.set_lasting_writable(is_writable);
+            }
+            self.unwritten.wait_for_work(settled_at);
         }
+    }
+
+    /// Whether any change of a lasting grant is not in the file yet.
+    pub fn has_unwritten(&self) -> bool {
+        self.unwritten.is_any()
+    }
+
+    /// What a reply that concerns the key must wait for, before it is sent: see [`Self::wait`]. A
+    /// client relies on a lease that the settling of the next server would not cover, and on a
+    /// grant that is kept.
+    pub fn awaited(&self, key: &str, lease: Option<Duration>, is_kept: bool) -> AwaitedWrites {
+        let is_long = lease.is_some_and(|lease| lease > self.settle);
+        self.unwritten.awaited(key, is_kept || is_long)
+    }
+
+    /// Blocks until these changes are in the file. While the file cannot be written, waits only for
+    /// the changes that the client relies on.
+    pub fn wait(&self, awaited: AwaitedWrites) {
+        self.unwritten.wait(awaited);
     }
 
     /// From now on, the next server settles for no longer than this one would after a crash.
@@ -210,31 +249,26 @@ impl StateFile {
         }
     }
 
-    /// Tries again to write the file, if an earlier attempt has failed and it is time.
-    fn retry(&self, now: Instant) {
-        let mut open = self.open.lock();
-        if open.retry_at.is_some_and(|at| at <= now) {
-            let _ = self.write_open(&mut open);
-        }
-    }
-
-    /// Writes the open file. Logs the first failure, and the end of the failures.
+    /// Writes the open file with all changes so far. Logs the first failure, and the end of the
+    /// failures.
     fn write_open(&self, open: &mut OpenState) -> io::Result<()> {
+        let (changes, number) = self.unwritten.take();
+        changes.into_iter().for_each(|change| open.apply(change));
         let written = self
             .replace(&self.open_state(open))
             .and_then(|()| sync_name(&self.path));
-        let had_failed = open.retry_at.is_some();
+        let had_failed = self.unwritten.has_failed();
         let path = Escaped::path(&self.path);
         match &written {
             Ok(()) => {
                 open.was_written = true;
-                open.retry_at = None;
+                self.unwritten.are_written(number);
                 if had_failed {
                     info!("state-written-again path={path}");
                 }
             }
             Err(error) if open.was_written => {
-                open.retry_at = Some(Instant::now() + RETRY_AFTER);
+                self.unwritten.failed(RETRY_AFTER);
                 if !had_failed {
                     let why = reason(error);
                     warn!("state-not-written path={path} error=\"{why}\"");
@@ -247,13 +281,16 @@ impl StateFile {
     }
 
     fn open_state(&self, open: &OpenState) -> ServerState {
+        let (now, time) = (Instant::now(), ClockTimes::now());
+        let grants = open.grants.values();
         ServerState {
             condition: Condition::Open,
             next_fence: open.next_fence,
             settle: open.settle,
             settling_left: Duration::ZERO,
             boot_id: self.boot_id.clone(),
-            holders: Vec::new(),
+            written_at: time.wall,
+            grants: grants.filter_map(|grant| grant.saved(now, time)).collect(),
         }
     }
 
@@ -261,13 +298,16 @@ impl StateFile {
     /// an error the file stays open, because this server continues.
     pub fn close(&self, handover: Handover) -> io::Result<()> {
         let open = self.open.lock();
+        let state = self.open_state(&open);
+        let time = ClockTimes::now();
+        let holders = handover.holders.into_iter();
         let closed = ServerState {
             condition: Condition::Closed,
             // Without a fence, all reserved ones have been used.
             next_fence: handover.next_fence.unwrap_or(open.next_fence),
             settling_left: handover.settling_left,
-            holders: handover.holders,
-            ..self.open_state(&open)
+            grants: holders.map(|holder| handed_over(holder, time)).collect(),
+            ..state
         };
         self.replace(&closed)?;
         if let Err(error) = sync_name(&self.path) {
@@ -282,7 +322,7 @@ impl StateFile {
         info!(
             "handed-over path={} holders={}",
             Escaped::path(&self.path),
-            closed.holders.len()
+            closed.grants.len()
         );
         Ok(())
     }
@@ -293,6 +333,64 @@ impl StateFile {
         stage(&staged, encode(state).as_bytes())
             .and_then(|()| fs::rename(&staged, &self.path))
             .inspect_err(|_| drop(fs::remove_file(&staged)))
+    }
+}
+
+impl OpenState {
+    fn apply(&mut self, change: LastingChange) {
+        match change.grant {
+            Some(grant) => drop(self.grants.insert(change.fence, grant)),
+            None => drop(self.grants.remove(&change.fence)),
+        }
+    }
+}
+
+impl LastingGrant {
+    /// The grant as the open file has it at this time; `None` if its lease is over.
+    fn saved(&self, now: Instant, time: ClockTimes) -> Option<SavedGrant> {
+        let record = self.record.clone();
+        let Some(until) = self.until else {
+            return Some(SavedGrant { record, end: None });
+        };
+        let lease = until.saturating_duration_since(now);
+        (!lease.is_zero()).then(|| SavedGrant {
+            record: HolderRecord { lease, ..record },
+            end: Some(time.after(lease)),
+        })
+    }
+}
+
+/// A holder as the closed file has it at this time. The time of a kept grant runs on while there is
+/// no server. The clients of other grants cannot renew their leases then.
+fn handed_over(record: HolderRecord, time: ClockTimes) -> SavedGrant {
+    let end = record.is_kept.then(|| time.after(record.lease));
+    SavedGrant { record, end }
+}
+
+impl ClockTimes {
+    fn now() -> ClockTimes {
+        let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH);
+        ClockTimes {
+            wall: since_epoch.unwrap_or_default(),
+            boot: Moment::now().since_boot(),
+        }
+    }
+
+    fn after(self, time: Duration) -> ClockTimes {
+        ClockTimes {
+            wall: self.wall.saturating_add(time),
+            boot: self.boot.saturating_add(time),
+        }
+    }
+}
+
+impl LastingRecorder for Arc<StateFile> {
+    fn record(&mut self, changes: &mut Vec<LastingChange>) {
+        self.unwritten.record(changes);
+    }
+
+    fn is_written(&self, key: &str) -> bool {
+        self.unwritten.is_written(key)
     }
 }
 

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use super::format::{Condition, ServerState};
+use super::format::{ClockTimes, Condition, SavedGrant, ServerState};
+use crate::table::HolderRecord;
 
 /// What is at the path of the state file.
 #[derive(Debug)]
@@ -24,6 +25,8 @@ pub struct Circumstances<'a> {
     pub boot_id: Option<&'a str>,
     /// Whether all clients run on this host.
     pub are_clients_local: bool,
+    /// The present time.
+    pub now: ClockTimes,
 }
 
 /// Why a server settles.
@@ -55,6 +58,25 @@ impl Left {
             Left::State(state) => state.next_fence,
             Left::Nothing | Left::Blank => 0,
         }
+    }
+
+    /// The grants to restore, each with a lease that begins now.
+    pub fn grants(&self, circumstances: &Circumstances<'_>) -> Vec<HolderRecord> {
+        let Left::State(state) = self else {
+            return Vec::new();
+        };
+        let is_kept_alone =
+            state.condition == Condition::Open && circumstances.has_ended_clients_of(state);
+        let grants = state.grants.iter();
+        let grants = grants.filter(|grant| grant.record.is_kept || !is_kept_alone);
+        let restored = grants.filter_map(|grant| {
+            let lease = circumstances.lease_left(grant, state);
+            (!lease.is_zero()).then(|| HolderRecord {
+                lease,
+                ..grant.record.clone()
+            })
+        });
+        restored.collect()
     }
 
     /// Whether and for how long the server settles.
@@ -90,6 +112,24 @@ impl Left {
 }
 
 impl Circumstances<'_> {
+    /// How much is left of the lease of a grant, which is at most what was left when the file was
+    /// written. The boot clock counts in the same boot. In a later one the wall clock does, unless
+    /// it has been set back.
+    fn lease_left(&self, grant: &SavedGrant, state: &ServerState) -> Duration {
+        let Some(end) = grant.end else {
+            return grant.record.lease;
+        };
+        let boots = state.boot_id.as_deref().zip(self.boot_id);
+        let left = if boots.is_some_and(|(then, now)| then == now) {
+            end.boot.saturating_sub(self.now.boot)
+        } else if self.now.wall >= state.written_at {
+            end.wall.saturating_sub(self.now.wall)
+        } else {
+            grant.record.lease
+        };
+        left.min(grant.record.lease)
+    }
+
     /// Whether no client that knew the previous server can still run, because the host has booted.
     fn has_ended_clients_of(&self, state: &ServerState) -> bool {
         let boots = state.boot_id.as_deref().zip(self.boot_id);
@@ -101,6 +141,10 @@ impl Circumstances<'_> {
 mod tests {
     use super::*;
 
+    use crate::table::Key;
+    use crate::terms::{Kind, Limit, Weight};
+    use crate::token::{Fence, Salt, Token};
+
     const OWN: Duration = Duration::from_secs(20);
 
     const HERE: Circumstances<'_> = Circumstances {
@@ -108,7 +152,16 @@ mod tests {
         was_used: true,
         boot_id: Some("now"),
         are_clients_local: false,
+        now: at(1000),
     };
+
+    /// A time by the wall clock, whose host booted at 900.
+    const fn at(seconds: u64) -> ClockTimes {
+        ClockTimes {
+            wall: Duration::from_secs(seconds),
+            boot: Duration::from_secs(seconds - 900),
+        }
+    }
 
     fn state(condition: Condition, settle: u64, left: u64) -> ServerState {
         ServerState {
@@ -117,7 +170,8 @@ mod tests {
             settle: Duration::from_secs(settle),
             settling_left: Duration::from_secs(left),
             boot_id: Some("then".into()),
-            holders: Vec::new(),
+            written_at: Duration::from_secs(950),
+            grants: Vec::new(),
         }
     }
 
@@ -183,5 +237,88 @@ mod tests {
         }
         assert_eq!(seconds(&Left::Nothing, &local), (20, 20));
         assert_eq!(seconds(&Left::Blank, &local), (20, 20));
+    }
+    /// A grant of which 100 seconds are left.
+    fn grant(fence: u64, is_kept: bool, end: Option<ClockTimes>) -> SavedGrant {
+        let record = HolderRecord {
+            key: Key::from("k"),
+            kind: Kind::Lock,
+            limit: Limit::ONE,
+            weight: Weight::WHOLE,
+            numbers: [].into(),
+            token: Token {
+                fence: Fence(fence),
+                salt: Salt(0),
+            },
+            lease: Duration::from_secs(100),
+            is_kept,
+            tag: None,
+        };
+        SavedGrant { record, end }
+    }
+
+    /// The fences of the restored grants, with what is left of their leases in seconds.
+    fn restored(state: ServerState, circumstances: &Circumstances<'_>) -> Vec<(u64, u64)> {
+        let grants = Left::State(state).grants(circumstances);
+        let restored = grants.iter();
+        restored
+            .map(|it| (it.token.fence.0, it.lease.as_secs()))
+            .collect()
+    }
+
+    fn with_grants(condition: Condition, boot_id: Option<&str>) -> ServerState {
+        ServerState {
+            boot_id: boot_id.map(str::to_owned),
+            grants: vec![
+                grant(1, true, Some(at(1050))),
+                grant(2, true, Some(at(999))),
+                grant(3, false, None),
+            ],
+            ..state(condition, 60, 0)
+        }
+    }
+
+    #[test]
+    fn a_kept_grant_ends_by_a_clock_that_can_be_trusted() {
+        let circumstances = |wall, boot| Circumstances {
+            now: ClockTimes {
+                wall: at(wall).wall,
+                boot: at(boot).boot,
+            },
+            ..HERE
+        };
+        for condition in [Condition::Open, Condition::Closed] {
+            let restored = |boot_id, wall, boot| {
+                restored(with_grants(condition, boot_id), &circumstances(wall, boot))
+            };
+            // The same boot: the boot clock counts.
+            assert_eq!(restored(Some("now"), 900, 1000), [(1, 50), (3, 100)]);
+            // It has been set back with the whole machine.
+            let most = [(1, 100), (2, 99), (3, 100)];
+            assert_eq!(restored(Some("now"), 5000, 900), most);
+            // Another boot: the wall clock does.
+            for boot_id in [Some("then"), None] {
+                assert_eq!(restored(boot_id, 1000, 900), [(1, 50), (3, 100)]);
+                assert_eq!(restored(boot_id, 1050, 900), [(3, 100)]);
+                // It has been set back.
+                let all = [(1, 100), (2, 100), (3, 100)];
+                assert_eq!(restored(boot_id, 949, 900), all);
+            }
+        }
+    }
+
+    #[test]
+    fn after_a_boot_only_kept_grants_of_local_clients_are_left() {
+        let local = Circumstances {
+            are_clients_local: true,
+            ..HERE
+        };
+        let open = with_grants(Condition::Open, Some("then"));
+        assert_eq!(restored(open.clone(), &HERE), [(1, 50), (3, 100)]);
+        assert_eq!(restored(open, &local), [(1, 50)]);
+        let same = with_grants(Condition::Open, Some("now"));
+        assert_eq!(restored(same, &local), [(1, 50), (3, 100)]);
+        assert!(Left::Nothing.grants(&HERE).is_empty());
+        assert!(Left::Blank.grants(&HERE).is_empty());
     }
 }

@@ -11,7 +11,7 @@ const MANY_HISTORIES: u64 = 100_000;
 const STEPS: usize = 60;
 
 /// What decides a history.
-enum Random {
+pub(super) enum Random {
     /// A small generator (splitmix64): reproducible from its seed on any machine.
     Seed(u64),
     /// The bytes that a fuzzer has made up, one a choice, the last one first.
@@ -31,15 +31,15 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    fn below(&mut self, bound: u64) -> u64 {
+    pub(super) fn below(&mut self, bound: u64) -> u64 {
         self.next() % bound
     }
 
-    fn one_in(&mut self, bound: u64) -> bool {
+    pub(super) fn one_in(&mut self, bound: u64) -> bool {
         self.below(bound) == 0
     }
 
-    fn pick<'a, T>(&mut self, things: &'a [T]) -> Option<&'a T> {
+    pub(super) fn pick<'a, T>(&mut self, things: &'a [T]) -> Option<&'a T> {
         let count = u64::try_from(things.len()).expect("a short list");
         (count > 0).then(|| &things[usize::try_from(self.below(count)).expect("an index")])
     }

@@ -6,6 +6,7 @@ mod changes;
 mod counters;
 mod events;
 pub(crate) mod histories;
+mod lasting;
 mod model;
 mod orphans;
 mod scenarios;

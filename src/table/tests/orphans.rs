@@ -3,7 +3,13 @@
 use super::*;
 
 impl World {
-    fn adopt(&mut self, conn: u64, key: &str, token: Token, lease: u64) -> Result<(), Refusal> {
+    pub(super) fn adopt(
+        &mut self,
+        conn: u64,
+        key: &str,
+        token: Token,
+        lease: u64,
+    ) -> Result<(), Refusal> {
         let adopted = self
             .table
             .adopt(ConnId(conn), key, token, secs(lease), self.now);
@@ -11,14 +17,14 @@ impl World {
         adopted.map(|_| ())
     }
 
-    fn keep(&mut self, key: &str, token: Token, lease: u64) -> Result<(), Refusal> {
+    pub(super) fn keep(&mut self, key: &str, token: Token, lease: u64) -> Result<(), Refusal> {
         let tag_of = |conn: ConnId| histories::tag_of(conn.0).map(Arc::from);
         let kept = self.table.keep(key, token, secs(lease), tag_of, self.now);
         self.check();
         kept.map(|_| ())
     }
 
-    fn renew_over(&mut self, conn: u64, key: &str, token: Token, lease: u64) {
+    pub(super) fn renew_over(&mut self, conn: u64, key: &str, token: Token, lease: u64) {
         let renewed =
             (self.table).renew(ConnId(conn), key, Kind::Lock, token, secs(lease), self.now);
         self.check();

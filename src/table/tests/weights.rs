@@ -287,13 +287,17 @@ fn weight_and_numbers_are_handed_over() {
     granted(world.claim(3, &shared("lock")));
     assert_eq!(world.numbers(1, one), [0]);
     assert_eq!(world.numbers(2, three), [1, 2, 3]);
-    let (_, records) = world.table.hand_over(|_| None, world.now);
+    let handed_over = |world: &mut World| -> Vec<HolderRecord> {
+        let (_, holders) = world.table.hand_over(world.now);
+        holders.into_iter().map(|(_, record)| record).collect()
+    };
+    let records = handed_over(&mut world);
     let mut next = World::new();
     for record in &records {
         assert!(record.is_possible() && next.table.restore(record, next.now));
         next.check();
     }
-    assert_eq!(next.table.hand_over(|_| None, next.now).1, records);
+    assert_eq!(handed_over(&mut next), records);
     let mut taken = |key| next.table.queue(key, 0, next.now).map(|queue| queue.taken);
     assert_eq!((taken("k"), taken("lock")), (Some(4), Some(1)));
 }
