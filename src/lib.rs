@@ -114,12 +114,13 @@
 //!   carries the command out, and says what its reply promises. `serve_frame` in `latchd/session`
 //!   answers commands that only show something. `client/connection` sends commands, and
 //!   latch-protocol(7) describes them. For lfpd: `lfpd/command`, `lfpd/reply` and `lfpd/session`.
-//! - What may come before the first request of a connection: `latchd/opening`. In a cluster, a server
-//!   reads the first bytes in `cluster/first_bytes`, and passes them on or to `latchd/opening`.
+//! - What may come before the first request of a connection: `latchd/opening`. In a cluster, a
+//!   server reads the first bytes in `cluster/first_bytes`, and passes them on or to
+//!   `latchd/opening`.
 //! - An option, and its text in `--help`: `latchd/options`, `latch/options`, `lfpd/options` or
-//!   `sema/options`, and the manual page; for latchd, what options mean together: `latchd/settings`.
-//!   For a command of `latch` or `sema`, also `dispatch` in
-//!   `latch/mod` or `main` in `sema/mod`. The completions are made from `--help` with
+//!   `sema/options`, and the manual page; for latchd, what options mean together:
+//!   `latchd/settings`. For a command of `latch` or `sema`, also `dispatch` in `latch/mod` or `main`
+//!   in `sema/mod`. The completions are made from `--help` with
 //!   `LATCHD_BLESS=1 cargo test --test house completions`.
 //! - The rest of `--help`: `cli/help` for latch, latchd and lfpd, and `help` in `sema/options`.
 //! - A path of the HTTP server: `RESOURCES` in `latchd/http/request`, and `answer` in

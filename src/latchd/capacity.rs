@@ -1,4 +1,5 @@
-//! How many connections the descriptors, memory maps and memory of the machine allow, and how much memory the server takes when all caps are reached.
+//! How many connections the descriptors, memory maps and memory of the machine allow, and how much
+//! memory the server takes when all caps are reached.
 
 use std::fs;
 

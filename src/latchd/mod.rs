@@ -56,7 +56,7 @@ use crate::token::FenceSource;
 use http::Door;
 use options::Options;
 use rules::{Offer, SessionRules};
-use settings::{AuthTokenSource, Settings};
+use settings::{AuthTokenSource, ServerSettings};
 use state_file::{Left, StateFile};
 use tokens::{TokenUse, Tokens};
 
@@ -89,7 +89,7 @@ fn start(options: &Options, origins: &Origins) -> Result<ExitCode, (u8, String)>
     }
     let inherited = inherited::from_environment(Inherited::listening).map_err(cannot_start)?;
     let inherits = !inherited.is_empty();
-    let settings = Settings::new(options, origins, inherits, env::var_os("RUST_LOG"));
+    let settings = ServerSettings::new(options, origins, inherits, env::var_os("RUST_LOG"));
     run(options, settings.map_err(usage)?, inherited).map_err(cannot_start)
 }
 
@@ -111,7 +111,7 @@ struct Prepared {
 /// Prepares the server, and serves until it is told to stop. The error is a single-line message.
 fn run(
     options: &Options,
-    settings: Settings,
+    settings: ServerSettings,
     inherited: Vec<Listener>,
 ) -> Result<ExitCode, String> {
     let prepared = prepare(options, settings, inherited)?;
@@ -125,7 +125,7 @@ fn run(
 /// connect expects an answer.
 fn prepare(
     options: &Options,
-    settings: Settings,
+    settings: ServerSettings,
     inherited: Vec<Listener>,
 ) -> Result<Prepared, String> {
     server::leave_no_core();

@@ -40,7 +40,7 @@ pub(super) enum AuthTokenSource {
 
 /// What the options mean together.
 #[derive(Debug)]
-pub(super) struct Settings {
+pub(super) struct ServerSettings {
     pub(super) sockets: Sockets,
     pub(super) auth: Option<AuthTokenSource>,
     /// Where statistics are shown over HTTP.
@@ -50,7 +50,7 @@ pub(super) struct Settings {
     pub(super) log: LogRules,
 }
 
-impl Settings {
+impl ServerSettings {
     /// Combines the options into settings. `inherits` says whether LISTEN_FDS names sockets for
     /// this process. `rust_log` is the value of RUST_LOG.
     pub(super) fn new(
@@ -58,9 +58,9 @@ impl Settings {
         origins: &Origins,
         inherits: bool,
         rust_log: Option<OsString>,
-    ) -> Result<Settings, String> {
+    ) -> Result<ServerSettings, String> {
         check(options, origins)?;
-        Ok(Settings {
+        Ok(ServerSettings {
             cluster: cluster::resolve(options, origins, inherits)?,
             sockets: sockets(options, origins, inherits)?,
             http: door::resolve(options, origins)?,

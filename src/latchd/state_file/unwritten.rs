@@ -188,8 +188,8 @@ mod tests {
         }]);
     }
 
-    /// Waits on another thread, and calls `act`, after which the wait must end. Asserts that it does
-    /// not end before.
+    /// Waits on another thread, and calls `act`, after which the wait must end. Asserts that it
+    /// does not end before.
     fn waits_until(unwritten: &Unwritten, awaited: AwaitedWrites, act: impl FnOnce()) {
         let has_acted = AtomicBool::new(false);
         let (sender, begins) = bounded(0);

@@ -19,7 +19,7 @@ pub(super) fn reload(certificate: &Arc<Certificate>) {
 mod tests {
     use crate::cli::arguments::Parsed;
     use crate::latchd::options;
-    use crate::latchd::settings::Settings;
+    use crate::latchd::settings::ServerSettings;
 
     #[test]
     fn tls_is_refused_also_from_the_environment() {
@@ -28,7 +28,7 @@ mod tests {
             let arguments = arguments.iter().map(Into::into);
             match options::read(arguments, &lookup) {
                 (Parsed::Run(options), origins) => {
-                    Settings::new(&options, &origins, false, None).expect_err("refused")
+                    ServerSettings::new(&options, &origins, false, None).expect_err("refused")
                 }
                 (other, _) => panic!("{other:?}"),
             }
