@@ -47,6 +47,7 @@ mod lfpd;
 mod load;
 mod lockfile;
 mod machine;
+mod paced;
 mod peers;
 mod report;
 mod scenarios;
@@ -78,6 +79,7 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("semaphore", |plan| scenarios::rates(plan, Work::Semaphore)),
     ("pipeline", |plan| scenarios::rates(plan, Work::Pipeline)),
     ("connect", |plan| scenarios::rates(plan, Work::Connect)),
+    ("paced", paced::measure),
     ("idle", scenarios::idle),
     ("growth", scenarios::growth),
     ("held", events::held),
@@ -97,11 +99,12 @@ const SCENARIOS: &[(&str, Scenario)] = &[
 /// Measure latchd, latch, sema and lfpd, and others beside them.
 #[derive(FromArgs)]
 struct Options {
-    /// own-keys, one-key, pairs, semaphore, pipeline, connect: claims granted a second. idle,
-    /// growth: own keys beside idle connections, or beside other keys. held, waiters, expiry,
-    /// disconnect: how long others wait at such an event. footprint: size and memory. lockfile,
-    /// lfpd, startup: sema, lfpd and latch run. table: the picture of the README. tls: own keys
-    /// over TLS beside stunnel. cluster: latchd on etcd. These two need builds with those features
+    /// own-keys, one-key, pairs, semaphore, pipeline, connect: claims granted a second. paced: how
+    /// long a grant takes at a fixed rate. idle, growth: own keys beside idle connections, or beside
+    /// other keys. held, waiters, expiry, disconnect: how long others wait at such an event.
+    /// footprint: size and memory. lockfile, lfpd, startup: sema, lfpd and latch run. table: the
+    /// picture of the README. tls: own keys over TLS beside stunnel. cluster: latchd on etcd. These
+    /// two need builds with those features
     #[argh(positional)]
     scenario: String,
     /// cores for server and generator: one (both on it) or two (one each) (one)
@@ -130,9 +133,12 @@ struct Options {
     /// a server with the protocol of latchd that already runs, as name=address
     #[argh(option)]
     server: Vec<Named>,
-    /// also measure redis, memcached, beanstalkd and dflockd, if they are on the PATH
+    /// also measure redis, memcached and beanstalkd, if they are on the PATH
     #[argh(switch)]
     peers: bool,
+    /// also measure the dflockd of this path, the server in Go
+    #[argh(option)]
+    dflockd: Option<PathBuf>,
     /// a file for the picture
     #[argh(option)]
     svg: Option<PathBuf>,
@@ -292,6 +298,11 @@ fn plan(options: Options) -> io::Result<Plan> {
             .map_err(|_| io::Error::other(format!("--server {name}={value}: not an address")))?;
         ours.push(Spec::Running { name, addr });
     }
+    let mut peers = Vec::new();
+    if options.peers {
+        peers.extend(Spec::installed_peers());
+    }
+    peers.extend(options.dflockd.map(Spec::Dflockd));
     Ok(Plan {
         cores: options.cores,
         time: Duration::try_from_secs_f64(options.seconds).map_err(io::Error::other)?,
@@ -301,10 +312,7 @@ fn plan(options: Options) -> io::Result<Plan> {
         svg: options.svg,
         directory: options.directory,
         ours,
-        peers: match options.peers {
-            true => Spec::installed_peers(),
-            false => Vec::new(),
-        },
+        peers,
     })
 }
 

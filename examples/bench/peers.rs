@@ -182,14 +182,15 @@ pub enum Spec {
     RedisList,
     Memcached,
     Beanstalkd,
-    Dflockd,
+    /// Its path is given: a program of this name on the PATH may be another server, in Python.
+    Dflockd(PathBuf),
 }
 
 impl Spec {
     /// The peers whose programs are installed.
     pub fn installed_peers() -> Vec<Spec> {
-        use Spec::{Beanstalkd, Dflockd, Memcached, RedisList, RedisSet};
-        let mut peers = vec![RedisSet, RedisList, Memcached, Beanstalkd, Dflockd];
+        use Spec::{Beanstalkd, Memcached, RedisList, RedisSet};
+        let mut peers = vec![RedisSet, RedisList, Memcached, Beanstalkd];
         peers.retain(|spec| spec.program().is_some());
         peers
     }
@@ -202,7 +203,7 @@ impl Spec {
             Spec::RedisList => "redis BLPOP",
             Spec::Memcached => "memcached",
             Spec::Beanstalkd => "beanstalkd",
-            Spec::Dflockd => "dflockd",
+            Spec::Dflockd(_) => "dflockd",
         }
     }
 
@@ -215,15 +216,30 @@ impl Spec {
             Spec::RedisSet | Spec::RedisList => find("redis-server"),
             Spec::Memcached => find("memcached"),
             Spec::Beanstalkd => find("beanstalkd"),
-            Spec::Dflockd => find("dflockd"),
+            Spec::Dflockd(path) => Some(path.clone()),
         }
+    }
+
+    /// The version that the program says, if it can be asked.
+    pub fn version(&self) -> Option<String> {
+        let option = match self {
+            Spec::Bare | Spec::Running { .. } => return None,
+            Spec::Beanstalkd => "-v",
+            _ => "--version",
+        };
+        let said = Command::new(self.program()?).arg(option).output().ok()?;
+        let said = String::from_utf8_lossy(&said.stdout).into_owned();
+        let is_version =
+            |word: &&str| word.contains('.') && word.starts_with(|c: char| c.is_ascii_digit());
+        let mut words = said.split(|c: char| c.is_whitespace() || c == '=');
+        words.find(is_version).map(str::to_owned)
     }
 
     pub fn dialect(&self) -> Dialect {
         match self {
             Spec::Bare => Dialect::Bare,
             Spec::Latchd { .. } => Dialect::Latch,
-            Spec::Running { .. } | Spec::Dflockd => Dialect::LatchWithoutFences,
+            Spec::Running { .. } | Spec::Dflockd(_) => Dialect::LatchWithoutFences,
             Spec::RedisSet => Dialect::RedisSet,
             Spec::RedisList => Dialect::RedisList,
             Spec::Memcached => Dialect::Memcached,
@@ -253,7 +269,7 @@ impl Spec {
                 format!("-l 127.0.0.1 -p {port} -U 0 -u nobody -m 256 -c 20000")
             }),
             Spec::Beanstalkd => self.on_free_port(|port| format!("-l 127.0.0.1 -p {port}")),
-            Spec::Dflockd => self
+            Spec::Dflockd(_) => self
                 .on_free_port(|port| format!("--host 127.0.0.1 --port {port} --max-locks 2000000")),
         };
         pin(plan.cores, Side::Generator)?;

@@ -10,17 +10,17 @@ use crate::report::{median, Outcome};
 use crate::scenarios::{rate, Work};
 use crate::Plan;
 
-/// The rows: cores, work and connections.
-const ROWS: [(Cores, Work, usize); 9] = [
-    (Cores::One, Work::OwnKeys, 1),
-    (Cores::One, Work::OwnKeys, 16),
-    (Cores::One, Work::OwnKeys, 256),
-    (Cores::One, Work::OneKey, 16),
-    (Cores::One, Work::OneKey, 256),
-    (Cores::Two, Work::OneKey, 16),
-    (Cores::Two, Work::OneKey, 256),
-    (Cores::One, Work::Connect, 8),
-    (Cores::One, Work::Pipeline, 1),
+/// The rows: cores, work and connections, and whether the picture shows it.
+const ROWS: [(Cores, Work, usize, bool); 9] = [
+    (Cores::One, Work::OwnKeys, 1, false),
+    (Cores::One, Work::OwnKeys, 16, true),
+    (Cores::One, Work::OwnKeys, 256, true),
+    (Cores::One, Work::OneKey, 16, true),
+    (Cores::One, Work::OneKey, 256, false),
+    (Cores::Two, Work::OneKey, 16, true),
+    (Cores::Two, Work::OneKey, 256, false),
+    (Cores::One, Work::Connect, 8, false),
+    (Cores::One, Work::Pipeline, 1, false),
 ];
 
 struct Row {
@@ -30,8 +30,10 @@ struct Row {
 }
 
 pub fn measure(plan: &Plan) -> io::Result<()> {
+    let versions = versions(plan);
+    println!("{versions}\n");
     let mut rows = Vec::new();
-    for (cores, work, count) in ROWS {
+    for (cores, work, count, is_pictured) in ROWS {
         if cores == Cores::Two && allowed_cores()?.len() < 2 {
             println!("{}: there is only one core\n", work.title(count));
             continue;
@@ -40,68 +42,72 @@ pub fn measure(plan: &Plan) -> io::Result<()> {
             cores,
             ..plan.clone()
         };
-        rows.push(Row {
-            title: format!("{}, {cores}", work.title(count)),
-            outcomes: rate(&plan, work, count)?,
-        });
+        let outcomes = rate(&plan, work, count)?;
+        if is_pictured {
+            let title = format!("{}, {cores}", work.title(count));
+            rows.push(Row { title, outcomes });
+        }
     }
-    match &plan.svg {
-        Some(path) => fs::write(path, svg(&rows, &caption()?)),
-        None => Ok(()),
+    if let Some(path) = &plan.svg {
+        let when_and_where = when_and_where()?;
+        fs::write(path, svg(&rows, &[&versions, &when_and_where]))?;
     }
+    Ok(())
+}
+
+/// The servers that are compared, with their versions.
+fn versions(plan: &Plan) -> String {
+    let mut named: Vec<String> = Vec::new();
+    for spec in plan.specs() {
+        let program = spec.name().split(' ').next().unwrap_or_default();
+        let words = spec.version().map(|version| format!("{program} {version}"));
+        named.extend(words.filter(|words| !named.contains(words)));
+    }
+    named.join(", ")
 }
 
 /// When, where and how it was measured.
-fn caption() -> io::Result<String> {
+fn when_and_where() -> io::Result<String> {
     let date = Command::new("date").arg("+%Y-%m-%d").output()?.stdout;
     let date = String::from_utf8_lossy(&date).trim().to_owned();
     let kernel = rustix::system::uname();
     let kernel = kernel.release().to_string_lossy().into_owned();
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
     let core_count = allowed_cores()?.len();
-    let command = arguments.join(" ");
-    Ok(format!(
-        "{date}, Linux {kernel}, {core_count} cores: bench {command}"
-    ))
+    Ok(format!("{date}, Linux {kernel}, {core_count} cores"))
 }
 
 // The picture, in pixels.
-const WIDTH: f64 = 760.0;
-const BAR_LEFT: f64 = 90.0;
-const BAR_RIGHT: f64 = 530.0;
-const RATIO_RIGHT: f64 = 580.0;
-const RATE_RIGHT: f64 = 685.0;
+const WIDTH: f64 = 640.0;
+const BAR_LEFT: f64 = 96.0;
+const BAR_RIGHT: f64 = 500.0;
+const RATE_RIGHT: f64 = 580.0;
 const BAR_HEIGHT: f64 = 12.0;
 const LINE_HEIGHT: f64 = 16.0;
 
 /// What the picture has to say of itself.
 const NOTES: [&str; 3] = [
-    "red: a bare server, which has a thread for each connection, reads the same bytes and answers",
-    "as many without locking anything; bars: the ratio to it, the median of all rounds",
-    "p99: from the claim, or the release of its key if that was later, to the grant",
+    "bars: pairs of acquire and release a second, as a ratio to a bare server that reads and answers",
+    "the same bytes with a thread for each connection and locks nothing (line); median of all rounds",
+    "right: pairs a second, and the 99th percentile of the time to a grant, in \u{b5}s",
 ];
 
-/// Bars of the ratios, a group for each row. Each group has its own scale, since a server that
-/// answers many requests at a time would make all other bars short; a mark is at the bare server.
-fn svg(rows: &[Row], caption: &str) -> String {
+/// One panel with the ratios to the bare server, a group of bars for each row, all of one scale.
+/// It has a background of its own, since a page may be dark.
+fn svg(rows: &[Row], sources: &[&str]) -> String {
+    let ratios = |row: &Row| -> Vec<f64> {
+        let bare = &row.outcomes[0];
+        row.outcomes.iter().map(|it| it.ratio_to(bare)).collect()
+    };
+    let most = rows.iter().flat_map(ratios).fold(1.0, f64::max);
+    let scale = (BAR_RIGHT - BAR_LEFT) / most;
     let mut drawn = String::new();
-    for (right, name) in [
-        (RATIO_RIGHT, "ratio"),
-        (RATE_RIGHT, "pairs a second"),
-        (WIDTH, "p99, \u{b5}s"),
-    ] {
-        text(&mut drawn, (right, 0.0), "n", name);
-    }
     let mut y = 0.0;
-    for Row { title, outcomes } in rows {
-        let bare = &outcomes[0];
-        y += 2.0 * LINE_HEIGHT;
-        text(&mut drawn, (0.0, y - 5.0), "b", title);
-        figures(&mut drawn, y - 5.0, "bare", bare, bare);
+    for row in rows {
+        y += 1.5 * LINE_HEIGHT;
+        text(&mut drawn, (0.0, y - 5.0), "b", &row.title);
+        figures(&mut drawn, y - 5.0, &row.outcomes[0]);
         let top = y;
-        let ratios: Vec<f64> = outcomes.iter().map(|it| it.ratio_to(bare)).collect();
-        let scale = (BAR_RIGHT - BAR_LEFT) / ratios.iter().fold(1.0, |a, b| b.max(a));
-        for (at, (outcome, ratio)) in outcomes.iter().zip(&ratios).enumerate().skip(1) {
+        for (at, (outcome, ratio)) in row.outcomes.iter().zip(ratios(row)).enumerate().skip(1) {
             let class = if at == 1 { "ours" } else { "peer" };
             let (bar, base) = (ratio * scale, y + BAR_HEIGHT - 2.0);
             writeln!(
@@ -109,8 +115,14 @@ fn svg(rows: &[Row], caption: &str) -> String {
                 r#"<rect class="{class}" x="{BAR_LEFT}" y="{y}" width="{bar:.1}" height="{BAR_HEIGHT}"/>"#
             )
             .expect("memory takes it");
-            text(&mut drawn, (0.0, base), class, &outcome.name);
-            figures(&mut drawn, base, class, outcome, bare);
+            text(&mut drawn, (0.0, base), "", &outcome.name);
+            text(
+                &mut drawn,
+                (BAR_LEFT + bar + 4.0, base),
+                "",
+                &format!("{ratio:.2}"),
+            );
+            figures(&mut drawn, base, outcome);
             y += LINE_HEIGHT;
         }
         let mark = BAR_LEFT + scale;
@@ -120,34 +132,30 @@ fn svg(rows: &[Row], caption: &str) -> String {
         )
         .expect("memory takes it");
     }
-    y += LINE_HEIGHT;
-    for note in NOTES.iter().copied().chain([caption]) {
+    y += LINE_HEIGHT / 2.0;
+    for note in NOTES.iter().chain(sources) {
         y += LINE_HEIGHT;
-        text(&mut drawn, (0.0, y), "note", note);
+        text(&mut drawn, (0.0, y), "", note);
     }
+    let (width, height) = (WIDTH + 20.0, y + 20.0);
     format!(
-        r#"<svg xmlns="http://www.w3.org/2000/svg" viewBox="-10 -16 {:.0} {:.0}" font-family="sans-serif" font-size="12">
+        r##"<svg xmlns="http://www.w3.org/2000/svg" viewBox="-10 -4 {width:.0} {height:.0}" font-family="sans-serif" font-size="12">
 <style>
-rect, text {{ fill: #888 }} .ours {{ fill: #2a7 }} .bare {{ fill: #c33 }}
+.page {{ fill: #fff }} text {{ fill: #111 }} .peer {{ fill: #aaa }} .ours {{ fill: #2a7 }}
 .b {{ font-weight: bold }} .n {{ text-anchor: end }} .mark {{ stroke: #c33; stroke-dasharray: 3 2 }}
 </style>
+<rect class="page" x="-10" y="-4" width="{width:.0}" height="{height:.0}"/>
 {drawn}</svg>
-"#,
-        WIDTH + 20.0,
-        y + 30.0
+"##
     )
 }
 
-/// What a server came to, in three columns.
-fn figures(drawn: &mut String, y: f64, class: &str, outcome: &Outcome, bare: &Outcome) {
+/// What a server came to, in two columns.
+fn figures(drawn: &mut String, y: f64, outcome: &Outcome) {
     let [most] = outcome.latencies([0.99]);
-    for (right, figure) in [
-        (RATIO_RIGHT, format!("{:.2}", outcome.ratio_to(bare))),
-        (RATE_RIGHT, grouped(median(&outcome.rates))),
-        (WIDTH, grouped(most)),
-    ] {
-        text(drawn, (right, y), &format!("{class} n"), &figure);
-    }
+    let rate = grouped(median(&outcome.rates));
+    text(drawn, (RATE_RIGHT, y), "n", &rate);
+    text(drawn, (WIDTH, y), "n", &grouped(most));
 }
 
 /// A number with a blank before the last three digits.

@@ -1,4 +1,5 @@
-//! Own keys over TLS: latchd that speaks it, beside stunnel in front of one that does not.
+//! Own keys over TLS: latchd that speaks it, beside stunnel in front of one that does not. Then how
+//! long a grant takes at a fixed rate, with TLS and without.
 //!
 //! The clients are the same for both, one thread each, and share the machine with the servers.
 
@@ -14,8 +15,9 @@ use latchd::client::{Address, Connection, Settings, Slot, Tls, Wait};
 
 use crate::load::{key_name, Tally, PATIENCE};
 use crate::machine::{pin, Side, Usage};
+use crate::paced;
 use crate::peers::{announced, LATCHD_OPTIONS};
-use crate::report::{median, Outcome};
+use crate::report::{median, spread, spread_heading, Outcome};
 use crate::{built, Plan};
 
 const USUAL_COUNTS: &[usize] = &[1, 16, 64];
@@ -70,8 +72,49 @@ fn measure_in(plan: &Plan, directory: &Path) -> io::Result<()> {
             println!("{:<20} {rate:>10.0} {ratio:>8.2}", outcome.name);
         }
         println!();
+        spread_heading(&paced::title(count, plan));
+        let contenders = [
+            ("latchd with TLS", direct, &settings),
+            ("latchd without TLS", plain, &Settings::default()),
+        ];
+        let mut times = contenders.map(|_| Vec::new());
+        for round in 0..plan.rounds {
+            for turn in 0..contenders.len() {
+                let at = (round + turn) % contenders.len();
+                let (_, addr, settings) = contenders[at];
+                times[at].extend(paced::run(paced_pairs(addr, settings, count)?, plan.time)?);
+            }
+        }
+        for ((name, ..), times) in contenders.iter().zip(&times) {
+            spread(name, times);
+        }
+        println!();
     }
     Ok(())
+}
+
+/// Connections that each acquire and release a key of their own.
+fn paced_pairs(
+    addr: SocketAddr,
+    settings: &Settings,
+    count: usize,
+) -> io::Result<Vec<paced::Pair<'static>>> {
+    let server = Address::Tcp(addr.to_string());
+    let pairs = (0..count).map(|at| {
+        let opened = Connection::open(&server, settings);
+        let mut connection = opened.map_err(io::Error::other)?;
+        let key = key_name("paced", at);
+        let pair = move || {
+            let granted = connection.acquire(&key, Slot::LOCK, Wait::No);
+            let granted_at = Instant::now();
+            let grant = granted.map_err(io::Error::other)?;
+            let token = grant.expect("no other client has this key").token;
+            let released = connection.release(&key, Slot::LOCK, token);
+            released.map(|()| granted_at).map_err(io::Error::other)
+        };
+        Ok(Box::new(pair) as paced::Pair)
+    });
+    pairs.collect()
 }
 
 /// Makes a self-signed certificate and its key in `directory`.
