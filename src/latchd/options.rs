@@ -51,7 +51,12 @@ arguments::options! {
     // A build without a feature has the options of that feature, so that it can refuse them.
     pub(super) struct Options {
         /// address or name of this host to listen on (127.0.0.1)
-        #[argh(option, arg_name = "host", default = "ListenHost::Address(LOCALHOST)", from_str_fn(host))]
+        #[argh(
+            option,
+            arg_name = "host",
+            default = "ListenHost::Address(LOCALHOST)",
+            from_str_fn(host)
+        )]
         host: ListenHost = ["HOST"],
         /// port to listen on; 0 picks one, off listens on the Unix socket only (6388)
         #[argh(option, arg_name = "port", default = "Some(6388)", from_str_fn(port))]

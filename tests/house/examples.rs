@@ -368,6 +368,7 @@ const BENCHMARKS: &[(&str, &[&str])] = &[
     ("semaphore", &["--connections", "6"]),
     ("pipeline", &["--connections", "2"]),
     ("connect", &["--connections", "2"]),
+    ("paced", &["--connections", "2"]),
     ("idle", &["--connections", "2", "--count", "3"]),
     ("growth", &["--connections", "2", "--count", "0,1000"]),
     ("held", &["--count", "1000"]),
