@@ -3,6 +3,7 @@
 pub mod arguments;
 pub mod failure;
 mod help;
+pub mod locks_around;
 pub mod output;
 pub mod service_links;
 pub mod values;

@@ -1,56 +1,62 @@
-//! The lock of `latch run` under which this process runs: whether it covers another claim of the
-//! same key, and whether that claim would wait for it.
+//! The locks of the `latch run`s under which this process runs: whether one of them covers another
+//! claim of the same key, and whether that claim would wait for them.
 
 use std::time::{Duration, Instant};
 
-use crate::client::{Holder, Kind, Queue};
+use crate::client::{Kind, Queue};
 
 use super::servers::Target;
-use super::variables::token_for;
+use super::variables::tokens_for;
 
-/// A grant under which this process runs.
-pub(super) struct OuterGrant {
-    /// The key, with this grant as the only holder.
-    queue: Queue,
-    holder: Holder,
+/// The grants of one key under which this process runs.
+pub(super) struct OuterGrants {
+    /// The key, once for each grant, with that grant as the only holder.
+    queues: Vec<Queue>,
 }
 
-impl OuterGrant {
-    /// Finds the grant of the key of `target` in the environment, and asks the server about it.
-    /// `None` if there is none, if it is over, or if the server does not answer by `deadline`: the
-    /// claim then reports that. Blocks for at most the connect and the reply timeout.
-    pub(super) fn find(target: &Target, deadline: Option<Instant>) -> Option<OuterGrant> {
-        let queue = target.holding(token_for(&target.key)?, deadline)?;
-        let holder = queue.holders.first()?.clone();
-        Some(OuterGrant { queue, holder })
-    }
-
-    /// Whether this grant includes all that `target` asks for.
-    pub(super) fn covers(&self, target: &Target) -> bool {
-        let asked = &target.slot;
-        match asked.limit {
-            None => self.is_of(target) && (asked.is_shared || !self.queue.is_shared),
-            Some(_) => self.is_of(target) && self.holder.party.slots >= slot_count(target),
+impl OuterGrants {
+    /// Finds the grants of the key of `target` in the environment, and asks the server about them.
+    /// A grant that is over does not count, nor one about which the server does not answer by
+    /// `deadline`: the claim then reports that. Blocks for at most the connect and the reply
+    /// timeout.
+    pub(super) fn find(target: &Target, deadline: Option<Instant>) -> OuterGrants {
+        let tokens = tokens_for(&target.key);
+        OuterGrants {
+            queues: match tokens.is_empty() {
+                true => Vec::new(),
+                false => target.holdings(&tokens, deadline),
+            },
         }
     }
 
-    /// Whether `target` can only be granted after this grant has ended. A shared lock under a
+    /// Whether one of the grants includes all that `target` asks for.
+    pub(super) fn cover(&self, target: &Target) -> bool {
+        let asked = &target.slot;
+        self.of_kind(target).any(|queue| match asked.limit {
+            None => asked.is_shared || !queue.is_shared,
+            Some(_) => slots_of(queue) >= slot_count(target),
+        })
+    }
+
+    /// Whether `target` can only be granted after the grants have ended. A shared lock under a
     /// shared lock counts, too: another client that waits for the whole lock would be between
     /// them. False if the server refuses the claim at once, because the kind or the limit differs.
-    fn blocks(&self, target: &Target) -> bool {
-        let slots_left = self.queue.limit.saturating_sub(self.holder.party.slots);
-        let must_wait = target.slot.limit.is_none() || slots_left < slot_count(target);
-        self.is_of(target) && must_wait
+    fn block(&self, target: &Target) -> bool {
+        let slots: u64 = self.of_kind(target).map(slots_of).sum();
+        match target.slot.limit {
+            _ if slots == 0 => false,
+            None => true,
+            Some(limit) => u64::from(limit).saturating_sub(slots) < slot_count(target),
+        }
     }
 
-    /// Whether the key has the kind and the limit that `target` asks for.
-    fn is_of(&self, target: &Target) -> bool {
-        match target.slot.limit {
-            None => self.queue.kind == Kind::Lock,
-            Some(limit) => {
-                self.queue.kind == Kind::Semaphore && self.queue.limit == u64::from(limit)
-            }
-        }
+    /// The grants of the kind and the limit that `target` asks for.
+    fn of_kind(&self, target: &Target) -> impl Iterator<Item = &Queue> {
+        let limit = target.slot.limit;
+        self.queues.iter().filter(move |queue| match limit {
+            None => queue.kind == Kind::Lock,
+            Some(limit) => queue.kind == Kind::Semaphore && queue.limit == u64::from(limit),
+        })
     }
 }
 
@@ -64,11 +70,16 @@ pub(super) fn waits_for_itself(
     if timeout == Some(Duration::ZERO) {
         return None;
     }
-    let outer = OuterGrant::find(target, deadline)?;
-    outer.blocks(target).then(|| {
+    let is_blocked = OuterGrants::find(target, deadline).block(target);
+    is_blocked.then(|| {
         let place = target.place();
         format!("{place}: this runs under the lock already, and would wait for itself")
     })
+}
+
+/// How many slots the only holder has.
+fn slots_of(queue: &Queue) -> u64 {
+    queue.holders.iter().map(|holder| holder.party.slots).sum()
 }
 
 fn slot_count(target: &Target) -> u64 {

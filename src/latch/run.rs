@@ -13,7 +13,7 @@ use crate::sys::moment::Moment;
 use crate::text::reason;
 
 use super::claim::{wait, Asking};
-use super::nesting::OuterGrant;
+use super::nesting::OuterGrants;
 use super::options::OnLost;
 use super::releasing::{finish_releases, release_all};
 use super::servers::{lost_lock, place_of_guard};
@@ -52,8 +52,7 @@ fn become_nested(
     command: &[OsString],
 ) -> Result<(), Failure> {
     let target = &asking.targets[0];
-    let outer = OuterGrant::find(target, asking.deadline());
-    if !outer.is_some_and(|outer| outer.covers(target)) {
+    if !OuterGrants::find(target, asking.deadline()).cover(target) {
         return Ok(());
     }
     if options.at_least.is_some() {

@@ -136,13 +136,15 @@ impl Target {
         self.client.ask(self.server(), request)
     }
 
-    /// The queue of the key with the grant of this token as the only holder; `None` if the grant
-    /// does not hold the key, or the server does not answer by `deadline`.
-    pub(super) fn holding(&self, token: Token, deadline: Option<Instant>) -> Option<Queue> {
-        let queue = self.client.ask_by(self.server(), deadline, |connection| {
-            connection.holding(&self.key, token.fence())
+    /// The queue of the key once for each of these tokens whose grant holds the key, with that grant
+    /// as the only holder; empty if the server does not answer by `deadline`.
+    pub(super) fn holdings(&self, tokens: &[Token], deadline: Option<Instant>) -> Vec<Queue> {
+        let queues = self.client.ask_by(self.server(), deadline, |connection| {
+            let held = tokens.iter();
+            let held = held.map(|token| connection.holding(&self.key, token.fence()));
+            held.filter_map(Result::transpose).collect()
         });
-        queue.ok()?
+        queues.unwrap_or_default()
     }
 
     /// Describes the wait for the key: how many claims are ahead, and who holds the key, as far as

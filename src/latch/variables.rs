@@ -4,26 +4,35 @@
 use std::env;
 use std::ffi::OsString;
 
+use crate::cli::locks_around::{locks_around, with_locks_around};
 use crate::client::{Guards, Token};
 
 /// The names: the key, the token, the fence, the number of its semaphore slot if it has one, the
-/// numbers of the slots if it has several, and the keys and tokens of all its locks.
-pub(super) const NAMES: [&str; 6] = [
+/// numbers of the slots if it has several, the keys and tokens of all its locks, and those of the
+/// locks around it, too.
+pub(super) const NAMES: [&str; 7] = [
     "LATCH_KEY",
     "LATCH_TOKEN",
     "LATCH_FENCE",
     "LATCH_SLOT",
     "LATCH_SLOTS",
     "LATCH_TOKENS",
+    ALL_TOKENS,
 ];
 
+/// The variable with the keys and tokens of the locks of all `latch run`s around a command.
+const ALL_TOKENS: &str = "LATCH_ALL_TOKENS";
+
 /// The variables of the command. A variable about a single lock describes the lock of `key`.
-pub(super) fn of_command(guards: &Guards, key: &str) -> [(&'static str, Option<OsString>); 6] {
+pub(super) fn of_command(guards: &Guards, key: &str) -> [(&'static str, Option<OsString>); 7] {
     let guard = guards.iter().find(|guard| guard.key() == key);
     let guard = guard.expect("its key is one of those that are held");
     let tokens = guards
         .iter()
-        .map(|it| format!("{}={}\n", it.key(), it.token()));
+        .map(|it| format!("{}={}", it.key(), it.token()));
+    let tokens: Vec<String> = tokens.collect();
+    let own = tokens.iter().map(OsString::from).collect();
+    let all_tokens = with_locks_around(ALL_TOKENS, own);
     let numbers = guard.slot_numbers().iter();
     let numbers: Vec<String> = numbers.map(u32::to_string).collect();
     let values = [
@@ -32,19 +41,26 @@ pub(super) fn of_command(guards: &Guards, key: &str) -> [(&'static str, Option<O
         Some(guard.fence().to_string()),
         Some(numbers.join(" ")).filter(|_| numbers.len() == 1),
         Some(numbers.join(" ")).filter(|_| numbers.len() > 1),
-        Some(tokens.collect::<String>().trim_end().to_owned()),
+        Some(tokens.join("\n")),
     ];
-    let mut values = values.into_iter();
-    NAMES.map(|name| (name, values.next().flatten().map(OsString::from)))
+    let values = values.map(|value| value.map(OsString::from));
+    let mut values = values.into_iter().chain([Some(all_tokens)]);
+    NAMES.map(|name| (name, values.next().flatten()))
 }
 
-/// The token, from the environment, of the lock of `key` under which this process runs.
-pub(super) fn token_for(key: &str) -> Option<Token> {
-    let [outer_key, token, _, _, _, tokens] = NAMES.map(|name| env::var(name).unwrap_or_default());
-    let mut others = tokens.lines().filter_map(|line| line.rsplit_once('='));
-    let token = match outer_key == key {
-        true => &token,
-        false => others.find(|(other, _)| *other == key)?.1,
-    };
-    token.parse().ok()
+/// The tokens, from the environment, of the locks of `key` under which this process runs.
+pub(super) fn tokens_for(key: &str) -> Vec<Token> {
+    let [outer_key, token, _, _, _, tokens, _] =
+        NAMES.map(|name| env::var(name).unwrap_or_default());
+    let all = locks_around(ALL_TOKENS);
+    let all = all.iter().filter_map(|line| line.to_str());
+    let pairs = tokens.lines().chain(all);
+    let pairs = pairs.filter_map(|line| line.rsplit_once('='));
+    let pairs = [(&*outer_key, &*token)].into_iter().chain(pairs);
+    let of_key = pairs.filter(|(other, _)| *other == key);
+    let mut found: Vec<Token> = of_key.filter_map(|(_, token)| token.parse().ok()).collect();
+    // Several variables name the same grant.
+    found.sort_by_key(Token::fence);
+    found.dedup_by_key(|token| token.fence());
+    found
 }

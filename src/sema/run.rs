@@ -14,6 +14,7 @@ use crate::supervise::{self, Finish, Job, JobEnd, ProgramFile, SignalWatch};
 use crate::sys::event::Event;
 use crate::text::reason;
 
+use super::nesting::{paths_with, ALL_PATHS};
 use super::options::SemaRequest;
 use super::report::shown_path;
 use super::{refuse, refuse_own_lock, slots, waiting_line, BUSY, PROGRAM};
@@ -76,7 +77,10 @@ fn run_under(
         program: PROGRAM,
         program_file,
         command: &request.words,
-        environment: &[("SEMA_PATH", Some(path.into()))],
+        environment: &[
+            ("SEMA_PATH", Some(path.into())),
+            (ALL_PATHS, Some(paths_with(path))),
+        ],
         loss_signal: Signal::TERM,
         kill_after: options.kill_after.unwrap_or(KILL_AFTER),
         leftovers: options.leftovers,

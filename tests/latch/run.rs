@@ -1548,3 +1548,61 @@ fn no_command_waits_for_the_lock_under_which_it_runs() {
     let free = under(&daemon, "--limit 2", "run k --limit 2 -- echo inside");
     assert_eq!(text(&free.stdout), "inside\n");
 }
+
+/// The output of `latch INNER` below `latch run k OUTER` and, between them, `latch run other`.
+fn far_under(daemon: &Daemon, outer: &str, inner: &str) -> std::process::Output {
+    let inner = format!("run other -- sh -c 'exec latch {inner}'");
+    under(daemon, outer, &inner)
+}
+
+#[test]
+fn no_command_waits_for_a_lock_further_out() {
+    let daemon = Daemon::start(&[]);
+    let cases = [
+        ("", "run k -- echo inside"),
+        ("", "run others --and k -- echo inside"),
+        ("", "wait k"),
+        ("", "acquire k"),
+        ("", "reserve k --for 60"),
+        ("", "hold k </dev/null"),
+        (
+            "--limit 3 --slots 2",
+            "run k --limit 3 --slots 2 -- echo inside",
+        ),
+        // One slot further out, and one around the claim.
+        (
+            "--limit 3",
+            "run k --limit 3 -- latch run k --limit 3 --slots 2 -- echo inside",
+        ),
+    ];
+    for (outer, inner) in cases {
+        let ended = far_under(&daemon, outer, inner);
+        assert_eq!(ended.status.code(), Some(75), "{outer:?} {inner:?}");
+        assert_eq!(text(&ended.stdout), "", "{outer:?} {inner:?}");
+        let said = text(&ended.stderr);
+        assert!(said.contains("would wait for itself"), "{said}");
+    }
+    let claim = "run k --limit 3 -- echo inside";
+    assert_eq!(
+        text(&far_under(&daemon, "--limit 3 --slots 2", claim).stdout),
+        "inside\n"
+    );
+}
+
+#[test]
+fn nested_runs_under_a_lock_further_out() {
+    let daemon = Daemon::start(&[]);
+    for (outer, inner, expected) in [
+        ("", "", 0),
+        ("--shared", "--shared", 0),
+        ("--shared", "", 75),
+        ("--limit 3 --slots 2", "--limit 3 --slots 2", 0),
+        ("--limit 3", "--limit 3 --slots 3", 75),
+        ("--limit 3", "--limit 5", 76),
+    ] {
+        let command = format!("run k {inner} --nested -- echo inside");
+        let ended = far_under(&daemon, outer, &command);
+        let seen = (ended.status.code(), text(&ended.stdout) == "inside\n");
+        assert_eq!(seen, (Some(expected), expected == 0), "{outer:?} {inner:?}");
+    }
+}

@@ -1511,6 +1511,63 @@ fn a_pool_whose_slots_are_all_held_around_it_is_refused() {
 }
 
 #[test]
+fn a_wait_for_any_lock_around_it_ends_at_once() {
+    let place = Place::new();
+    let last = [
+        ("run $lock -- true", BUSY),
+        // By another name, a symbolic link.
+        ("run f -- true", BUSY),
+        ("hold $lock", BUSY),
+        ("acquire $lock", 1),
+        ("wait $lock", 1),
+    ];
+    for (command, code) in last {
+        // The second lock is between both claims of the first one, and each has its own directory.
+        let inner = format!("mkdir -p deep && cd deep && ln -sf ../../f f && exec $sema {command}");
+        let output = nested(&place, &[], &format!("exec $sema run g -- sh -c '{inner}'"));
+        assert!(text(&output.stderr).contains(OWN_LOCK), "{output:?}");
+        assert_eq!(output.status.code(), Some(code), "{command}");
+    }
+    let free = "exec $sema run g -- $sema run h -- true";
+    assert_eq!(nested(&place, &[], free).status.code(), Some(0));
+}
+
+#[test]
+fn a_slot_held_further_out_counts_by_its_path() {
+    let place = Place::new();
+    let pool = ["--slots", "2"];
+    let whole = "$sema run $lock --slots 2 -- true";
+    for (inner, code) in [
+        (format!("exec $sema run g -- {whole}"), 0),
+        (
+            format!("exec $sema run g -- $sema run $lock --slots 2 -- {whole}"),
+            BUSY,
+        ),
+        (
+            "exec $sema run g -- sh -c 'exec $sema run $lock.?.lock -- true'".to_owned(),
+            BUSY,
+        ),
+    ] {
+        let output = nested(&place, &pool, &inner);
+        assert_eq!(output.status.code(), Some(code), "{inner}: {output:?}");
+        assert_eq!(text(&output.stderr).contains(OWN_LOCK), code == BUSY);
+    }
+}
+
+#[test]
+fn the_list_of_the_locks_around_has_an_end() {
+    let place = Place::new();
+    let long: Vec<String> = (0..1000).map(|number| format!("/lock/{number}")).collect();
+    let mut command = place.command("sema", &["run", "f", "--", "printenv", "SEMA_ALL_PATHS"]);
+    let output = finish(command.env("SEMA_ALL_PATHS", long.join("\n")));
+    let paths = text(&output.stdout);
+    let own = place.path("f");
+    assert_eq!(paths.lines().next(), own.to_str());
+    assert_eq!(paths.lines().nth(1), Some("/lock/0"));
+    assert!(paths.lines().count() <= 64, "{paths}");
+}
+
+#[test]
 fn a_pool_in_use_refuses_another_number_of_slots() {
     let place = Place::new();
     // A crash has left a slot of a larger pool, which counts for nothing.
