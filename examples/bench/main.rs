@@ -102,9 +102,9 @@ struct Options {
     /// own-keys, one-key, pairs, semaphore, pipeline, connect: claims granted a second. paced: how
     /// long a grant takes at a fixed rate. idle, growth: own keys beside idle connections, or beside
     /// other keys. held, waiters, expiry, disconnect: how long others wait at such an event.
-    /// footprint: size and memory. lockfile, lfpd, startup: sema, lfpd and latch run. table: the
-    /// picture of the README. tls: own keys over TLS beside stunnel. cluster: latchd on etcd. These
-    /// two need builds with those features
+    /// footprint: size and memory. lockfile, lfpd, startup: sema, lfpd, and latch run beside sema
+    /// run. table: the picture of the README. tls: own keys over TLS beside stunnel. cluster: latchd
+    /// on etcd. These two need builds with those features
     #[argh(positional)]
     scenario: String,
     /// cores for server and generator: one (both on it) or two (one each) (one)
@@ -126,8 +126,8 @@ struct Options {
     /// 'name=path --option'; may be given several times
     #[argh(option)]
     server_binary: Vec<Named>,
-    /// a commit whose latchd is measured, too; it is built once, in target/baseline; may be given
-    /// several times
+    /// a commit whose programs are measured, too; they are built once, in target/baseline; may be
+    /// given several times
     #[argh(option)]
     baseline: Vec<String>,
     /// a server with the protocol of latchd that already runs, as name=address
@@ -142,7 +142,7 @@ struct Options {
     /// a file for the picture
     #[argh(option)]
     svg: Option<PathBuf>,
-    /// where lockfile and lfpd put their files; /dev/shm is memory (/dev/shm)
+    /// where lockfile, lfpd and startup put their files; /dev/shm is memory (/dev/shm)
     #[argh(option, default = "PathBuf::from(\"/dev/shm\")")]
     directory: PathBuf,
 }
