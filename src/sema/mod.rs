@@ -36,7 +36,8 @@ use report::{complain, holder_text, print, shown_path, Object};
 const PROGRAM: &str = "sema";
 
 // The exit statuses of sema(1). The first four are for the commands that also exist in an older
-// program of this name. The others are for `run` and `hold`; latch(1) has the same ones.
+// program of this name. The others are for `run` and `hold`, and latch(1) has the same ones.
+// `acquire` and `wait` have one of those, too: FILE_ERROR for a stale lock that cannot be taken.
 const DONE: u8 = 0;
 const HELD: u8 = 1;
 const OLDER_USAGE: u8 = 2;
@@ -447,10 +448,16 @@ fn refuse_own_lock(
 /// Prints why the lock was not granted or not released, and who holds it. Returns the exit status.
 /// Fails if waiting for the lock cannot help.
 fn refuse(slot: &Semaphore, busy: &Busy, request: &SemaRequest) -> CommandResult {
-    use SemaCommand::{Hold, Release, Run, Try, Wait};
+    use SemaCommand::{Acquire, Hold, Release, Run, Try, Wait};
     let (command, options) = (request.command, &request.options);
     if let Some(reason) = busy.obstacle.hopeless_reason() {
-        return Err(Failure::at(slot.path(), reason));
+        let failure = Failure::at(slot.path(), reason);
+        return match command {
+            // The older program has no status for this, because it waits for ever. A loop around
+            // the command can tell it from an error that may pass.
+            Acquire | Wait if busy.details.is_stale => Ok(failure.explain(Some(command))),
+            _ => Err(failure),
+        };
     }
     let line = match command {
         Release if busy.details.is_readable() => "Lock held by different process",

@@ -1229,7 +1229,7 @@ fn a_stale_lock_of_another_user_is_no_reason_to_wait() {
         let output = place.as_nobody("sema", &[command, "old"]);
         let why = "Error: IO error: old: stale, but this user may not remove the file\n";
         assert_eq!(text(&output.stderr), why, "{command}");
-        assert_eq!(output.status.code(), Some(3), "{command}");
+        assert_eq!(output.status.code(), Some(74), "{command}");
     }
     // A live lock of another user is waited for.
     place.write(
@@ -2221,8 +2221,8 @@ fn a_stale_lock_without_flock_is_an_error_and_no_holder() {
             (&["run", "f", "--", "true"], 74),
             (&["hold", "f", "-n"], 74),
             (&["try", "f"], 3),
-            (&["acquire", "f"], 3),
-            (&["wait", "f"], 3),
+            (&["acquire", "f"], 74),
+            (&["wait", "f"], 74),
             (&["clean", "f"], 3),
         ] {
             let inject = format!("inject=flock:error={error}");
@@ -2236,10 +2236,10 @@ fn a_stale_lock_without_flock_is_an_error_and_no_holder() {
                 .stdout(Stdio::piped())
                 .stderr(Stdio::piped());
             let output = finish(&mut command);
-            let prefix = if status == 3 {
-                "Error: IO error"
-            } else {
+            let prefix = if matches!(arguments[0], "run" | "hold") {
                 "sema"
+            } else {
+                "Error: IO error"
             };
             let expected = format!("{prefix}: {why}");
             assert_eq!(text(&output.stderr), expected, "{error} {arguments:?}");
@@ -2265,13 +2265,16 @@ fn a_stale_lock_that_is_immutable_is_not_free() {
     if !chattr("+i").success() {
         return eprintln!("skipped: the file system has no such attribute");
     }
-    let outputs = ["try", "wait"].map(|command| (command, place.sema(&[command, "f"])));
+    let statuses = [("try", 3), ("acquire", 74), ("wait", 74)];
+    let outputs = statuses.map(|(command, code)| (command, code, place.sema(&[command, "f"])));
+    let repeat = place.script("until sema try f; do sema wait f || exit; done");
     assert!(chattr("-i").success());
-    for (command, output) in outputs {
+    for (command, code, output) in outputs {
         let why = "Error: IO error: f: stale, but this user may not remove the file\n";
         assert_eq!(text(&output.stderr), why, "{command}");
-        assert_eq!(output.status.code(), Some(3), "{command}");
+        assert_eq!(output.status.code(), Some(code), "{command}");
     }
+    assert_eq!(repeat.status.code(), Some(74), "{repeat:?}");
 }
 
 #[test]
