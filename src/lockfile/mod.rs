@@ -58,6 +58,8 @@ pub use files::Settle;
 pub use guard::SemaphoreGuard;
 pub use record::LockInfo;
 pub use release::{ReleaseOutcome, ReleaseTerms};
+#[cfg(feature = "programs")]
+pub(crate) use slot_count::{slot_count_in_use, MAX_SLOT_COUNT};
 pub use slots::Slots;
 pub use staleness::{Alive, StaleRule};
 #[cfg(feature = "programs")]

@@ -5,9 +5,15 @@ use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
+#[cfg(feature = "programs")]
+use super::config::{SemaphoreConfig, SemaphoreOptions};
 use super::error::{SemaphoreError, SemaphoreResult};
 use super::Semaphore;
 use crate::text::digits;
+
+/// The maximum number of slots of a lock that `sema` uses.
+#[cfg(feature = "programs")]
+pub(crate) const MAX_SLOT_COUNT: u32 = 1024;
 
 /// Fails if a process that gives another number of slots holds a slot of the same lock. Does
 /// nothing if the locks are not slots.
@@ -36,6 +42,24 @@ pub(super) fn agree(slots: &[Semaphore]) -> SemaphoreResult<()> {
         }
     }
     Ok(())
+}
+
+/// How many slots the lock at `path` has for the processes that hold some: what their files say, and
+/// at least as many as are needed for the slots in use. `None` if none is in use.
+#[cfg(feature = "programs")]
+pub(crate) fn slot_count_in_use(path: &Path) -> Option<u32> {
+    let config = SemaphoreConfig::default();
+    let first = Semaphore::with_options(path_of(path, 0), config, SemaphoreOptions::new());
+    let slots = all_slots(&first.ok()?);
+    let counts = slots.iter().flat_map(|slot| {
+        let record = slot.written_holder().map(|(_, record)| record);
+        let number = split_slot(slot.lock_path.name.as_bytes()).map(|(_, number)| number);
+        let needed = number.and_then(|number| number.checked_add(1));
+        record.map_or([None; 2], |record| [record.slot_count, needed])
+    });
+    // Any user can write any number.
+    let is_valid = |count: &u32| *count <= MAX_SLOT_COUNT;
+    counts.flatten().filter(is_valid).max()
 }
 
 /// The locks of all slots that have a file, whatever number of slots its holder gives. `slot` is

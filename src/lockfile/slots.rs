@@ -8,8 +8,6 @@ use super::error::{SemaphoreError, SemaphoreResult};
 use super::guard::SemaphoreGuard;
 use super::path;
 use super::record::LockInfo;
-#[cfg(feature = "programs")]
-use super::slot_count::all_slots;
 use super::slot_count::path_of;
 use super::wait::{acquire_any, WaitLimit};
 use super::{Attempt, Semaphore};
@@ -113,17 +111,6 @@ impl Slots {
             (_, Attempt::Granted(guard)) => Ok(guard),
             (slot, Attempt::Busy(busy)) => Err(busy.after_wait(slot.path())),
         }
-    }
-
-    /// How many slots the lock at `path` has for the processes that hold some; `None` if no file
-    /// says so.
-    #[cfg(feature = "programs")]
-    pub(crate) fn count_in_use(path: &Path) -> Option<u32> {
-        let config = SemaphoreConfig::default();
-        let first = Semaphore::with_options(path_of(path, 0), config, SemaphoreOptions::new());
-        let slots = all_slots(&first.ok()?);
-        let mut records = slots.iter().filter_map(Semaphore::written_holder);
-        records.find_map(|(_, record)| record.slot_count)
     }
 
     #[cfg(feature = "programs")]

@@ -24,9 +24,9 @@ use crate::cli::failure::{CommandResult, Failure};
 use crate::cli::output;
 use crate::cli::waiting::{Verbosity, WaitingLine};
 use crate::lockfile::{
-    acquire_any_detached, wait_any, Attempt, Busy, Cleaned, LockInfo, Obstacle, ReleaseOutcome,
-    ReleaseTerms, Semaphore, SemaphoreError, SemaphoreOptions, SemaphoreResult, Slots, Status,
-    WaitLimit, Waited, WithoutFlock,
+    acquire_any_detached, slot_count_in_use, wait_any, Attempt, Busy, Cleaned, LockInfo, Obstacle,
+    ReleaseOutcome, ReleaseTerms, Semaphore, SemaphoreError, SemaphoreOptions, SemaphoreResult,
+    Slots, Status, WaitLimit, Waited, WithoutFlock,
 };
 use crate::supervise::{self, EndBySignal, Undo};
 use crate::text::{reason, Plain};
@@ -317,7 +317,7 @@ fn status(request: &SemaRequest) -> CommandResult {
     let is_missing = fs::symlink_metadata(&request.path).is_err();
     let in_use = || {
         is_missing
-            .then(|| Slots::count_in_use(&request.path))
+            .then(|| slot_count_in_use(&request.path))
             .flatten()
     };
     let count = options.slots.or_else(in_use);

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use crate::cli::arguments::{hint, Parsed};
 use crate::cli::values::{choice, mode, number, time, BusyOk};
-use crate::lockfile::{SemaphoreConfig, SemaphoreOptions, Settle, StaleRule};
+use crate::lockfile::{SemaphoreConfig, SemaphoreOptions, Settle, StaleRule, MAX_SLOT_COUNT};
 use crate::supervise::Leftovers;
 use crate::text::{invalid_value, Plain};
 
@@ -19,9 +19,6 @@ const VERSION: &str = concat!("file-semaphore ", env!("CARGO_PKG_VERSION"), "\n"
 
 /// The maximum length of a token in bytes.
 const MAX_TOKEN_LEN: usize = 256;
-
-/// The maximum number of slots at one path.
-const MAX_SLOT_COUNT: u32 = 1024;
 
 const MAX_PID: u32 = i32::MAX as u32;
 

@@ -1641,6 +1641,32 @@ fn status_shows_the_slots_of_a_pool_in_use() {
 }
 
 #[test]
+fn status_shows_the_slots_of_scripts_too() {
+    let place = Place::new();
+    // A script does not say how many slots there are, and such a number is nobody's.
+    for count in ["", "x-slots=4294967295\n", "x-slots=0\n"] {
+        let record = format!("pid=1\ntimestamp={}\n{count}", now());
+        place.write("f.1.lock", &record);
+        let output = place.sema(&["status", "f"]);
+        let shown = text(&output.stdout);
+        let free = "path: f.0.lock\nlocked: false\n\n";
+        let held = format!("{free}path: f.1.lock\nlocked: true\npid: 1\n");
+        assert!(shown.starts_with(&held), "{count}: {shown}");
+        assert!(!shown.contains("f.2.lock"), "{count}: {shown}");
+    }
+    // The number of a file may be too large for a slot, too.
+    fs::remove_file(place.path("f.1.lock")).expect("it is there");
+    place.write(
+        "f.4294967295.lock",
+        &format!("pid=1\ntimestamp={}\n", now()),
+    );
+    assert_eq!(
+        text(&place.sema(&["status", "f"]).stdout),
+        "locked: false\n"
+    );
+}
+
+#[test]
 fn no_two_sizes_of_a_pool_are_held_at_once() {
     let place = Place::new();
     let children: Vec<(usize, Child)> = (0..30)
