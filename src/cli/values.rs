@@ -91,8 +91,14 @@ pub enum BusyOk {
 
 impl BusyOk {
     /// Parses what follows `--busy-ok=`.
-    pub fn below(text: &str) -> Result<BusyOk, String> {
-        time(text).map(BusyOk::Below)
+    pub fn parse(text: &str) -> Result<BusyOk, String> {
+        // A number is a time, although it could also mean yes or no.
+        let below = time(text).map(BusyOk::Below);
+        below.or_else(|error| match yes_or_no(text) {
+            Ok(true) => Ok(BusyOk::Always),
+            Ok(false) => Ok(BusyOk::Never),
+            Err(_) => Err(error),
+        })
     }
 
     /// Whether it is no failure that the lock has been held for this long. A holder whose age is

@@ -229,7 +229,7 @@ keeping_command! {
         at_least: Option<Duration>,
         /// exit with 0 if the lock is not granted in time, and has been held for less than this
         /// time
-        #[argh(option, arg_name = "time", default = "BusyOk::Never", from_str_fn(busy_ok))]
+        #[argh(option, arg_name = "time", default = "BusyOk::Never", from_str_fn(BusyOk::parse))]
         busy_ok: IfGiven<BusyOk>,
     }
 }
@@ -536,16 +536,6 @@ fn positive_time(text: &str) -> Result<Duration, String> {
         Duration::ZERO => Err("expected more than 0".into()),
         time => Ok(time),
     }
-}
-
-/// When a lock that is held is no failure; without a value, always.
-fn busy_ok(text: &str) -> Result<BusyOk, String> {
-    // A number is a time, although it could also mean yes or no.
-    BusyOk::below(text).or_else(|error| match yes_or_no(text) {
-        Ok(true) => Ok(BusyOk::Always),
-        Ok(false) => Ok(BusyOk::Never),
-        Err(_) => Err(error),
-    })
 }
 
 /// How long to try again while a server is unavailable; without a value, there is no limit.

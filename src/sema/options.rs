@@ -280,7 +280,7 @@ impl SemaOptions {
             "--busy-ok" => {
                 self.busy_ok = match value {
                     "" => BusyOk::Always,
-                    value => BusyOk::below(value)?,
+                    value => BusyOk::parse(value)?,
                 };
             }
             "--on-lost" => self.ignores_loss = choice(value, [("term", false), ("ignore", true)])?,

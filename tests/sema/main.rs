@@ -2670,6 +2670,7 @@ fn a_held_lock_is_75_for_run_or_the_busy_status() {
         ),
         (&["run", "f", "-n", "--busy-ok", "--", "false"], 0, ""),
         (&["run", "f", "-n", "--busy-ok=2d", "--", "false"], 0, ""),
+        (&["run", "f", "-n", "--busy-ok=true", "--", "false"], 0, ""),
         (
             &["run", "f", "-n", "--busy-ok=0", "--", "false"],
             75,
