@@ -174,9 +174,10 @@ impl fmt::Display for JsonEscape {
 pub fn without_hidden(json: &str) -> String {
     let mut escaped = String::with_capacity(json.len());
     for c in json.chars() {
-        match is_unseen(c) {
-            true => escaped += &JsonEscape(c).to_string(),
-            false => escaped.push(c),
+        if is_unseen(c) {
+            escaped += &JsonEscape(c).to_string()
+        } else {
+            escaped.push(c)
         }
     }
     escaped

@@ -126,12 +126,11 @@ impl Seat {
         on_long: &mut dyn FnMut(),
     ) -> WaitEnd {
         let mut state = self.arbiter.state.lock();
-        let mut waited = match wait_timeout.is_zero() {
-            true => {
-                let now = self.arbiter.expire_due(&mut state, Scope::Key(key));
-                WaitEnd::unsent(give_up(&mut state, ticket, Answer::TimedOut, now))
-            }
-            false => self.wait_until_decided(&mut state, key, ticket, wait_timeout, on_long),
+        let mut waited = if wait_timeout.is_zero() {
+            let now = self.arbiter.expire_due(&mut state, Scope::Key(key));
+            WaitEnd::unsent(give_up(&mut state, ticket, Answer::TimedOut, now))
+        } else {
+            self.wait_until_decided(&mut state, key, ticket, wait_timeout, on_long)
         };
         if let (false, Ok(Answer::Granted(grant))) = (waited.is_sent, waited.answer) {
             // The peer may have hung up shortly before the grant. Then the slot passes to the next

@@ -241,9 +241,10 @@ impl Journal {
             round = state.rounds.ask();
             self.work.notify_one();
         }
-        let change = match promised.is_about_all {
-            true => state.recorded,
-            false => state.last_change_of(&promised.holders),
+        let change = if promised.is_about_all {
+            state.recorded
+        } else {
+            state.last_change_of(&promised.holders)
         };
         // The close may end a grant whose change was certain by then.
         let is_uncertain = |state: &mut JournalState| {

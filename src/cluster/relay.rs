@@ -451,9 +451,10 @@ fn pump(
             (false, None) => None,
         };
         if deadline.is_some_and(|deadline| deadline <= Instant::now()) {
-            return match down.is_over {
-                true => Ok(()),
-                false => Err(io::ErrorKind::TimedOut.into()),
+            return if down.is_over {
+                Ok(())
+            } else {
+                Err(io::ErrorKind::TimedOut.into())
             };
         }
         if moved == [false; 2] && was_woken {

@@ -287,16 +287,16 @@ impl JournalWriter {
         }
         // Without an operation, a member would answer a question from its own state, which may be
         // outdated.
-        let look_up = match is_planted("question-without-range") {
-            true => String::new(),
-            false => etcd::look_up(&leader),
+        let look_up = if is_planted("question-without-range") {
+            String::new()
+        } else {
+            etcd::look_up(&leader)
         };
-        then.push(match is_question {
-            true => look_up.clone(),
-            false => {
-                let address = self.node.settings.advertise.as_bytes();
-                etcd::put(&leader, address, self.term.lease)
-            }
+        then.push(if is_question {
+            look_up.clone()
+        } else {
+            let address = self.node.settings.advertise.as_bytes();
+            etcd::put(&leader, address, self.term.lease)
         });
         [compare.join(","), then.join(","), look_up]
     }

@@ -77,13 +77,15 @@ pub(super) fn max_connections(options: &Options, secret_len: usize) -> usize {
 
 /// The memory in bytes that the server takes when all caps are reached.
 pub(super) fn worst_case(options: &Options, max_connections: usize, secret_len: usize) -> u64 {
-    let door = match !options.http.is_empty() || options.http_port.is_some() {
-        true => http::MAX_CONNECTIONS + http::MAX_REFUSED,
-        false => 0,
+    let door = if !options.http.is_empty() || options.http_port.is_some() {
+        http::MAX_CONNECTIONS + http::MAX_REFUSED
+    } else {
+        0
     };
-    let lines = match options.log_grants {
-        true => MAX_QUEUED_LINES,
-        false => 0,
+    let lines = if options.log_grants {
+        MAX_QUEUED_LINES
+    } else {
+        0
     };
     let parts = [
         (lines, PER_LOG_LINE),
@@ -103,9 +105,10 @@ fn per_connection(options: &Options, secret_len: usize) -> u64 {
 }
 
 fn for_tls(options: &Options) -> u64 {
-    match options.speaks_tls() {
-        true => PER_TLS,
-        false => 0,
+    if options.speaks_tls() {
+        PER_TLS
+    } else {
+        0
     }
 }
 

@@ -26,9 +26,10 @@ impl ListenHost {
             ListenHost::Address(ip) => return Ok(vec![SocketAddr::new(*ip, port)]),
             ListenHost::Name(name) => name,
         };
-        let place = match name.contains(':') {
-            true => format!("[{name}]:{port}"),
-            false => format!("{name}:{port}"),
+        let place = if name.contains(':') {
+            format!("[{name}]:{port}")
+        } else {
+            format!("{name}:{port}")
         };
         let resolved = names::look_up(&place, Instant::now() + RESOLVER_PATIENCE);
         let resolved =

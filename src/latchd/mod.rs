@@ -331,9 +331,10 @@ fn start_arbiter(
             max_keep_time: options.max_keep_time,
             max_hold: options.max_hold.unwrap_or(Duration::MAX),
         },
-        holdings: match options.auto_release() {
-            true => Holdings::Release,
-            false => Holdings::Orphan,
+        holdings: if options.auto_release() {
+            Holdings::Release
+        } else {
+            Holdings::Orphan
         },
         gc_interval: options.gc_interval,
         gc_max_idle: options.gc_max_idle,

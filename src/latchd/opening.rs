@@ -149,9 +149,10 @@ impl Opener<'_, '_> {
             }
             self.read()?;
         }
-        match is_http(self.input.first_line()) {
-            true => Err(Ending::OtherProtocol("http")),
-            false => Ok(()),
+        if is_http(self.input.first_line()) {
+            Err(Ending::OtherProtocol("http"))
+        } else {
+            Ok(())
         }
     }
 

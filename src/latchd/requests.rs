@@ -134,9 +134,10 @@ fn acquire(
     ask: &Ask<'_>,
     wait_timeout: Duration,
 ) -> Result<Answered, Ending> {
-    let answer = match wait_timeout.is_zero() {
-        true => seat.try_acquire(ask),
-        false => seat.acquire(ask),
+    let answer = if wait_timeout.is_zero() {
+        seat.try_acquire(ask)
+    } else {
+        seat.acquire(ask)
     };
     let certainty = Certainty::Journaled;
     if let Ok(Answer::Queued(ticket)) = answer {
@@ -192,9 +193,10 @@ fn wait(
     Ok(Answered {
         reply: reply_to(waited.answer)?,
         promise: granted(waited.answer, certainty),
-        delivery: match waited.is_sent {
-            true => Delivery::Sent,
-            false => Delivery::DueAfterWait,
+        delivery: if waited.is_sent {
+            Delivery::Sent
+        } else {
+            Delivery::DueAfterWait
         },
     })
 }
@@ -233,9 +235,10 @@ fn break_grants(
             Some(_) => Err(Ending::AuthFailed),
         };
     }
-    Ok(match seat.arbiter().break_grants(key, fence, seat.id()) {
-        true => Reply::Ok,
-        false => Reply::Refused(Refusal::NotHeld),
+    Ok(if seat.arbiter().break_grants(key, fence, seat.id()) {
+        Reply::Ok
+    } else {
+        Reply::Refused(Refusal::NotHeld)
     })
 }
 

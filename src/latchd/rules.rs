@@ -93,9 +93,10 @@ impl Offer {
             Request::Acquire(wanted, _) | Request::Enqueue(wanted) => wanted.lease,
             _ => None,
         };
-        match lease.is_some_and(|lease| lease > self.max_lease) {
-            true => Err(ProtocolError::BadLease),
-            false => Ok(request),
+        if lease.is_some_and(|lease| lease > self.max_lease) {
+            Err(ProtocolError::BadLease)
+        } else {
+            Ok(request)
         }
     }
 }

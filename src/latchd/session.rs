@@ -111,9 +111,10 @@ impl<'s, 'a> Session<'s, 'a> {
             }
             Request::Counters => return self.show(Self::show_counters),
             Request::StableRef => {
-                let reply = match std::mem::replace(&mut self.has_stable_ref, true) {
-                    false => Reply::Ok,
-                    true => Reply::Error,
+                let reply = if std::mem::replace(&mut self.has_stable_ref, true) {
+                    Reply::Error
+                } else {
+                    Reply::Ok
                 };
                 self.input.end_frame();
                 return self.outbox.add(&reply, ReplyPromise::Nothing);
@@ -164,15 +165,16 @@ impl<'s, 'a> Session<'s, 'a> {
             let (conn, reason) = (self.seat.id(), error.describe());
             let command = self.input.frame()[0];
             // If the client is off by one line, this line may be its secret or a token.
-            match error.knows_command() {
-                true => debug!(
+            if error.knows_command() {
+                debug!(
                     "refused conn={conn} reason={reason} command={}",
                     Escaped(command)
-                ),
-                false => debug!(
+                )
+            } else {
+                debug!(
                     "refused conn={conn} reason={reason} command_len={}",
                     command.len()
-                ),
+                )
             }
         }
         self.malformed_count = self.malformed_count.saturating_add(1);

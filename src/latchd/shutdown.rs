@@ -79,9 +79,10 @@ impl ServerEnd<'_> {
         let deadline = Instant::now() + self.options.shutdown_timeout.unwrap_or(LONGEST);
         if let Some(node) = self.node {
             node.leave();
-            return match node.is_active() {
-                true => self.hand_over_leadership(node, deadline),
-                false => self.leave_cluster(node, deadline),
+            return if node.is_active() {
+                self.hand_over_leadership(node, deadline)
+            } else {
+                self.leave_cluster(node, deadline)
             };
         }
         let drained = self.arbiter.begin_drain(match self.state {

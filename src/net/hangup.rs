@@ -80,9 +80,10 @@ impl HangupWatch {
                 Err(error) => return error.into(),
             }
             for Event { data, flags } in events.drain(..) {
-                match flags.intersects(HANG_UPS) {
-                    true => hung_up(data.u64()),
-                    false => has_sent(data.u64()),
+                if flags.intersects(HANG_UPS) {
+                    hung_up(data.u64())
+                } else {
+                    has_sent(data.u64())
                 }
             }
         }

@@ -152,9 +152,10 @@ impl<const N: usize> LineReader<N> {
         let unseen = &self.buffer[self.scanned..self.end];
         let offset = memchr2(b'\n', INTERRUPT, unseen)?;
         let has_begun = self.overlong || self.scanned + offset > line_start;
-        match self.lines_seen == 0 && has_begun {
-            true => memchr(b'\n', unseen),
-            false => Some(offset),
+        if self.lines_seen == 0 && has_begun {
+            memchr(b'\n', unseen)
+        } else {
+            Some(offset)
         }
     }
 
@@ -177,9 +178,10 @@ impl<const N: usize> LineReader<N> {
 
     /// The received bytes of an incomplete frame, or the first bytes of an overlong line.
     pub fn incomplete(&self) -> &[u8] {
-        match self.overlong {
-            true => &self.head,
-            false => &self.buffer[self.start..self.end],
+        if self.overlong {
+            &self.head
+        } else {
+            &self.buffer[self.start..self.end]
         }
     }
 

@@ -179,9 +179,10 @@ pub fn pidfd(pid: u32) -> io::Result<OwnedFd> {
 pub fn start_ticks(pid: u32) -> Option<u64> {
     static OWN: ProcessFact<u64> = ProcessFact(OnceLock::new());
     let found = || Some(stat(pid)?.start_ticks);
-    match pid == process::id() {
-        true => OWN.get_or(found),
-        false => found(),
+    if pid == process::id() {
+        OWN.get_or(found)
+    } else {
+        found()
     }
 }
 

@@ -57,9 +57,10 @@ impl ConnectionEntry {
 
     /// The list of places whose tokens the client knows, or the list of the others.
     pub(super) fn list_of(&mut self, is_told: bool) -> &mut ConnPlaces {
-        match is_told {
-            true => &mut self.held,
-            false => &mut self.pending,
+        if is_told {
+            &mut self.held
+        } else {
+            &mut self.pending
         }
     }
 }

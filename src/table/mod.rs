@@ -318,9 +318,10 @@ impl LockTable {
         let dismissed = PlaceState::Ended(Refusal::Draining);
         let was_dismissed = self.places[ticket.place].state == dismissed;
         self.abandon_place(ticket.place, now);
-        match was_dismissed {
-            true => Err(Refusal::Draining),
-            false => Ok(()),
+        if was_dismissed {
+            Err(Refusal::Draining)
+        } else {
+            Ok(())
         }
     }
 

@@ -192,9 +192,10 @@ impl LockTable {
             taken: queue.kind.slot_count(queue.limit) - queue.free,
             holder_count: queue.holders.len(),
             waiter_count: queue.waiters.len(),
-            idle_for: match queue.is_idle() {
-                true => now.saturating_duration_since(queue.last_used),
-                false => Duration::ZERO,
+            idle_for: if queue.is_idle() {
+                now.saturating_duration_since(queue.last_used)
+            } else {
+                Duration::ZERO
             },
             holders: first(&queue.holders),
             waiters: first(&queue.waiters),

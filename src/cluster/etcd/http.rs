@@ -110,9 +110,10 @@ impl EtcdConnection {
 /// The time left until the deadline. Fails if the deadline has passed.
 fn left(deadline: Instant) -> io::Result<Duration> {
     let left = deadline.saturating_duration_since(Instant::now());
-    match left.is_zero() {
-        true => Err(io::ErrorKind::TimedOut.into()),
-        false => Ok(left),
+    if left.is_zero() {
+        Err(io::ErrorKind::TimedOut.into())
+    } else {
+        Ok(left)
     }
 }
 
@@ -126,9 +127,12 @@ impl Read for Timed {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         self.stream.set_read_timeout(left(self.deadline)?)?;
         let read = self.stream.read(buffer);
-        read.map_err(|error| match is_timeout(&error) {
-            true => io::ErrorKind::TimedOut.into(),
-            false => error,
+        read.map_err(|error| {
+            if is_timeout(&error) {
+                io::ErrorKind::TimedOut.into()
+            } else {
+                error
+            }
         })
     }
 }
@@ -186,9 +190,10 @@ impl<S: Read> Reader<S> {
         let len = len.ok_or_else(|| io::Error::other("no possible length of a chunk"))?;
         if len > 0 {
             self.take(len, body)?;
-            return match self.line()?.is_empty() {
-                true => Ok(true),
-                false => Err(io::Error::other("too long a chunk")),
+            return if self.line()?.is_empty() {
+                Ok(true)
+            } else {
+                Err(io::Error::other("too long a chunk"))
             };
         }
         for _ in 0..MAX_LINES {
@@ -214,9 +219,10 @@ impl<S: Read> Reader<S> {
     }
 
     fn take(&mut self, len: usize, body: &mut Vec<u8>) -> io::Result<()> {
-        match (&mut self.0).take(len as u64).read_to_end(body)? == len {
-            true => Ok(()),
-            false => Err(io::ErrorKind::UnexpectedEof.into()),
+        if (&mut self.0).take(len as u64).read_to_end(body)? == len {
+            Ok(())
+        } else {
+            Err(io::ErrorKind::UnexpectedEof.into())
         }
     }
 }

@@ -97,9 +97,10 @@ impl<'a> Outbox<'a> {
         if self.rules.node.is_some() {
             self.promised.add(promise);
         }
-        match makes_room(&mut self.out) {
-            true => Ok(()),
-            false => self.flush(),
+        if makes_room(&mut self.out) {
+            Ok(())
+        } else {
+            self.flush()
         }
     }
 
@@ -148,9 +149,12 @@ impl<'a> Outbox<'a> {
         impl Fn(&mut Vec<u8>) -> Result<(), Ending> + 'a,
     ) {
         let (stream, rules) = (self.stream, self.rules);
-        let send = move |out: &mut Vec<u8>| match makes_room(out) {
-            true => Ok(()),
-            false => flush(out, stream, rules),
+        let send = move |out: &mut Vec<u8>| {
+            if makes_room(out) {
+                Ok(())
+            } else {
+                flush(out, stream, rules)
+            }
         };
         (&mut self.out, send)
     }

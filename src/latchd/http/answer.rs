@@ -94,9 +94,12 @@ impl<'a> HttpAnswer<'a> {
     ) -> Sent {
         let mut out = format!("HTTP/1.1 {OK}\r\nContent-Type: {JSON}\r\n{HEADERS}").into_bytes();
         if !self.is_head {
-            let send = |out: &mut Vec<u8>| match out.len() < PIECE_LEN {
-                true => Ok(()),
-                false => self.write(out),
+            let send = |out: &mut Vec<u8>| {
+                if out.len() < PIECE_LEN {
+                    Ok(())
+                } else {
+                    self.write(out)
+                }
             };
             write(&mut out, &send)?;
             out.push(b'\n');

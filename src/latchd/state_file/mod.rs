@@ -444,9 +444,10 @@ fn lock_file(path: &Path) -> io::Result<(Option<File>, bool)> {
 
 /// Refuses a file of another user, because that user could change, remove or lock it.
 fn refuse_owner(owner: u32) -> io::Result<()> {
-    match is_own_or_root(owner) {
-        true => Ok(()),
-        false => Err(io::Error::other("it belongs to another user")),
+    if is_own_or_root(owner) {
+        Ok(())
+    } else {
+        Err(io::Error::other("it belongs to another user"))
     }
 }
 

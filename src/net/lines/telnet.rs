@@ -173,9 +173,10 @@ mod tests {
             let len = telnet.filter(&mut chunk, &mut answers);
             kept.extend(&chunk[..len]);
         }
-        match telnet.is_endless() {
-            true => Err(Endless),
-            false => Ok((kept, answers)),
+        if telnet.is_endless() {
+            Err(Endless)
+        } else {
+            Ok((kept, answers))
         }
     }
 

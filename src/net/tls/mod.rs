@@ -340,9 +340,10 @@ impl TlsState {
             return Ok(());
         }
         let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-        let written = match self.can_send {
-            true => write_within(socket.as_fd(), &mut &self.output[..], left, None),
-            false => Err(io::ErrorKind::BrokenPipe.into()),
+        let written = if self.can_send {
+            write_within(socket.as_fd(), &mut &self.output[..], left, None)
+        } else {
+            Err(io::ErrorKind::BrokenPipe.into())
         };
         self.output.clear();
         self.output.shrink_to(KEPT_ROOM);

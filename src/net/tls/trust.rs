@@ -88,9 +88,10 @@ pub fn trusting(file: &Path) -> io::Result<ConfigBuilder<ClientConfig, WantsClie
 pub(super) fn read_all(file: File) -> io::Result<Vec<u8>> {
     let mut content = Vec::new();
     let mut limited = file.take(MAX_FILE_LEN + 1);
-    match limited.read_to_end(&mut content)? as u64 > MAX_FILE_LEN {
-        true => Err(io::Error::other("it is too long")),
-        false => Ok(content),
+    if limited.read_to_end(&mut content)? as u64 > MAX_FILE_LEN {
+        Err(io::Error::other("it is too long"))
+    } else {
+        Ok(content)
     }
 }
 

@@ -186,9 +186,12 @@ fn parse_other<'a>(
 /// Reads a `stats` request. `line` is the key line, which says what the client asks for. `key` is
 /// the argument, which names the key if one is needed.
 fn parse_stats<'a>(line: &str, key: &'a str) -> Result<Request<'a>, ProtocolError> {
-    let checked = || match limits::is_key(key) {
-        true => Ok(key),
-        false => Err(ProtocolError::InvalidKey),
+    let checked = || {
+        if limits::is_key(key) {
+            Ok(key)
+        } else {
+            Err(ProtocolError::InvalidKey)
+        }
     };
     match line.split_once(' ') {
         Some((QUEUES, fence)) => Ok(Request::Holder {
