@@ -392,9 +392,7 @@ fn silent_and_deaf_peers_delay_no_client() {
         assert_eq!(ask(&mut server.connect(), "noop"), OKAY);
     }
     // It does not take its replies, and is hung up on.
-    eventually(Duration::from_secs(20), "the deaf one is dropped", || {
-        writer.is_finished()
-    });
+    eventually(PATIENCE, "the deaf one is dropped", || writer.is_finished());
     let _ = deaf.next_bytes(1, Duration::from_millis(10));
 }
 
