@@ -73,7 +73,7 @@ impl Keeper {
         let other = connection.another();
         let silent = mem::replace(connection, other);
         self.attempts = Attempts::new(Moment::now());
-        self.note(ConnectionEvent::SetAside(silent));
+        self.note(ConnectionEvent::SetAside(Box::new(silent)));
     }
 
     /// Returns to the connection to the silent server if that server has answered after all.
@@ -87,11 +87,11 @@ impl Keeper {
         match silent.renewal_reply() {
             Ok(None) => outage.silent = Some(silent),
             Ok(Some(lease)) => {
-                self.held.connection = silent;
+                self.held.connection = *silent;
                 self.renewed(lease, sent_at, ConnectionEvent::AnsweredLate(self.renewal));
             }
             Err(Error::Refused(_)) => return Err(self.refused(Loss::Refused)),
-            Err(_) => self.note(ConnectionEvent::SilentEnded),
+            Err(_) => self.note(ConnectionEvent::SilentGone),
         }
         Ok(())
     }
