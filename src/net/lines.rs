@@ -444,7 +444,7 @@ mod tests {
             let [one, two, three] = reader.frame();
             assert_eq!(
                 (one.len(), two, three),
-                (602, &b"b"[..], &b"c\xff"[..]),
+                (602, &b"b"[..], &b"c\xfe"[..]),
                 "{at}"
             );
             let mut answers = Vec::new();
