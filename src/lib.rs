@@ -73,10 +73,10 @@
 //!   ground      net/   sys/   log/   text   base64
 //! ```
 //!
-//! No module uses a module of a higher row. `tests/house/layering.rs` lists the modules of its own
-//! row and of lower rows that each module may use, and the few circles of files that are left.
-//! `bin/latch-all` is the four programs in one
-//! (feature `multicall`). `fuzzing/` has the functions that the fuzzers of `fuzz/` and the tests
+//! No module uses a module of a higher row, and no two files use each other in a circle.
+//! `tests/house/layering.rs` checks both, and lists the modules of its own row and of lower rows
+//! that each module may use. `bin/latch-all` is the four programs in one (feature `multicall`).
+//! `fuzzing/` has the functions that the fuzzers of `fuzz/` and the tests
 //! call with their input.
 //!
 //! Each folder of `tests/` tests one program or one subject; `tests/house` checks the rules that
@@ -126,8 +126,8 @@
 //! - A path of the HTTP server: `RESOURCES` in `latchd/http/request`, and `answer` in
 //!   `latchd/http/mod`. latchd(8), HTTP, describes the paths.
 //! - A metric: `protocol/counters` and `protocol/metrics`.
-//! - When a lease begins and ends: `table/leases`; whether it may be renewed, and for how long:
-//!   `allowed_lease` in `table/mod`; when a client renews it: `client/guard/timing`.
+//! - When a lease begins and ends, and whether it may be renewed, and for how long: `table/leases`;
+//!   when a client renews it: `client/guard/timing`.
 //! - How a holder is written in a file or in etcd: `protocol/record`; what the table puts into the
 //!   record: `record` in `table/changes`.
 //! - Which claim is next, for a lock and for a semaphore: `next_in_line` and `must_wait` in

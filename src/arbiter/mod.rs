@@ -356,7 +356,7 @@ impl Arbiter {
 
     /// When any key was last held: now, if one is held; `None` if none ever was.
     pub fn last_held(&self) -> Option<Instant> {
-        let (mut visit, now) = self.visit(Scope::Everything);
+        let (visit, now) = self.visit(Scope::Everything);
         visit.table.last_held(now)
     }
 

@@ -5,9 +5,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::names::{ConnId, Key};
 use super::orphans::ORPHANS;
-use super::place::PlaceId;
-use super::types::{Ask, Claimant, ConnId, Key};
+use super::queue::PlaceId;
+use super::types::{Ask, Claimant};
 use super::LockTable;
 use crate::terms::{Kind, Limit, Weight};
 use crate::token::{Fence, Token};

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::events::GrantEnd;
-use super::place::{ConnPlaces, PlaceId};
-use super::queue::KeyId;
+use super::names::{ConnId, Key};
+use super::queue::{ConnPlaces, KeyId, PlaceId};
 use super::slab::List;
-use super::types::{ConnId, Holdings, Key};
+use super::types::Holdings;
 use super::LockTable;
 use crate::terms::{Kind, Refusal};
 use crate::token::Fence;

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::place::PlaceId;
-use super::types::{ConnId, Key};
+use super::names::{ConnId, Key};
+use super::queue::PlaceId;
 use super::LockTable;
 use crate::token::Fence;
 

@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use super::changes::HolderRecord;
-use super::place::PlaceId;
-use super::types::{ConnId, Key, Ticket};
+use super::names::{ConnId, Key};
+use super::queue::{PlaceId, Ticket};
 use super::LockTable;
 use crate::terms::Refusal;
 use crate::token::Fence;
@@ -85,7 +85,7 @@ impl LockTable {
 
     /// The key of a claim that has not ended; `None` if it has.
     pub fn key_of(&self, ticket: Ticket) -> Option<&Key> {
-        use super::place::PlaceState::Ended;
+        use super::queue::PlaceState::Ended;
         let place = &self.places[ticket.place];
         (!matches!(place.state, Ended(_))).then(|| &self.keys[place.key].key)
     }

@@ -1,14 +1,24 @@
-//! Begins and ends leases, decides which expired leases an operation must end first, and removes
-//! idle keys.
+//! Begins, renews and ends leases, decides which expired leases an operation must end first, and
+//! removes idle keys.
 
 use std::time::{Duration, Instant};
 
 use super::events::{Fate, GrantEnd};
-use super::place::{PlaceId, PlaceState};
-use super::types::{Ask, ConnId, Scope};
+use super::names::ConnId;
+use super::queue::{PlaceId, PlaceState};
+use super::types::{Answer, Ask, Scope};
 use super::LockTable;
-use crate::terms::Refusal;
-use crate::token::Fence;
+use crate::terms::{Kind, Refusal};
+use crate::token::{Fence, Token};
+
+/// What a holder gets that asks for a lease.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct AllowedLease {
+    /// As its client is told.
+    pub(super) length: Duration,
+    /// At least `length` from now on.
+    pub(super) until: Instant,
+}
 
 impl LockTable {
     /// Turns a place that is in neither list of its key into a holder, whose lease begins now.
@@ -69,6 +79,67 @@ impl LockTable {
             self.leases.insert((expires_at, *fence), id);
             *ends = expires_at;
         }
+    }
+
+    /// Restarts a lease with the length `lease`, or with what is left of the maximum hold time. If
+    /// `conn` has adopted the grant, the adoption is no longer provisional. Refuses with
+    /// [`Refusal::NotHeld`] if `token` does not belong to a live holder of `key`, if the key is not
+    /// used as `kind`, if less than a second is left, or if a kept grant would be kept for longer
+    /// than the caps allow.
+    pub fn renew(
+        &mut self,
+        conn: ConnId,
+        key: &str,
+        kind: Kind,
+        token: Token,
+        lease: Duration,
+        now: Instant,
+    ) -> Result<Answer, Refusal> {
+        let holder = self.find_holder(key, kind, token, now)?;
+        let renewed = self.allowed_lease(holder, self.places[holder].is_kept, lease, now)?;
+        self.renew_holder(holder, conn, renewed);
+        Ok(Answer::Renewed(renewed.length))
+    }
+
+    /// The lease that a holder may have from now on if it asks for `lease`: at most what is left of
+    /// the maximum hold time, and no longer than the state file can say. Refuses if less than a
+    /// second is left, and if a kept grant would be kept for longer than the caps allow.
+    pub(super) fn allowed_lease(
+        &self,
+        id: PlaceId,
+        is_kept: bool,
+        lease: Duration,
+        now: Instant,
+    ) -> Result<AllowedLease, Refusal> {
+        let (since, max_hold) = (self.places[id].since, self.caps.max_hold);
+        let left = max_hold.saturating_sub(now.saturating_duration_since(since));
+        let left = left.min(self.longest_renewal(id, now));
+        let length = lease.min(Duration::from_secs(left.as_secs()));
+        let is_too_long = is_kept && lease > self.caps.max_keep_time;
+        if length.is_zero() || is_too_long {
+            return Err(Refusal::NotHeld);
+        }
+        // A reply has whole seconds only, but the holder gets the rest of the last second, too.
+        // Otherwise, a renewal could end the lease sooner than without it.
+        let until = now + lease.min(left);
+        Ok(AllowedLease { length, until })
+    }
+
+    /// Restarts a holder's lease at the request of `conn`, but never shortens the lease of a kept
+    /// grant. The client may have sent this renewal before it asked to keep the grant over another
+    /// connection, and a lease of seconds must not replace one of days.
+    pub(super) fn renew_holder(&mut self, id: PlaceId, conn: ConnId, lease: AllowedLease) {
+        let AllowedLease { length, until } = lease;
+        let place = &self.places[id];
+        if place.is_provisional && place.conn == conn {
+            self.confirm_adoption(id, length);
+        }
+        self.begin_lease(
+            id,
+            self.kept_until(id).map_or(until, |kept| kept.max(until)),
+        );
+        self.counters.renewals += 1;
+        self.note_renewed(id, length);
     }
 
     /// Begins to grant if the table has settled, and ends up to `at_most` leases that have run out.

@@ -22,6 +22,7 @@ mod counters;
 mod events;
 mod lasting;
 mod leases;
+mod names;
 mod numbers;
 mod orphans;
 mod phase_one;
@@ -37,7 +38,7 @@ mod types;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use crate::terms::{Kind, Refusal};
 use crate::token::{Fence, FenceSource, Token};
@@ -47,12 +48,13 @@ pub use counters::{Counters, CountersSnapshot};
 pub use events::{ClaimEvent, Fate, GrantEnd};
 use lasting::Lasting;
 pub use lasting::{LastingChange, LastingGrant};
+pub use names::{ConnId, Key};
 use numbers::Numbers;
-use place::{PlaceId, PlaceState, Places};
-use queue::{KeyId, KeyList, KeyQueue, Queues};
+pub use queue::Ticket;
+use queue::{KeyId, KeyList, KeyQueue, PlaceId, PlaceState, Places, Queues};
 use slab::Slab;
 pub use snapshot::{KeySnapshot, Listing, PlaceSnapshot, KEYS_AT_ONCE};
-pub use types::{Answer, Ask, Cap, Caps, Claimant, ConnId, Grant, Holdings, Key, Scope, Ticket};
+pub use types::{Answer, Ask, Cap, Caps, Claimant, Grant, Holdings, Scope};
 
 /// How many grants, leases, places, keys or connections one step of a long operation may deal with:
 /// about a fifth of a millisecond of work. A disconnect, the end of many leases or the release of
@@ -110,15 +112,6 @@ pub struct LockTable {
     /// The cap that caused the latest refusal, until [`LockTable::take_cap_reached`] takes it.
     cap_reached: Option<Cap>,
     fences: Box<dyn FenceSource>,
-}
-
-/// What a holder gets that asks for a lease.
-#[derive(Clone, Copy, Debug)]
-struct AllowedLease {
-    /// As its client is told.
-    length: Duration,
-    /// At least `length` from now on.
-    until: Instant,
 }
 
 impl LockTable {
@@ -361,67 +354,6 @@ impl LockTable {
         Some(conn)
     }
 
-    /// Restarts a lease with the length `lease`, or with what is left of the maximum hold time. If
-    /// `conn` has adopted the grant, the adoption is no longer provisional. Refuses with
-    /// [`Refusal::NotHeld`] if `token` does not belong to a live holder of `key`, if the key is not
-    /// used as `kind`, if less than a second is left, or if a kept grant would be kept for longer
-    /// than the caps allow.
-    pub fn renew(
-        &mut self,
-        conn: ConnId,
-        key: &str,
-        kind: Kind,
-        token: Token,
-        lease: Duration,
-        now: Instant,
-    ) -> Result<Answer, Refusal> {
-        let holder = self.find_holder(key, kind, token, now)?;
-        let renewed = self.allowed_lease(holder, self.places[holder].is_kept, lease, now)?;
-        self.renew_holder(holder, conn, renewed);
-        Ok(Answer::Renewed(renewed.length))
-    }
-
-    /// The lease that a holder may have from now on if it asks for `lease`: at most what is left of
-    /// the maximum hold time, and no longer than the state file can say. Refuses if less than a
-    /// second is left, and if a kept grant would be kept for longer than the caps allow.
-    fn allowed_lease(
-        &self,
-        id: PlaceId,
-        is_kept: bool,
-        lease: Duration,
-        now: Instant,
-    ) -> Result<AllowedLease, Refusal> {
-        let (since, max_hold) = (self.places[id].since, self.caps.max_hold);
-        let left = max_hold.saturating_sub(now.saturating_duration_since(since));
-        let left = left.min(self.longest_renewal(id, now));
-        let length = lease.min(Duration::from_secs(left.as_secs()));
-        let is_too_long = is_kept && lease > self.caps.max_keep_time;
-        if length.is_zero() || is_too_long {
-            return Err(Refusal::NotHeld);
-        }
-        // A reply has whole seconds only, but the holder gets the rest of the last second, too.
-        // Otherwise, a renewal could end the lease sooner than without it.
-        let until = now + lease.min(left);
-        Ok(AllowedLease { length, until })
-    }
-
-    /// Restarts a holder's lease at the request of `conn`, but never shortens the lease of a kept
-    /// grant. The client may have sent this renewal before it asked to keep the grant over another
-    /// connection, and a lease of seconds must not replace one of days.
-    fn renew_holder(&mut self, id: PlaceId, conn: ConnId, lease: AllowedLease) {
-        let AllowedLease { length, until } = lease;
-        let place = &self.places[id];
-        if place.is_provisional && place.conn == conn {
-            self.confirm_adoption(id, length);
-        }
-        self.begin_lease(
-            id,
-            self.kept_until(id).map_or(until, |kept| kept.max(until)),
-        );
-        self.counters.renewals += 1;
-        self.note_renewed(id, length);
-    }
-
     /// How many grants and places in queues a connection has.
     pub fn connection_count(&self, conn: ConnId) -> usize {
         self.conns.get(&conn).map_or(0, |entry| entry.count)
@@ -487,9 +419,9 @@ impl LockTable {
         self.has_turns_left
     }
 
-    /// When any key was last held: now, if one is held; `None` if none ever was.
-    pub fn last_held(&mut self, now: Instant) -> Option<Instant> {
-        self.end_due(Scope::Everything, now);
+    /// When any key was last held: now, if one is held; `None` if none ever was. An expired lease
+    /// counts until it has been ended.
+    pub fn last_held(&self, now: Instant) -> Option<Instant> {
         if self.has_holders() {
             Some(now)
         } else {

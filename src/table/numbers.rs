@@ -7,8 +7,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use super::names::ConnId;
 use super::queue::KeyId;
-use super::types::ConnId;
 use super::LockTable;
 use crate::terms::{Kind, Weight};
 use crate::token::Fence;

@@ -6,8 +6,9 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::place::PlaceId;
-use super::types::{Answer, Cap, ConnId, Scope};
+use super::names::ConnId;
+use super::queue::PlaceId;
+use super::types::{Answer, Cap, Scope};
 use super::LockTable;
 use crate::terms::Refusal;
 use crate::token::{Fence, Token};

@@ -2,8 +2,9 @@
 
 use std::time::Instant;
 
-use super::place::{PlaceId, PlaceState};
-use super::types::{Answer, Ask, Claimant, ConnId, Scope, Ticket};
+use super::names::ConnId;
+use super::queue::{PlaceId, PlaceState, Ticket};
+use super::types::{Answer, Ask, Claimant, Scope};
 use super::LockTable;
 use crate::terms::{Kind, Refusal};
 

@@ -1,79 +1,17 @@
-//! A claim's entry: first in the queue of its key, then among its holders.
+//! The life of a place: how it comes into the lists of its key and of its connection, and how it
+//! leaves them.
 
 use std::collections::BTreeMap;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::connection::ConnectionEntry;
 use super::events::{Fate, GrantEnd};
-use super::queue::{KeyId, KeyQueue};
-use super::slab::{Id, List, Slab};
-use super::types::{Ask, Claimant, ConnId};
+use super::names::ConnId;
+use super::queue::{KeyId, Place, PlaceId, PlaceState};
+use super::types::{Ask, Claimant};
 use super::LockTable;
-use crate::terms::{Refusal, Weight};
-use crate::token::{Fence, Salt};
-
-pub(super) type Places = Slab<Place, 2>;
-pub(super) type PlaceId = Id<Place>;
-
-/// The holders of one key, or its waiters.
-pub(super) type KeyPlaces = List<Place, 0>;
-pub(super) type ConnPlaces = List<Place, 1>;
-
-/// The place of a waiter or of a holder. A waiter that becomes a holder keeps its place.
-pub(super) struct Place {
-    pub(super) conn: ConnId,
-    /// Valid unless the place has ended.
-    pub(super) key: Id<KeyQueue>,
-    pub(super) lease: Duration,
-    pub(super) weight: Weight,
-    pub(super) salt: Salt,
-    pub(super) state: PlaceState,
-    /// When the claim was queued or, if it holds, when it was granted.
-    pub(super) since: Instant,
-    /// Whether the client knows the token of the grant.
-    pub(super) is_told: bool,
-    /// Whether this is the phase-one entry of its connection for its key.
-    pub(super) is_enqueued: bool,
-    /// Whether the adoption by its connection is still provisional: the connection has neither
-    /// renewed the grant nor adopted it again.
-    pub(super) is_provisional: bool,
-    /// Whether the grant was an orphan before that adoption.
-    pub(super) was_orphan: bool,
-    /// Whether this is a kept grant: one that counts against the cap on kept grants.
-    pub(super) is_kept: bool,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum PlaceState {
-    /// The place is in the queue. `arrival` is its number in order of arrival, over all keys.
-    Waiting {
-        arrival: u64,
-    },
-    Held {
-        fence: Fence,
-        expires_at: Instant,
-    },
-    /// The claim neither waits nor holds any more. The refusal stays here until the client asks for
-    /// it.
-    Ended(Refusal),
-}
-
-impl Place {
-    pub(super) fn fence(&self) -> Option<Fence> {
-        match self.state {
-            PlaceState::Held { fence, .. } => Some(fence),
-            PlaceState::Waiting { .. } | PlaceState::Ended(_) => None,
-        }
-    }
-
-    /// When a holder's lease ends, and the holder's fence.
-    pub(super) fn lease_end(&self) -> Option<(Instant, Fence)> {
-        match self.state {
-            PlaceState::Held { fence, expires_at } => Some((expires_at, fence)),
-            PlaceState::Waiting { .. } | PlaceState::Ended(_) => None,
-        }
-    }
-}
+use crate::terms::Refusal;
+use crate::token::Fence;
 
 impl LockTable {
     /// Makes a place and adds it to its connection; the caller adds it to its key. The client of a

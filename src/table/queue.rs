@@ -1,11 +1,19 @@
-//! One key: who holds it, who waits for it, and the rule by which a waiter becomes a holder.
+//! One key: who holds it, who waits for it, and the rule by which a waiter becomes a holder. Each
+//! holder and each waiter has a place, which is in a list of its key and in one of its connection.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use super::place::{KeyPlaces, PlaceId, Places};
+use super::names::{ConnId, Key};
 use super::slab::{Id, List, Slab};
-use super::types::Key;
 use crate::terms::{Kind, Limit, Refusal, Weight};
+use crate::token::{Fence, Salt};
+
+pub(super) type Places = Slab<Place, 2>;
+pub(super) type PlaceId = Id<Place>;
+
+/// The holders of one key, or its waiters.
+pub(super) type KeyPlaces = List<Place, 0>;
+pub(super) type ConnPlaces = List<Place, 1>;
 
 pub(super) type Queues = Slab<KeyQueue, 1>;
 pub(super) type KeyId = Id<KeyQueue>;
@@ -77,4 +85,68 @@ impl KeyQueue {
     pub(super) fn has_room(&self, weight: Weight) -> bool {
         weight.get() <= self.free
     }
+}
+
+/// The place of a waiter or of a holder. A waiter that becomes a holder keeps its place.
+pub(super) struct Place {
+    pub(super) conn: ConnId,
+    /// Valid unless the place has ended.
+    pub(super) key: KeyId,
+    pub(super) lease: Duration,
+    pub(super) weight: Weight,
+    pub(super) salt: Salt,
+    pub(super) state: PlaceState,
+    /// When the claim was queued or, if it holds, when it was granted.
+    pub(super) since: Instant,
+    /// Whether the client knows the token of the grant.
+    pub(super) is_told: bool,
+    /// Whether this is the phase-one entry of its connection for its key.
+    pub(super) is_enqueued: bool,
+    /// Whether the adoption by its connection is still provisional: the connection has neither
+    /// renewed the grant nor adopted it again.
+    pub(super) is_provisional: bool,
+    /// Whether the grant was an orphan before that adoption.
+    pub(super) was_orphan: bool,
+    /// Whether this is a kept grant: one that counts against the cap on kept grants.
+    pub(super) is_kept: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum PlaceState {
+    /// The place is in the queue. `arrival` is its number in order of arrival, over all keys.
+    Waiting {
+        arrival: u64,
+    },
+    Held {
+        fence: Fence,
+        expires_at: Instant,
+    },
+    /// The claim neither waits nor holds any more. The refusal stays here until the client asks for
+    /// it.
+    Ended(Refusal),
+}
+
+impl Place {
+    pub(super) fn fence(&self) -> Option<Fence> {
+        match self.state {
+            PlaceState::Held { fence, .. } => Some(fence),
+            PlaceState::Waiting { .. } | PlaceState::Ended(_) => None,
+        }
+    }
+
+    /// When a holder's lease ends, and the holder's fence.
+    pub(super) fn lease_end(&self) -> Option<(Instant, Fence)> {
+        match self.state {
+            PlaceState::Held { fence, expires_at } => Some((expires_at, fence)),
+            PlaceState::Waiting { .. } | PlaceState::Ended(_) => None,
+        }
+    }
+}
+
+/// Identifies a place in a queue. Collecting the grant spends the ticket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ticket {
+    /// The claim's number in order of arrival, over all keys.
+    pub(super) arrival: u64,
+    pub(super) place: PlaceId,
 }

@@ -3,8 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::place::PlaceId;
-use super::queue::KeyId;
+use super::queue::{KeyId, PlaceId};
 use super::LockTable;
 
 impl LockTable {

@@ -4,9 +4,9 @@ use std::ops::Bound;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::place::{KeyPlaces, PlaceId};
-use super::queue::KeyId;
-use super::types::{ConnId, Key, Scope};
+use super::names::{ConnId, Key};
+use super::queue::{KeyId, KeyPlaces, PlaceId};
+use super::types::Scope;
 use super::LockTable;
 use crate::terms::{Kind, Limit, Weight};
 use crate::token::Fence;

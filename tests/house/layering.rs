@@ -114,17 +114,6 @@ const IMPURE: &[&str] = &[
     "crate::fence::source",
 ];
 
-/// The circles of files that use each other. A module and the modules inside it may do so; any
-/// other circle means that a reader cannot begin anywhere. The table is one structure, whose places
-/// are in lists of keys and of connections.
-const CIRCLES: &[&[&str]] = &[&[
-    "table::connection",
-    "table::events",
-    "table::place",
-    "table::queue",
-    "table::types",
-]];
-
 pub fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
@@ -269,6 +258,8 @@ fn reached<'a>(
     seen
 }
 
+/// In a circle of files a reader cannot begin anywhere. A module and the modules inside it may use
+/// each other.
 #[test]
 fn no_files_use_each_other_in_a_circle() {
     let modules = modules();
@@ -298,10 +289,7 @@ fn no_files_use_each_other_in_a_circle() {
             beside.map(|it| it.join("::")).collect()
         })
         .collect();
-    let known = CIRCLES
-        .iter()
-        .map(|circle| circle.iter().map(|it| (*it).to_owned()).collect());
-    assert_eq!(circles, known.collect::<BTreeSet<Vec<String>>>());
+    assert!(circles.is_empty(), "{circles:#?}");
 }
 
 #[test]

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 use super::connection::MAX_ENDED;
 use super::orphans::ORPHANS;
-use super::place::Place;
+use super::queue::Place;
 use super::*;
 use crate::terms::{Limit, Weight};
 use crate::token::Salt;
