@@ -197,6 +197,7 @@ impl Journal {
         let (sender, receiver) = bounded(0);
         let mut state = self.state.lock();
         state.probe = Some(sender);
+        // A batch that reserves fences is a write even if no holder has changed.
         state.wants_fences = true;
         self.work.notify_one();
         receiver

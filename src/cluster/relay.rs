@@ -343,10 +343,10 @@ impl Direction<'_> {
         let len = self.unsent.len();
         // The kernel may have a little room long before it reports the socket as writable. If bytes
         // were sent into that room, the client would seem to have read something.
-        if !of_to.difference(PollFlags::IN).is_empty() {
+        if of_to.intersects(!PollFlags::IN) {
             self.send()?;
         }
-        let is_readable = !of_from.difference(PollFlags::OUT).is_empty();
+        let is_readable = of_from.intersects(!PollFlags::OUT);
         let has_sent = self.unsent.len() != len;
         if self.is_over || !is_readable || !self.unsent.is_empty() {
             return Ok(has_sent);
@@ -392,11 +392,13 @@ impl Direction<'_> {
 ///
 /// Fails with [`io::ErrorKind::TimedOut`] if the client does not read within `write_timeout`
 /// (`None`: no limit). The active server cannot cut such a client, because the end of the server's
-/// direction is seen here only after the client has read. Fails with another error when `is_cut` is
-/// set and the ends are shut down. In that case, passes on what has arrived from the server, as far
-/// as the client takes it at once, and then resets the connection to the server: this tells the
-/// server that the client will come back over a new connection. Calls `note_adopting` if the client
-/// says that it can adopt its grants.
+/// direction is seen here only after the client has read. Calls `note_adopting` if the client says
+/// that it can adopt its grants.
+///
+/// To cut the relay, set `is_cut` and shut down the ends. This function then passes on what has
+/// arrived from the server, as far as the client takes it at once, resets the connection to the
+/// server, and fails with another error. The reset tells the server that the client will come back
+/// over a new connection.
 fn pump(
     client: BorrowedFd<'_>,
     first: Vec<u8>,

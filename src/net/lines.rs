@@ -20,6 +20,9 @@ const SMALL_BUFFER_LEN: usize = 512;
 /// The maximum number of bytes kept of an overlong line.
 const HEAD_LEN: usize = 64;
 
+/// The length of the usual end of a line, CR and LF, in bytes.
+const LINE_END_LEN: usize = 2;
+
 type LineLimit = Box<dyn Fn(usize, &[u8]) -> usize>;
 
 /// Splits a stream into frames of `N` lines each, and removes telnet commands.
@@ -39,7 +42,7 @@ pub struct LineReader<const N: usize> {
     ends: [usize; N],
     line_count: usize,
     /// Whether the current line exceeds its limit. If so, only its first bytes are kept, in `head`.
-    overlong: bool,
+    is_overlong: bool,
     head: Vec<u8>,
     lines_seen: u32,
     limit: LineLimit,
@@ -83,7 +86,7 @@ impl<const N: usize> LineReader<N> {
             scanned: 0,
             ends: [0; N],
             line_count: 0,
-            overlong: false,
+            is_overlong: false,
             head: Vec::new(),
             lines_seen: 0,
             lowest_limit: limit(0, b""),
@@ -114,10 +117,10 @@ impl<const N: usize> LineReader<N> {
             let line_start = self.line_start();
             let Some(offset) = self.offset_of_end(line_start) else {
                 self.scanned = self.end;
-                if self.is_overlong(self.end - line_start) {
+                if self.exceeds_limit(self.end - line_start) {
                     self.keep_head(line_start);
                 }
-                if self.overlong {
+                if self.is_overlong {
                     self.end = line_start;
                     self.scanned = line_start;
                 }
@@ -131,7 +134,7 @@ impl<const N: usize> LineReader<N> {
                 // at the new first line.
                 self.next_frame_at(at + 1);
                 return Buffered::Incomplete;
-            } else if self.overlong || self.is_overlong(at - line_start) {
+            } else if self.is_overlong || self.exceeds_limit(at - line_start) {
                 self.keep_head(line_start);
                 return Buffered::TooLong;
             } else {
@@ -151,7 +154,7 @@ impl<const N: usize> LineReader<N> {
     fn offset_of_end(&self, line_start: usize) -> Option<usize> {
         let unseen = &self.buffer[self.scanned..self.end];
         let offset = memchr2(b'\n', INTERRUPT, unseen)?;
-        let has_begun = self.overlong || self.scanned + offset > line_start;
+        let has_begun = self.is_overlong || self.scanned + offset > line_start;
         if self.lines_seen == 0 && has_begun {
             memchr(b'\n', unseen)
         } else {
@@ -178,7 +181,7 @@ impl<const N: usize> LineReader<N> {
 
     /// The received bytes of an incomplete frame, or the first bytes of an overlong line.
     pub fn incomplete(&self) -> &[u8] {
-        if self.overlong {
+        if self.is_overlong {
             &self.head
         } else {
             &self.buffer[self.start..self.end]
@@ -276,13 +279,13 @@ impl<const N: usize> LineReader<N> {
     /// A number for the line that is being received, different from that of the previous line;
     /// `None` between frames.
     pub fn line_in_progress(&self) -> Option<u32> {
-        let between_frames = self.start == self.end && !self.overlong;
+        let between_frames = self.start == self.end && !self.is_overlong;
         (!between_frames).then_some(self.lines_seen)
     }
 
     /// Whether the current frame begins with `byte`. Must be called before looking for its lines.
     pub fn begins_with(&self, byte: u8) -> bool {
-        !self.overlong && self.start < self.end && self.buffer[self.start] == byte
+        !self.is_overlong && self.start < self.end && self.buffer[self.start] == byte
     }
 
     /// The index in the buffer at which the next chunk is read.
@@ -299,11 +302,12 @@ impl<const N: usize> LineReader<N> {
     fn make_room(&mut self) -> Result<(), ReadEnd> {
         self.compact();
         if self.chunk_start() >= self.buffer.len() {
-            let longest = self.line_start() + self.line_limit() + 2;
+            let longest = self.line_start() + self.line_limit() + LINE_END_LEN;
             let len = match 2 * self.buffer.len() {
                 double if double <= BUFFER_LEN => double,
-                // Only a line with a raised limit can fill a buffer of the usual maximum length.
-                double => double.min(longest.max(self.buffer.len() + 2)),
+                // Only a line with a raised limit, or one with many CRs, can fill a buffer of the
+                // usual maximum length.
+                double => double.min(longest.max(self.buffer.len() + LINE_END_LEN)),
             };
             let Some(_reservation) = memory::reserve(len, Purpose::Service) else {
                 return Err(ReadEnd::Broken(io::ErrorKind::OutOfMemory.into()));
@@ -330,12 +334,12 @@ impl<const N: usize> LineReader<N> {
         self.start = start;
         self.scanned = start;
         self.line_count = 0;
-        self.overlong = false;
+        self.is_overlong = false;
     }
 
     fn keep_head(&mut self, line_start: usize) {
-        if !self.overlong {
-            self.overlong = true;
+        if !self.is_overlong {
+            self.is_overlong = true;
             let end = self.end.min(line_start + HEAD_LEN);
             self.head.clear();
             self.head.extend_from_slice(&self.buffer[line_start..end]);
@@ -350,7 +354,7 @@ impl<const N: usize> LineReader<N> {
     }
 
     /// Whether `len` bytes exceed the limit of the current line.
-    fn is_overlong(&self, len: usize) -> bool {
+    fn exceeds_limit(&self, len: usize) -> bool {
         len > self.lowest_limit && len > self.line_limit()
     }
 

@@ -88,6 +88,7 @@ impl Reply {
     pub const MAX_LEN: usize = 64;
 
     /// The lease of the grant that the reply is about, if it names one.
+    #[cfg(feature = "programs")]
     pub fn lease(&self) -> Option<Duration> {
         match self {
             Reply::Granted(grant) | Reply::Acquired(grant) => Some(grant.lease),

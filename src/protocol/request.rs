@@ -96,6 +96,7 @@ pub enum Request<'a> {
 
 impl<'a> Request<'a> {
     /// The key whose holders the request may change; `None` if it changes none.
+    #[cfg(feature = "programs")]
     pub fn changes(&self) -> Option<&'a str> {
         match *self {
             Request::Acquire(wanted, _) | Request::Enqueue(wanted) => Some(wanted.key),
@@ -165,23 +166,25 @@ impl Request<'_> {
             lease.map(|lease| lease + &wanted.refinements())
         };
         let one = |word: String| [Some(word), None, None];
-        let holder_line;
+        // The key line of one request is made here, and must outlive the match.
+        let line;
+        // The kind is `None` for commands without one.
         let (kind, command, key, words) = match *self {
             Request::Acquire(wanted, wait_timeout) => {
                 let timeout = Some(seconds(wait_timeout));
                 let words = [timeout, limit(wanted), lease(wanted)];
-                (wanted.kind, "l", wanted.key, words)
+                (Some(wanted.kind), "l", wanted.key, words)
             }
             Request::Enqueue(wanted) => {
                 let words = [limit(wanted), lease(wanted), None];
-                (wanted.kind, "e", wanted.key, words)
+                (Some(wanted.kind), "e", wanted.key, words)
             }
             Request::Wait {
                 key,
                 kind,
                 wait_timeout,
-            } => (kind, "w", key, one(seconds(wait_timeout))),
-            Request::Release { key, kind, token } => (kind, "r", key, one(token.to_string())),
+            } => (Some(kind), "w", key, one(seconds(wait_timeout))),
+            Request::Release { key, kind, token } => (Some(kind), "r", key, one(token.to_string())),
             Request::Renew {
                 key,
                 kind,
@@ -189,28 +192,28 @@ impl Request<'_> {
                 lease,
             } => {
                 let words = [Some(token.to_string()), lease.map(seconds), None];
-                (kind, "n", key, words)
+                (Some(kind), "n", key, words)
             }
             Request::Adopt { key, token, lease } => {
                 let words = [Some(token.to_string()), lease.map(seconds), None];
-                (Kind::Lock, "adopt", key, words)
+                (None, "adopt", key, words)
             }
             Request::Keep { key, token, lease } => {
                 let words = [Some(token.to_string()), lease.map(seconds), None];
-                (Kind::Lock, "keep", key, words)
+                (None, "keep", key, words)
             }
-            Request::Hello(abilities) => (Kind::Lock, "hello", "_", one(abilities.to_string())),
-            Request::Ping => (Kind::Lock, "ping", "_", one("_".into())),
+            Request::Hello(abilities) => (None, "hello", "_", one(abilities.to_string())),
+            Request::Ping => (None, "ping", "_", one("_".into())),
             #[cfg(feature = "programs")]
-            Request::StableRef => (Kind::Lock, "stable-ref", "_", one("_".into())),
-            Request::Stats => (Kind::Lock, "stats", "_", one("_".into())),
-            Request::Queues(key) => (Kind::Lock, "stats", QUEUES, one(key.unwrap_or(ANY).into())),
+            Request::StableRef => (None, "stable-ref", "_", one("_".into())),
+            Request::Stats => (None, "stats", "_", one("_".into())),
+            Request::Queues(key) => (None, "stats", QUEUES, one(key.unwrap_or(ANY).into())),
             Request::Holder { key, fence } => {
-                holder_line = format!("{QUEUES} {fence}");
-                (Kind::Lock, "stats", &*holder_line, one(key.into()))
+                line = format!("{QUEUES} {fence}");
+                (None, "stats", &*line, one(key.into()))
             }
-            Request::Counters => (Kind::Lock, "stats", COUNTERS, one("_".into())),
-            Request::Tag(text) => (Kind::Lock, "tag", "_", one(text.into())),
+            Request::Counters => (None, "stats", COUNTERS, one("_".into())),
+            Request::Tag(text) => (None, "tag", "_", one(text.into())),
             Request::Break {
                 key,
                 fence,
@@ -218,11 +221,15 @@ impl Request<'_> {
             } => {
                 let fence = fence.map_or_else(|| ANY.to_owned(), |fence| fence.to_string());
                 let words = [Some(fence), admin_token.map(str::to_owned), None];
-                (Kind::Lock, "break", key, words)
+                (None, "break", key, words)
             }
-            Request::Auth(secret) => (Kind::Lock, "auth", "_", one(secret.into())),
+            Request::Auth(secret) => (None, "auth", "_", one(secret.into())),
         };
-        let prefix = if kind == Kind::Semaphore { "s" } else { "" };
+        let prefix = if kind == Some(Kind::Semaphore) {
+            "s"
+        } else {
+            ""
+        };
         let words: Vec<String> = words.into_iter().flatten().collect();
         let argument = words.join(" ");
         writeln!(out, "{prefix}{command}\n{key}\n{argument}").expect("writing to memory");

@@ -9,7 +9,7 @@ use crate::token::Fence;
 #[derive(Default)]
 pub(super) struct Untold {
     grants: BTreeSet<Fence>,
-    /// No holder with a fence above this one was in etcd before the round in progress.
+    /// Every holder that was in etcd before the round in progress has this fence or a lower one.
     pub(super) highest_written: u64,
 }
 

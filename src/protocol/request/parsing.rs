@@ -183,9 +183,9 @@ fn parse_other<'a>(
     }
 }
 
-/// Reads a `stats` request. `line` is the key line, which says what the client asks for. `key` is
-/// the argument, which names the key if one is needed.
-fn parse_stats<'a>(line: &str, key: &'a str) -> Result<Request<'a>, ProtocolError> {
+/// Reads a `stats` request. Its key line says what is `asked`, and its argument names the key if
+/// one is needed.
+fn parse_stats<'a>(asked: &str, key: &'a str) -> Result<Request<'a>, ProtocolError> {
     let checked = || {
         if limits::is_key(key) {
             Ok(key)
@@ -193,14 +193,14 @@ fn parse_stats<'a>(line: &str, key: &'a str) -> Result<Request<'a>, ProtocolErro
             Err(ProtocolError::InvalidKey)
         }
     };
-    match line.split_once(' ') {
+    match asked.split_once(' ') {
         Some((QUEUES, fence)) => Ok(Request::Holder {
             key: checked()?,
             fence: parse_integer(fence.as_bytes())?,
         }),
-        None if line == QUEUES && matches!(key, "" | ANY) => Ok(Request::Queues(None)),
-        None if line == QUEUES => checked().map(Some).map(Request::Queues),
-        None if line == COUNTERS => Ok(Request::Counters),
+        None if asked == QUEUES && matches!(key, "" | ANY) => Ok(Request::Queues(None)),
+        None if asked == QUEUES => checked().map(Some).map(Request::Queues),
+        None if asked == COUNTERS => Ok(Request::Counters),
         _ => Ok(Request::Stats),
     }
 }
@@ -214,10 +214,11 @@ struct Words<'a>(&'a [u8]);
 
 impl<'a> Words<'a> {
     fn next(&mut self) -> Option<&'a [u8]> {
-        let is_blank = |byte: &u8| matches!(byte, b' ' | b'\t'..=b'\r');
-        let start = self.0.iter().position(|byte| !is_blank(byte))?;
+        // The white space of ASCII, of which only a part is forbidden in keys.
+        let is_space = |byte: &u8| matches!(byte, b' ' | b'\t'..=b'\r');
+        let start = self.0.iter().position(|byte| !is_space(byte))?;
         let rest = &self.0[start..];
-        let is_end = |byte: &u8| is_blank(byte) || !byte.is_ascii();
+        let is_end = |byte: &u8| is_space(byte) || !byte.is_ascii();
         let end = rest.iter().position(is_end).unwrap_or(rest.len());
         if rest.get(end).is_some_and(|byte| !byte.is_ascii()) {
             return self.next_of_unicode();
