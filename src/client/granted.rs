@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::connection::Connection;
-use super::error::Error;
+use super::error::{Asked, Error};
 use super::slot::Slot;
 use crate::sys::moment::Moment;
 use crate::token::Grant;
@@ -30,6 +30,14 @@ pub(crate) struct Granted {
 }
 
 impl Granted {
+    /// The key, and its server.
+    pub(super) fn asked(&self) -> Asked {
+        Asked {
+            key: Some(self.key.clone()),
+            server: self.connection.server.clone(),
+        }
+    }
+
     /// The lease that renewals ask for.
     pub(super) fn wanted_lease(&self) -> Duration {
         self.slot.lease.unwrap_or(self.grant.lease)

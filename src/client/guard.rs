@@ -6,9 +6,7 @@ mod timing;
 
 use std::fmt;
 use std::mem;
-use std::os::fd::{AsRawFd, BorrowedFd};
 use std::process;
-use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -50,9 +48,9 @@ const STACK_LEN: usize = 128 * 1024;
 /// Until the lock is adopted, the keeper leaves the first connection open.
 ///
 /// The methods of a guard can be called from several threads. A guard belongs to the process that
-/// acquired the lock. In a child by fork(2), the lock counts as lost ([`Loss::Forked`]), and
-/// dropping the guard only closes the child's copy of the connection. The child should do that
-/// soon: as long as its copy is open, the server does not notice the end of the parent.
+/// acquired the lock. In a child by fork(2), releasing or dropping it does nothing, and its other
+/// methods must not be called. The child should soon call execve(2) or end: as long as its copy of
+/// the connection is open, the server does not notice the end of the parent.
 ///
 /// ```
 /// use latchd::client::{Address, Client};
@@ -90,8 +88,6 @@ pub struct Guard {
 
 struct Shared {
     hold: Mutex<Hold>,
-    /// The descriptor of the socket, for a forked child to close; negative if there is none.
-    socket: AtomicI32,
     /// Wakes the keeper.
     bell: Event,
     /// Wakes the guard that waits for [`Hold::outcome`].
@@ -114,34 +110,19 @@ impl Shared {
                 order: None,
                 outcome: None,
             }),
-            socket: AtomicI32::new(-1),
             bell: Event::new().map_err(Error::System)?,
             ended: Condvar::new(),
         })
     }
 
-    /// Records the socket that a forked child must close, if any.
-    fn set_socket(&self, socket: Option<BorrowedFd<'_>>) {
-        let socket = socket.map_or(-1, |socket| socket.as_raw_fd());
-        self.socket.store(socket, Ordering::Relaxed);
-    }
-
-    /// Closes the socket in a forked child, where the keeper, which owns it, does not run.
-    fn close_socket(&self) {
-        let socket = self.socket.swap(-1, Ordering::Relaxed);
-        if socket >= 0 {
-            let _ = nix::unistd::close(socket);
-        }
-    }
-
     /// Records how the hold ended, and wakes the guard that waits for this outcome.
     fn end(&self, outcome: Result<(), Error>) {
-        self.hold().outcome = Some(outcome);
+        self.lock().outcome = Some(outcome);
         self.ended.notify_all();
     }
 
     /// No callback runs under the mutex, so a panic cannot leave the state half-changed.
-    fn hold(&self) -> MutexGuard<'_, Hold> {
+    fn lock(&self) -> MutexGuard<'_, Hold> {
         self.hold.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -241,10 +222,7 @@ impl Guard {
     fn new(held: Granted, slot_numbers: Vec<u32>) -> Result<Guard, Error> {
         let grant = held.grant;
         let shared = Arc::new(Shared::new(held.asked_at, grant.lease)?);
-        let asked = Asked {
-            key: Some(held.key.clone()),
-            server: held.connection.server.clone(),
-        };
+        let asked = held.asked();
         let outlives_connection = held.connection.outlives_connection();
         let keeper = Keeper::new(held, Arc::clone(&shared))?;
         let keeper = thread::Builder::new()
@@ -286,13 +264,6 @@ impl Guard {
         self.grant.token.fence()
     }
 
-    /// Whether this process is a forked child of the process that acquired the lock. The keeper's
-    /// thread does not exist in the child and may have held the mutex at the fork, so the child
-    /// must not lock the mutex.
-    fn is_copy(&self) -> bool {
-        process::id() != self.owner
-    }
-
     /// The token of the grant. Send its [`Token::fence`] with each write to the resource that the
     /// lock protects. The resource should refuse a fence that is lower than the highest fence it
     /// has seen: a holder may have been stopped, and have lost the lock, since it last called
@@ -310,17 +281,14 @@ impl Guard {
     /// Whether the lock is certainly held at this moment. Does not block. After it has returned
     /// false, it can return true again, unless the lock is [lost](Guard::loss).
     pub fn is_held(&self) -> bool {
-        if self.is_copy() {
-            return false;
-        }
-        let hold = self.shared.hold();
+        let hold = self.shared.lock();
         hold.loss.is_none() && !hold.is_cut && Moment::now() < hold.deadline
     }
 
     /// When the lease ends unless it is renewed. On the server, it may end a little later.
     #[cfg(feature = "programs")]
     pub(crate) fn lease_ends_at(&self) -> Moment {
-        self.shared.hold().lease_ends_at
+        self.shared.lock().lease_ends_at
     }
 
     /// The error for a lost lock; `None` if the lock is not lost.
@@ -333,7 +301,7 @@ impl Guard {
     /// answered.
     #[cfg(feature = "programs")]
     pub(crate) fn loss_to_come(&self) -> Loss {
-        let to_come = || match self.shared.hold().is_last_lease {
+        let to_come = || match self.shared.lock().is_last_lease {
             true => Loss::MaxHold,
             false => Loss::Deadline,
         };
@@ -343,20 +311,14 @@ impl Guard {
     /// How the lock was lost, if it was. Does not block. The keeper may notice a loss a moment
     /// after [`Guard::is_held`] has turned false.
     pub fn loss(&self) -> Option<Loss> {
-        match self.is_copy() {
-            true => Some(Loss::Forked),
-            false => self.shared.hold().loss,
-        }
+        self.shared.lock().loss
     }
 
     /// Sets the callback that is called once when the lock is lost, on the keeper's thread, whose
     /// stack is 128 KiB. If the lock is already lost, calls it at once on this thread. Replaces an
     /// earlier callback.
     pub fn on_lost(&self, callback: impl FnOnce(Loss) + Send + 'static) {
-        if self.is_copy() {
-            return callback(Loss::Forked);
-        }
-        let mut hold = self.shared.hold();
+        let mut hold = self.shared.lock();
         match hold.loss {
             None => {
                 let earlier = hold.on_lost.replace(Box::new(callback));
@@ -388,10 +350,7 @@ impl Guard {
         let callback = Box::new(callback);
         let silence = fits(lead, self.grant.lease).then_some(OnSilence { lead, callback });
         let is_fit = silence.is_some();
-        if self.is_copy() {
-            return is_fit;
-        }
-        let earlier = mem::replace(&mut self.shared.hold().on_silence, silence);
+        let earlier = mem::replace(&mut self.shared.lock().on_silence, silence);
         self.shared.bell.set();
         // Unlock before dropping the callback: the destructor of a captured value may call this
         // guard.
@@ -407,7 +366,7 @@ impl Guard {
         self.renew_and(move |is_held| {
             let _ = answer.send(is_held);
         });
-        if self.is_kept_by_this_thread() {
+        if self.is_keeper_thread() {
             return self.is_held();
         }
         answered.recv().unwrap_or(false) && self.is_held()
@@ -416,10 +375,7 @@ impl Guard {
     /// Renews the lease now. The keeper's thread then calls `answer` with whether the lock is still
     /// held. If the lock is lost, `answer` is dropped uncalled. Does not block.
     pub(crate) fn renew_and(&self, answer: impl FnOnce(bool) + Send + 'static) {
-        if self.is_copy() {
-            return;
-        }
-        let mut hold = self.shared.hold();
+        let mut hold = self.shared.lock();
         if hold.loss.is_none() {
             hold.asking.push(Box::new(answer));
         }
@@ -445,15 +401,15 @@ impl Guard {
     }
 
     fn end(mut self, order: Order) -> Result<(), Error> {
-        if self.is_copy() {
+        if self.is_forked() {
             return Err(Error::Lost(self.asked.clone(), Loss::Forked));
         }
-        if self.is_kept_by_this_thread() && self.loss().is_none() {
+        if self.is_keeper_thread() && self.loss().is_none() {
             // Returning drops the guard, which orders the release.
             return Ok(());
         }
         self.give(order);
-        let outcome = self.shared.hold().outcome.take();
+        let outcome = self.shared.lock().outcome.take();
         outcome.expect("the keeper has ended the hold")
     }
 
@@ -491,8 +447,14 @@ impl Guard {
         self.end(Order::KeepUntil(Moment::now() + time))
     }
 
+    /// Whether this process is a forked child of the process that acquired the lock. The keeper's
+    /// thread does not exist in the child, and may have held the mutex at the fork.
+    fn is_forked(&self) -> bool {
+        process::id() != self.owner
+    }
+
     /// Whether this thread is the keeper, running a callback. The keeper must not wait for itself.
-    fn is_kept_by_this_thread(&self) -> bool {
+    fn is_keeper_thread(&self) -> bool {
         let keeper = self.keeper.as_ref();
         keeper.is_some_and(|keeper| keeper.thread().id() == thread::current().id())
     }
@@ -501,16 +463,11 @@ impl Guard {
     /// loss, waits only until the connection is closed, and not for the keeper's thread, because
     /// the callback for the loss may take long.
     fn give(&mut self, order: Order) {
-        let is_own = self.is_kept_by_this_thread();
+        let is_own = self.is_keeper_thread();
         let Some(keeper) = self.keeper.take() else {
             return;
         };
-        if self.is_copy() {
-            // The thread does not exist in a forked child, which must not join it.
-            mem::forget(keeper);
-            return self.shared.close_socket();
-        }
-        let mut hold = self.shared.hold();
+        let mut hold = self.shared.lock();
         hold.order = Some(order);
         self.shared.bell.set();
         if is_own {
@@ -527,11 +484,12 @@ impl Guard {
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        if self.is_copy() {
-            return self.give(Order::Release);
+        if self.is_forked() {
+            // The thread does not exist here, so this must not wait for it.
+            return mem::forget(self.keeper.take());
         }
         // From here on, a loss is not reported to the callbacks.
-        let mut hold = self.shared.hold();
+        let mut hold = self.shared.lock();
         let callbacks = (hold.on_lost.take(), hold.on_silence.take());
         drop(hold);
         // Give the order first, because dropping the callbacks may panic.
@@ -549,7 +507,7 @@ impl fmt::Debug for Guard {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::atomic::AtomicBool;
+    use std::sync::atomic::{AtomicBool, Ordering};
 
     const LEASE: Duration = Duration::from_secs(4);
 
@@ -575,7 +533,7 @@ mod tests {
     #[test]
     fn a_dropped_guard_waits_for_the_connection_of_a_lost_lock() {
         let shared = Arc::new(Shared::new(Moment::now(), LEASE).expect("a descriptor"));
-        shared.hold().loss = Some(Loss::Closed);
+        shared.lock().loss = Some(Loss::Closed);
         let is_closed = Arc::new(AtomicBool::new(false));
         let (shared_of_keeper, closed) = (Arc::clone(&shared), Arc::clone(&is_closed));
         let keeper = thread::spawn(move || {

@@ -80,7 +80,6 @@ mod error;
 mod granted;
 mod guard;
 mod lock_set;
-mod queue_place;
 mod settings;
 mod slot;
 pub(crate) mod statistics;
@@ -105,7 +104,7 @@ pub use error::{Asked, Auth, Error, Loss};
 pub(crate) use granted::{Claimed, Granted};
 pub use guard::Guard;
 pub use lock_set::{Guards, LockSet};
-pub use queue_place::QueuePlace;
+use settings::share_of;
 pub use settings::Settings;
 use slot::checked_tag;
 pub use slot::{Slot, Wait};
@@ -239,22 +238,47 @@ impl Client {
         deadline: Option<Instant>,
         mut request: impl FnMut(&mut Connection) -> Result<T, Error>,
     ) -> Result<T, Error> {
+        self.first_answer(server, deadline, |mut connection| {
+            let others = connection.others;
+            connection.answer_by(deadline.map(|deadline| share_of(deadline, others)));
+            request(&mut connection)
+        })
+    }
+
+    /// Connects to `server` and calls `ask`. If the server closes the connection or does not reply,
+    /// tries each other server of the cluster once, until `deadline`. Each attempt leaves a share
+    /// of the time for the others.
+    fn first_answer<T>(
+        &self,
+        server: &Address,
+        deadline: Option<Instant>,
+        mut ask: impl FnMut(Connection) -> Result<T, Error>,
+    ) -> Result<T, Error> {
         let mut others = server.other_count();
         loop {
-            let now = Instant::now();
-            let share = deadline.map(|it| it.saturating_duration_since(now) / (others + 1));
-            let within = share.unwrap_or(Duration::MAX);
-            let within = within.min(self.settings.connect_timeout);
-            let connected = Connection::open_within(server, &self.settings, within, 0);
-            let asked = connected.and_then(|mut connection| {
-                connection.answer_by(share.map(|share| now + share));
-                request(&mut connection)
-            });
+            let asked = self.connect_by(server, deadline, others).and_then(&mut ask);
+            let is_over = deadline.is_some_and(|deadline| Instant::now() >= deadline);
             match asked {
-                Err(Error::Closed { .. } | Error::NoReply { .. }) if others > 0 => others -= 1,
+                Err(Error::Closed { .. } | Error::NoReply { .. }) if others > 0 && !is_over => {
+                    others -= 1;
+                }
                 answered => return answered,
             }
         }
+    }
+
+    /// Connects within the connect timeout and before `deadline`. Leaves an equal share of that
+    /// time for each of `others` more servers.
+    fn connect_by(
+        &self,
+        server: &Address,
+        deadline: Option<Instant>,
+        others: u32,
+    ) -> Result<Connection, Error> {
+        let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        let within = left.unwrap_or(Duration::MAX);
+        let within = within.min(self.settings.connect_timeout);
+        Connection::open_within(server, &self.settings, within, others)
     }
 
     /// Returns a lock, which has one holder at a time unless it is [shared](Lock::shared). Does not
@@ -299,7 +323,7 @@ impl Client {
 /// [`Error::InvalidKey`] or [`Error::InvalidArgument`] if a value cannot be sent (checked before
 /// connecting).
 #[derive(Clone, Copy, Debug)]
-#[must_use = "it connects only when it is asked for a guard or a place"]
+#[must_use = "it connects only when it is asked for a guard"]
 pub struct Lock<'a> {
     client: &'a Client,
     key: &'a str,
@@ -377,8 +401,8 @@ impl<'a> Lock<'a> {
         self
     }
 
-    /// Lets another thread end the wait for a grant with `handle`. The handle also ends the wait of
-    /// a [`QueuePlace`]. It does not end an attempt to connect, which has its own timeout.
+    /// Lets another thread end the wait for a grant with `handle`. The handle does not end an attempt
+    /// to connect, which has its own timeout.
     pub fn cancelled_by(mut self, handle: &'a CancelHandle) -> Lock<'a> {
         self.cancelled_by[0] = Some(handle.event());
         self
@@ -412,82 +436,59 @@ impl<'a> Lock<'a> {
         self.ask(Wait::No)
     }
 
-    /// Takes a place in the queue; [`QueuePlace::wait`] waits for the grant later. Blocks only to
-    /// connect and to read the reply.
-    pub fn enqueue(&self) -> Result<QueuePlace, Error> {
-        let (connection, enqueued) =
-            self.introduced(None, |connection| connection.enqueue(self.key, self.slot))?;
-        Ok(QueuePlace {
-            connection,
-            key: self.key.to_owned(),
-            slot: self.slot,
-            is_numbered: self.is_numbered,
-            enqueued,
-        })
-    }
-
     /// Fails if the key or the slot cannot be sent to a server.
     pub(crate) fn check(&self) -> Result<(), Error> {
         self.slot.wanted(self.key).map(drop)
     }
 
-    /// Connects to the server of the key, within the client's connect timeout and before
-    /// `deadline`. Leaves an equal share of that time for each of `others` more servers.
-    fn connect_by(&self, deadline: Option<Instant>, others: u32) -> Result<Connection, Error> {
-        self.check()?;
-        let cancelled_by = self.cancelled_by.into_iter().flatten();
-        if cancelled_by.clone().any(Event::is_set) {
-            return Err(Error::Cancelled);
-        }
-        let settings = &self.client.settings;
-        let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-        let within = settings.connect_timeout.min(left.unwrap_or(Duration::MAX));
-        let server = self.client.server_of(self.key);
-        let mut connection = Connection::open_within(server, settings, within, others)?;
-        connection.needs = self.needs;
-        connection.needs.slots = self.slot.is_refined();
-        connection.cancelled_by = cancelled_by.cloned().collect();
-        Ok(connection)
-    }
-
-    /// Connects, introduces the client and makes a claim. If a server closes the connection or does
-    /// not reply, tries each other server of the cluster once. A server that closes the connection
-    /// after it has answered `error` to `hello` is old: it gets the claim once more, without an
-    /// introduction. A close before that answer says nothing about the server's age. It may be full
-    /// or restarting, or a proxy may stand before it.
+    /// Connects to the server of the key, or to another one of its cluster, introduces the client
+    /// and makes a claim. A server that closes the connection after it has answered `error` to
+    /// `hello` is old: it gets the claim once more, without an introduction. A close before that
+    /// answer says nothing about the server's age. It may be full or restarting, or a proxy may
+    /// stand before it.
     fn introduced<T>(
         &self,
         deadline: Option<Instant>,
         mut claim: impl FnMut(&mut Connection) -> Result<T, Error>,
     ) -> Result<(Connection, T), Error> {
         let tag = checked_tag(self.tag)?;
-        let mut is_introduced = true;
-        let mut others = self.client.server_of(self.key).other_count();
-        loop {
-            let (mut is_welcome, mut is_old) = (false, false);
-            let connected = self.connect_by(deadline, others);
-            let claimed = connected.and_then(|mut connection| {
-                match is_introduced {
-                    true => connection.introduce(tag),
-                    false => connection.introduce_later(tag),
-                }
-                let claimed = claim(&mut connection);
-                (is_welcome, is_old) = (connection.is_welcome, connection.is_old);
-                Ok((connection, claimed?))
-            });
-            let is_over = deadline.is_some_and(|deadline| Instant::now() >= deadline);
-            match claimed {
-                // The server has accepted the introduction. A claim that fails after that has lost
-                // its place in the queue, so the caller decides whether to try again.
-                claimed if is_welcome => return claimed,
-                Err(Error::Closed { .. }) if is_old => is_introduced = false,
-                Err(Error::Closed { .. } | Error::NoReply { .. }) if others > 0 && !is_over => {
-                    is_introduced = true;
-                    others -= 1;
-                }
-                claimed => return claimed,
+        let server = self.client.server_of(self.key);
+        self.may_ask()?;
+        self.client.first_answer(server, deadline, |connection| {
+            let mut connection = self.prepared(connection);
+            let others = connection.others;
+            connection.introduce(tag);
+            let mut claimed = claim(&mut connection);
+            if connection.is_old && matches!(claimed, Err(Error::Closed { .. })) {
+                self.may_ask()?;
+                connection = self.prepared(self.client.connect_by(server, deadline, others)?);
+                connection.introduce_later(tag);
+                claimed = claim(&mut connection);
             }
+            // Once the server has accepted the introduction, a claim that fails has lost its place
+            // in the queue, so the caller decides whether to try again.
+            match connection.is_welcome {
+                true => Ok(claimed.map(|claimed| (connection, claimed))),
+                false => claimed.map(|claimed| Ok((connection, claimed))),
+            }
+        })?
+    }
+
+    /// Fails if the claim cannot be sent, or is cancelled.
+    fn may_ask(&self) -> Result<(), Error> {
+        self.check()?;
+        match self.cancelled_by.into_iter().flatten().any(Event::is_set) {
+            true => Err(Error::Cancelled),
+            false => Ok(()),
         }
+    }
+
+    /// Tells a connection what a claim over it needs, and what cancels the claim.
+    fn prepared(&self, mut connection: Connection) -> Connection {
+        connection.needs = self.needs;
+        connection.needs.slots = self.slot.is_refined();
+        connection.cancelled_by = self.cancelled_by.into_iter().flatten().cloned().collect();
+        connection
     }
 
     /// Claims the lock, waiting as long as `wait` says, and starts the guard of the grant.

@@ -86,8 +86,7 @@ impl Settings {
         let (stream, deadline, reached) = server
             .connect(within)
             .map_err(|error| Error::unreachable(server, error))?;
-        let now = Instant::now();
-        let deadline = now + deadline.saturating_duration_since(now) / (others + 1);
+        let deadline = share_of(deadline, others);
         let stream = match &self.tls {
             Some(tls) => {
                 let stream = tls.speak(stream, reached, deadline);
@@ -97,4 +96,11 @@ impl Settings {
         };
         Ok((stream, deadline, reached.clone(), auth_token))
     }
+}
+
+/// The end of one server's share of the time until `deadline`. Each of `others` more servers gets
+/// an equal share.
+pub(super) fn share_of(deadline: Instant, others: u32) -> Instant {
+    let now = Instant::now();
+    now + deadline.saturating_duration_since(now) / (others + 1)
 }

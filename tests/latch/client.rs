@@ -8,12 +8,11 @@ use std::sync::{mpsc, Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::reconnecting::{listener, Peer};
 use crate::support::silent::{refusing_addr, FullBacklog};
 use crate::support::stalls::{fair_test, in_time};
 use crate::support::{eventually, Daemon, Signal, PATIENCE};
 use latchd::client::{
-    Address, CancelHandle, Client, Connection, Error, Guard, Loss, Settings, Slot, Wait,
+    Address, CancelHandle, Client, Connection, Enqueued, Error, Guard, Loss, Settings, Slot, Wait,
 };
 
 fn client(daemon: &Daemon) -> Client {
@@ -208,20 +207,16 @@ fn a_bounded_wait_ends_and_a_queue_place_can_be_waited_for() {
         .acquire_within(Duration::from_secs(1))
         .expect("an answer")
         .is_none());
-    let place = client.lock("k").enqueue().expect("a place");
-    assert!(!place.is_granted());
+    let mut connection = client.connect(&address(&daemon)).expect("reachable");
+    let enqueued = connection.enqueue("k", Slot::LOCK).expect("a place");
+    assert_eq!(enqueued, Enqueued::Queued);
     drop(guard);
-    let next = place
-        .wait(Wait::UpTo(Duration::from_secs(10)))
-        .expect("an answer");
-    assert!(next.expect("our turn").is_held());
-    let free = client.lock("free").enqueue().expect("a place");
-    assert!(free.is_granted());
-    assert!(free
-        .wait(Wait::No)
-        .expect("an answer")
-        .expect("granted")
-        .is_held());
+    let next = connection.wait("k", Slot::LOCK, Wait::UpTo(Duration::from_secs(10)));
+    assert!(next.expect("an answer").is_some());
+    let enqueued = connection.enqueue("free", Slot::LOCK).expect("a place");
+    assert!(matches!(enqueued, Enqueued::Acquired(_)));
+    let granted = connection.wait("free", Slot::LOCK, Wait::No);
+    assert!(granted.expect("an answer").is_some());
 }
 
 #[test]
@@ -266,11 +261,11 @@ fn each_refusal_of_the_server_has_its_error() {
         client.lock("other").try_acquire(),
         Err(Error::MaxLocks(_))
     ));
-    let _place = client.lock("k").enqueue().expect("a place");
-    assert!(matches!(
-        client.lock("k").enqueue(),
-        Err(Error::MaxWaiters(_))
-    ));
+    let connect = || client.connect(&address(&daemon)).expect("reachable");
+    let (mut first, mut second) = (connect(), connect());
+    first.enqueue("k", Slot::LOCK).expect("a place");
+    let refused = second.enqueue("k", Slot::LOCK);
+    assert!(matches!(refused, Err(Error::MaxWaiters(_))), "{refused:?}");
     daemon.signal(Signal::TERM);
     daemon.wait_for_log("draining", PATIENCE);
     assert!(matches!(
@@ -722,7 +717,7 @@ fn an_invalid_key_is_refused_without_connecting() {
     let client = Client::new([Address::Tcp(addr.to_string())]);
     let asked = client.lock("a b").try_acquire();
     assert!(matches!(asked, Err(Error::InvalidKey)), "{asked:?}");
-    let asked = client.lock("k").lease(Duration::ZERO).enqueue();
+    let asked = client.lock("k").lease(Duration::ZERO).acquire();
     assert!(matches!(asked, Err(Error::InvalidArgument(_))), "{asked:?}");
     let asked = client.semaphore("k", 0).acquire();
     assert!(matches!(asked, Err(Error::InvalidArgument(_))), "{asked:?}");
@@ -802,23 +797,19 @@ fn only_what_may_pass_is_transient() {
 }
 
 #[test]
-fn a_guard_in_a_forked_child_is_lost_and_only_closes() {
+fn a_guard_in_a_forked_child_releases_nothing() {
     let daemon = Daemon::start(&[]);
-    let guard = client(&daemon).lock("k").acquire().expect("free");
-    assert_eq!(guard.key(), "k");
-    // Until its keeper sleeps.
-    thread::sleep(Duration::from_millis(100));
+    let client = client(&daemon);
+    let acquire = |key| client.lock(key).acquire().expect("free");
+    let (guard, dropped) = (acquire("k"), acquire("dropped"));
     // SAFETY: the child runs this thread alone, ends by _exit, and takes no lock that another
     // thread may have held but those that the C library keeps usable.
     match unsafe { nix::unistd::fork() }.expect("a process") {
         nix::unistd::ForkResult::Child => {
-            let open = || std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count);
-            let before = open();
-            let is_told = guard.loss() == Some(Loss::Forked) && !guard.is_held() && !guard.renew();
-            drop(guard);
-            let is_closed = open() + 1 == before;
+            drop(dropped);
+            let is_told = matches!(guard.release(), Err(Error::Lost(_, Loss::Forked)));
             // SAFETY: it returns to nothing.
-            unsafe { nix::libc::_exit(i32::from(!is_told) + 2 * i32::from(!is_closed)) }
+            unsafe { nix::libc::_exit(i32::from(!is_told)) }
         }
         nix::unistd::ForkResult::Parent { child } => {
             let mut status = None;
@@ -829,11 +820,13 @@ fn a_guard_in_a_forked_child_is_lost_and_only_closes() {
                 status = ended.and_then(|(_, status)| status.exit_status());
                 status.is_some()
             });
-            assert_eq!(status, Some(0), "1: not told; 2: the socket is open");
+            assert_eq!(status, Some(0), "1: not told");
         }
     }
-    assert!(guard.is_held() && guard.renew());
-    guard.release().expect("still ours");
+    for guard in [guard, dropped] {
+        assert!(guard.is_held() && guard.renew());
+        guard.release().expect("still ours");
+    }
 }
 
 #[test]
@@ -846,9 +839,6 @@ fn a_cancelled_acquire_leaves_the_queue_at_once() {
     thread::scope(|scope| {
         let cancelled = [(); 2]
             .map(|()| scope.spawn(|| client.lock("k").cancelled_by(&handle).acquire().map(drop)));
-        let place = client.lock("k").cancelled_by(&handle).enqueue();
-        let place = place.expect("a place");
-        let in_place = scope.spawn(|| place.wait(Wait::UpTo(PATIENCE)).map(drop));
         let other = scope.spawn(|| {
             client
                 .lock("k")
@@ -856,11 +846,11 @@ fn a_cancelled_acquire_leaves_the_queue_at_once() {
                 .acquire()
                 .map(drop)
         });
-        daemon.wait_for_waiters("k", 4);
+        daemon.wait_for_waiters("k", 3);
         assert!(!handle.is_cancelled());
         handle.clone().cancel();
         assert!(handle.is_cancelled());
-        for waiting in cancelled.into_iter().chain([in_place]) {
+        for waiting in cancelled {
             let waited = waiting.join().expect("no panic");
             assert!(matches!(waited, Err(Error::Cancelled)), "{waited:?}");
         }
@@ -918,35 +908,4 @@ fn the_last_words_of_a_server_are_no_reply_to_a_release() {
         matches!(released, Err(Error::Closed { .. })),
         "{released:?}"
     );
-}
-
-#[test]
-fn a_lock_that_is_granted_is_not_lost_to_a_cancellation() {
-    let (listener, addr) = listener();
-    let (waited, is_waited_for) = mpsc::channel();
-    thread::scope(|scope| {
-        let handle = CancelHandle::new().expect("a descriptor");
-        let client = Client::new([Address::Tcp(addr.to_string())]);
-        let server = scope.spawn(move || {
-            let mut peer = Peer::accept(&listener);
-            assert_eq!(peer.request(), "e k ");
-            peer.answer("acquired 0123456789abcdef0123456789abcdef 30");
-            assert!(peer.request().starts_with("w k "));
-            // The client waits for the answer, and could be cancelled.
-            let ended = is_waited_for.recv_timeout(Duration::from_millis(500));
-            peer.answer("ok 0123456789abcdef0123456789abcdef 30");
-            (peer, ended.is_ok())
-        });
-        let place = client.lock("k").cancelled_by(&handle).enqueue();
-        let place = place.expect("an answer");
-        assert!(place.is_granted());
-        handle.cancel();
-        let guard = place.wait(Wait::Forever);
-        let _ = waited.send(());
-        let guard = guard.expect("it is not cancelled").expect("granted");
-        assert!(guard.is_held());
-        let (peer, has_ended) = server.join().expect("no panic");
-        assert!(!has_ended);
-        drop(peer);
-    });
 }

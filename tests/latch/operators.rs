@@ -16,7 +16,7 @@ use crate::support::limited::program_for_all;
 use crate::support::needs::needs;
 use crate::support::silent::{free_addr, free_port, refusing_addr};
 use crate::support::{fence, program, Daemon, Signal, PATIENCE};
-use latchd::client::{Address, Client, Error, Wait};
+use latchd::client::{Address, Client, Error};
 
 /// How a server that is older than tags takes one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -178,11 +178,8 @@ fn a_server_that_knows_no_tags_still_grants() {
         assert_eq!(output.status.code(), Some(0), "{manners:?}");
         assert_eq!(text(&output.stderr), "", "{manners:?}");
         let client = Client::new([Address::Tcp(addr.clone())]);
-        let place = client.lock("k").tag("me").enqueue().expect("a place");
-        let guard = place
-            .wait(Wait::No)
-            .expect("it answers")
-            .expect("it was free");
+        let tried = client.lock("k").tag("me").try_acquire();
+        let guard = tried.expect("it answers").expect("it was free");
         guard.release().expect("it is held");
         // A refusal is told as it is, and the reason is that of the claim.
         let busy = [

@@ -167,9 +167,12 @@ fn a_waiter_over_tls_gets_its_turn() {
         let waited = waiting.join().expect("it does not panic");
         assert!(waited.expect("its turn").is_held());
     });
-    let (guard, place) = (client.lock("k").acquire(), client.lock("k").enqueue());
+    let guard = client.lock("k").acquire();
+    let server = &client.servers()[0];
+    let mut connection = client.connect(server).expect("reachable");
+    connection.enqueue("k", Slot::LOCK).expect("a place");
     drop(guard);
-    let waited = place.expect("a place").wait(Wait::UpTo(PATIENCE));
+    let waited = connection.wait("k", Slot::LOCK, Wait::UpTo(PATIENCE));
     assert!(matches!(waited, Ok(Some(_))), "{waited:?}");
 }
 

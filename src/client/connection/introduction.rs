@@ -4,6 +4,8 @@
 use std::time::Instant;
 
 use super::{Abilities, Connection, Error, Reply, Request};
+use crate::client::address::LONGEST_ATTEMPT;
+use crate::client::settings::share_of;
 
 /// A request that is sent before the caller's first request, and whose reply is still to come.
 #[derive(Clone, Copy, Debug)]
@@ -129,8 +131,7 @@ impl Connection {
         if self.others == 0 {
             return Some(due);
         }
-        let now = Instant::now();
-        let share = due.saturating_duration_since(now) / (self.others + 1);
-        Some(now + share.min(self.settings.connect_timeout))
+        let at_most = Instant::now() + self.settings.connect_timeout.min(LONGEST_ATTEMPT);
+        Some(share_of(due, self.others).min(at_most))
     }
 }

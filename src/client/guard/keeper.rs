@@ -14,7 +14,7 @@ use super::timing::{self, deadline_of, fits, last_renewal_of, renewal_interval};
 use super::{OnSilence, Order, RenewalCallback, Shared};
 use crate::client::attempts::Attempts;
 use crate::client::connection::{Connection, Renewal};
-use crate::client::error::{Asked, Error, Loss};
+use crate::client::error::{Error, Loss};
 use crate::client::granted::Granted;
 use crate::sys::moment::{Alarm, Moment};
 use crate::token::Grant;
@@ -58,7 +58,7 @@ impl Keeper {
         let Err(loss) = ended else {
             return;
         };
-        let mut hold = self.shared.hold();
+        let mut hold = self.shared.lock();
         hold.loss = Some(loss);
         let callback = hold.on_lost.take();
         let unanswered = mem::take(&mut hold.asking);
@@ -68,7 +68,7 @@ impl Keeper {
         self.held.connection.close();
         self.phase = Phase::default();
         // Wake the guard only after the close, because its thread may ask for the same key at once.
-        self.shared.end(Err(Error::Lost(self.asked(), loss)));
+        self.shared.end(Err(Error::Lost(self.held.asked(), loss)));
         drop((unanswered, self.answering));
         if let Some(callback) = callback {
             callback(loss);
@@ -85,7 +85,7 @@ impl Keeper {
             if has_ended_silence {
                 self.read_late_reply()?;
             }
-            let order = self.shared.hold().order;
+            let order = self.shared.lock().order;
             if let (None, Some(order)) = (self.phase.sent_at(), order) {
                 let ended = self.carry_out(order);
                 self.shared.end(ended);
@@ -101,7 +101,7 @@ impl Keeper {
             if now >= self.patience_ends_at() {
                 self.try_other_server();
             }
-            let is_asked = !self.shared.hold().asking.is_empty();
+            let is_asked = !self.shared.lock().asking.is_empty();
             let is_due = is_asked || self.phase.is_provisional() || now >= self.renew_at();
             match self.phase {
                 Phase::Away(_) if now >= self.attempts.next_at => self.attempt()?,
@@ -109,7 +109,7 @@ impl Keeper {
                 _ => {}
             }
             if self.silent_at().is_some_and(|silent_at| now >= silent_at) {
-                let silence = self.shared.hold().on_silence.take();
+                let silence = self.shared.lock().on_silence.take();
                 if let Some(OnSilence { callback, .. }) = silence {
                     callback();
                 }
@@ -134,11 +134,7 @@ impl Keeper {
         watched.push(PollFd::new(&self.shared.bell, PollFlags::IN));
         watched.push(PollFd::new(&self.alarm, PollFlags::IN));
         // An interrupted or failed poll is an early wake-up, which does no harm.
-        self.shared.set_socket(sockets[0]);
         let _ = poll(&mut watched, None);
-        // From here on, the keeper may close the socket, and another file may get its descriptor
-        // number.
-        self.shared.set_socket(None);
         let mut polled = watched.iter().map(|polled| !polled.revents().is_empty());
         let mut next = || polled.next().unwrap_or_default();
         let has_spoken = sockets.map(|socket| socket.is_some() && next());
@@ -151,13 +147,6 @@ impl Keeper {
     fn next_end(&self) -> Moment {
         let silent_at = self.silent_at().unwrap_or(Moment::NEVER);
         self.deadline().min(silent_at)
-    }
-
-    fn asked(&self) -> Asked {
-        Asked {
-            key: Some(self.held.key.clone()),
-            server: self.held.connection.server.clone(),
-        }
     }
 
     fn deadline(&self) -> Moment {
@@ -196,14 +185,14 @@ impl Keeper {
 
     /// How long before the deadline the callback for a silent server is due.
     fn lead(&self) -> Option<Duration> {
-        let hold = self.shared.hold();
+        let hold = self.shared.lock();
         let lead = hold.on_silence.as_ref().map(|silence| silence.lead);
         lead.filter(|lead| fits(*lead, self.held.wanted_lease()))
     }
 
     fn send(&mut self, now: Moment) -> Result<(), Loss> {
         let left = self.deadline().saturating_since(now);
-        self.answering.append(&mut self.shared.hold().asking);
+        self.answering.append(&mut self.shared.lock().asking);
         if self.phase.outage().is_some() {
             self.renewal = Renewal::Adopt;
         }
@@ -252,7 +241,7 @@ impl Keeper {
     fn renewed(&mut self, lease: Duration, sent_at: Moment, answered: ConnectionEvent) {
         self.note_lease(lease, sent_at);
         let deadline = self.deadline();
-        let mut hold = self.shared.hold();
+        let mut hold = self.shared.lock();
         (hold.deadline, hold.lease_ends_at) = (deadline, sent_at + self.held.grant.lease);
         hold.is_last_lease = self.is_last_lease();
         drop(hold);
@@ -265,6 +254,6 @@ impl Keeper {
     /// Enters the phase after `event`.
     fn note(&mut self, event: ConnectionEvent) {
         self.phase = mem::take(&mut self.phase).after(event);
-        self.shared.hold().is_cut = self.phase.is_cut();
+        self.shared.lock().is_cut = self.phase.is_cut();
     }
 }

@@ -123,13 +123,13 @@ impl Keeper {
         }
         if !self.held.connection.abilities.adopt {
             self.end_by(Order::Release)?;
-            return Err(Error::Unsupported(self.asked()));
+            return Err(Error::Unsupported(self.held.asked()));
         }
         match self.end_by(order) {
             // The release tells whether the lock was still held.
             Err(Error::MaxLocks(_) | Error::Refused(_)) => {
                 self.end_by(Order::Release)?;
-                Err(Error::NotKept(self.asked()))
+                Err(Error::NotKept(self.held.asked()))
             }
             kept => kept,
         }
@@ -173,7 +173,7 @@ impl Keeper {
             match connection.reconnect(within) {
                 Ok(()) => attempts.connected(),
                 Err(error) if attempts.failed(&error) && !connection.may_return() => {
-                    return Err(Error::Lost(self.asked(), Loss::Closed));
+                    return Err(Error::Lost(self.held.asked(), Loss::Closed));
                 }
                 Err(error) => return Err(error),
             }
