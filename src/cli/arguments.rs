@@ -367,9 +367,10 @@ fn in_our_words(message: &str) -> String {
             // The word may contain a line end, so it is taken from the whole message.
             let word = message.split_once(": ").map_or("", |(_, word)| word);
             let word = word.strip_suffix('\n').unwrap_or(word);
-            match word.len() > 1 && word.starts_with('-') {
-                true => format!("unknown option: {word}"),
-                false => format!("unexpected argument: {word}"),
+            if word.len() > 1 && word.starts_with('-') {
+                format!("unknown option: {word}")
+            } else {
+                format!("unexpected argument: {word}")
             }
         }
         Some(("No value provided for option ", option)) => {
@@ -386,9 +387,12 @@ fn in_our_words(message: &str) -> String {
         }
         _ => message.to_owned(),
     };
-    let shown = line.chars().map(|c| match c.is_control() {
-        true => c.escape_default().to_string(),
-        false => c.to_string(),
+    let shown = line.chars().map(|c| {
+        if c.is_control() {
+            c.escape_default().to_string()
+        } else {
+            c.to_string()
+        }
     });
     shown.collect()
 }

@@ -45,9 +45,10 @@ impl Program {
             format!("{}{feature}", if is_built { '+' } else { '-' })
         };
         let features: Vec<String> = self.features.iter().map(has).collect();
-        let features = match features.is_empty() {
-            true => String::new(),
-            false => format!(" ({})", features.join(" ")),
+        let features = if features.is_empty() {
+            String::new()
+        } else {
+            format!(" ({})", features.join(" "))
         };
         format!("{} {}{features}\n", self.name, env!("CARGO_PKG_VERSION"))
     }
@@ -65,14 +66,13 @@ impl Program {
             if is_option || line.is_empty() {
                 lines.extend(note.take());
             }
-            match is_option {
-                true => {
-                    let (row, feature) = row(line, &values, booleans);
-                    lines.extend(row);
-                    let why = |feature| format!("{:COLUMN$}{}", "", not_in_this_build(feature));
-                    note = feature.map(why);
-                }
-                false => lines.push(line.to_owned()),
+            if is_option {
+                let (row, feature) = row(line, &values, booleans);
+                lines.extend(row);
+                let why = |feature| format!("{:COLUMN$}{}", "", not_in_this_build(feature));
+                note = feature.map(why);
+            } else {
+                lines.push(line.to_owned())
             }
         }
         let mut text = lines.join("\n") + "\n";

@@ -62,9 +62,10 @@ pub(super) fn connect_tcp(addrs: &[SocketAddr], deadline: Instant) -> io::Result
 /// Refuses a socket that is connected to itself. If no server listens on a local port, the kernel
 /// may choose the same port for the client's end of the connection.
 fn refuse_own(stream: TcpStream) -> io::Result<TcpStream> {
-    match stream.local_addr()? == stream.peer_addr()? {
-        true => Err(ConnectionRefused.into()),
-        false => Ok(stream),
+    if stream.local_addr()? == stream.peer_addr()? {
+        Err(ConnectionRefused.into())
+    } else {
+        Ok(stream)
     }
 }
 

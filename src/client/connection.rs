@@ -408,9 +408,10 @@ impl Connection {
         if self.open_stream()?.is_readable() {
             self.read_within(Duration::ZERO)?;
         }
-        match self.buffer.is_empty() {
-            true => Ok(()),
-            false => Err(Error::closed(&self.server)),
+        if self.buffer.is_empty() {
+            Ok(())
+        } else {
+            Err(Error::closed(&self.server))
         }
     }
 
@@ -446,9 +447,10 @@ impl Connection {
     /// bytes are known to contain no line end.
     fn take_reply(&mut self, seen: usize) -> Result<Option<Reply>, Error> {
         let seen = if self.awaited.is_empty() { seen } else { 0 };
-        match self.take_opening()? {
-            true => self.take_next_reply(seen),
-            false => Ok(None),
+        if self.take_opening()? {
+            self.take_next_reply(seen)
+        } else {
+            Ok(None)
         }
     }
 

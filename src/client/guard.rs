@@ -301,9 +301,12 @@ impl Guard {
     /// answered.
     #[cfg(feature = "programs")]
     pub(crate) fn loss_to_come(&self) -> Loss {
-        let to_come = || match self.shared.lock().is_last_lease {
-            true => Loss::MaxHold,
-            false => Loss::Deadline,
+        let to_come = || {
+            if self.shared.lock().is_last_lease {
+                Loss::MaxHold
+            } else {
+                Loss::Deadline
+            }
         };
         self.loss().unwrap_or_else(to_come)
     }

@@ -467,9 +467,10 @@ impl<'a> Lock<'a> {
             }
             // Once the server has accepted the introduction, a claim that fails has lost its place
             // in the queue, so the caller decides whether to try again.
-            match connection.is_welcome {
-                true => Ok(claimed.map(|claimed| (connection, claimed))),
-                false => claimed.map(|claimed| Ok((connection, claimed))),
+            if connection.is_welcome {
+                Ok(claimed.map(|claimed| (connection, claimed)))
+            } else {
+                claimed.map(|claimed| Ok((connection, claimed)))
             }
         })?
     }
@@ -477,9 +478,10 @@ impl<'a> Lock<'a> {
     /// Fails if the claim cannot be sent, or is cancelled.
     fn may_ask(&self) -> Result<(), Error> {
         self.check()?;
-        match self.cancelled_by.into_iter().flatten().any(Event::is_set) {
-            true => Err(Error::Cancelled),
-            false => Ok(()),
+        if self.cancelled_by.into_iter().flatten().any(Event::is_set) {
+            Err(Error::Cancelled)
+        } else {
+            Ok(())
         }
     }
 

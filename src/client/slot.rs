@@ -81,9 +81,10 @@ impl Slot {
             limit: limit
                 .unwrap_or(Some(Limit::ONE))
                 .ok_or(Error::InvalidArgument(why))?,
-            lease: match self.is_refined() && self.lease.is_none() {
-                true => Some(USUAL_LEASE),
-                false => self.checked_lease()?,
+            lease: if self.is_refined() && self.lease.is_none() {
+                Some(USUAL_LEASE)
+            } else {
+                self.checked_lease()?
             },
             weight: self.checked_weight(limit.flatten())?,
             max_waiters: self.checked_max_waiters()?,

@@ -163,9 +163,10 @@ impl Asking {
 
     /// The failure of a claim that was not granted in time.
     fn busy(&self, target: &Target, message: impl FnOnce() -> String) -> Failure {
-        match self.is_fine(target) {
-            true => Failure::silent(0),
-            false => Failure::new(self.busy_status, message()),
+        if self.is_fine(target) {
+            Failure::silent(0)
+        } else {
+            Failure::new(self.busy_status, message())
         }
     }
 

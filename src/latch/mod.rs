@@ -75,9 +75,12 @@ pub fn main() -> ExitCode {
     let ours = with_options_for_words(ours.collect());
     let command: Vec<OsString> = arguments.collect();
     let words = ours.iter().cloned().enumerate();
-    let words = words.map(|(at, word)| match at > 1 && word == "-" {
-        true => STANDARD_INPUT.into(),
-        false => word,
+    let words = words.map(|(at, word)| {
+        if at > 1 && word == "-" {
+            STANDARD_INPUT.into()
+        } else {
+            word
+        }
     });
     let is_run = ours.first().is_some_and(|name| name == "run");
     let switches = options::switches();
@@ -216,9 +219,10 @@ fn dispatch(command: &SubCommand, words: &[OsString]) -> CommandResult {
 /// cannot be reached, or else the status of the first failure.
 fn report(failures: Vec<Failure>) -> u8 {
     let statuses: Vec<u8> = failures.into_iter().map(explain).collect();
-    match statuses.contains(&UNAVAILABLE) {
-        true => UNAVAILABLE,
-        false => statuses.first().copied().unwrap_or(0),
+    if statuses.contains(&UNAVAILABLE) {
+        UNAVAILABLE
+    } else {
+        statuses.first().copied().unwrap_or(0)
     }
 }
 

@@ -497,9 +497,10 @@ pub(super) struct FenceCheck {
 }
 
 pub(super) fn timeout(timeout: Option<Duration>, nonblock: bool) -> Option<Duration> {
-    match nonblock {
-        true => Some(Duration::ZERO),
-        false => timeout,
+    if nonblock {
+        Some(Duration::ZERO)
+    } else {
+        timeout
     }
 }
 

@@ -89,9 +89,12 @@ fn run_under(
         }
     }
     let ignores_loss = options.on_lost == OnLost::Ignore;
-    let look_again = || match ignores_loss {
-        true => confirmed.set(),
-        false => look(),
+    let look_again = || {
+        if ignores_loss {
+            confirmed.set()
+        } else {
+            look()
+        }
     };
     let job = Job {
         program: PROGRAM,

@@ -27,9 +27,10 @@ pub(super) fn client(
     connect_timeout: Duration,
     wait: Option<Duration>,
 ) -> Result<Client, Error> {
-    let servers = match named.is_empty() {
-        true => environment::servers()?,
-        false => named,
+    let servers = if named.is_empty() {
+        environment::servers()?
+    } else {
+        named
     };
     let mut settings = environment::settings(options)?;
     settings.connect_timeout = connect_timeout;
@@ -115,9 +116,10 @@ impl Target {
         if self.is_keepable {
             lock = lock.keepable();
         }
-        match self.is_numbered {
-            true => lock.numbered(),
-            false => lock,
+        if self.is_numbered {
+            lock.numbered()
+        } else {
+            lock
         }
     }
 

@@ -105,9 +105,10 @@ fn ask(
         Ok((json, rate.and_then(|rate| rate.look(connection))))
     })?;
     if form == StatsForm::Json {
-        return Ok(Table::line(match io::stdout().is_terminal() {
-            true => without_hidden(&json),
-            false => json,
+        return Ok(Table::line(if io::stdout().is_terminal() {
+            without_hidden(&json)
+        } else {
+            json
         }));
     }
     let statistics = Statistics::parse(&json);
@@ -156,9 +157,10 @@ fn screen(answers: Answers<'_>) -> String {
     let tables = answers.into_iter().map(|(server, answer)| {
         let reason = |error: Error| Table::line(format!("no statistics: {}", error.reason()));
         let table = answer.unwrap_or_else(reason);
-        match is_one_of_many {
-            true => table.under(server.to_string()),
-            false => table,
+        if is_one_of_many {
+            table.under(server.to_string())
+        } else {
+            table
         }
     });
     // One line is for the title, and the last one for the cursor.

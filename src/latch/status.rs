@@ -14,9 +14,10 @@ pub(super) fn run(options: &options::Status) -> CommandResult {
     let target = Target::new(options.client(None)?, &options.key, None, None);
     let queue = target.queue().map_err(|error| target.failure(&error))?;
     let (key, queue) = (options.key.as_str(), queue.as_ref());
-    print(&match options.json {
-        true => json(key, queue),
-        false => lines(key, queue),
+    print(&if options.json {
+        json(key, queue)
+    } else {
+        lines(key, queue)
     })?;
     Ok(if is_held(queue) { HELD } else { 0 })
 }

@@ -205,9 +205,10 @@ impl Table {
             self.rows.truncate(kept);
             cut = Some(format!("... and {more} more lines"));
         }
-        let aligned = match self.header.is_empty() {
-            true => Vec::new(),
-            false => aligned(&self.header, &self.rows, width),
+        let aligned = if self.header.is_empty() {
+            Vec::new()
+        } else {
+            aligned(&self.header, &self.rows, width)
         };
         let lines = self.head.into_iter().chain(aligned).chain(cut);
         lines.chain(self.foot).take(count).collect()
@@ -242,9 +243,10 @@ fn aligned(header: &[String], rows: &[Vec<String>], window: Option<usize>) -> Ve
                 None => &row[*at],
             };
             let pad = " ".repeat(width.saturating_sub(columns(cell)));
-            match NUMBERS.contains(name) {
-                true => pad + cell,
-                false => cell.clone() + &pad,
+            if NUMBERS.contains(name) {
+                pad + cell
+            } else {
+                cell.clone() + &pad
             }
         });
         cells.collect::<Vec<_>>().join(GAP).trim_end().to_owned()
@@ -293,9 +295,10 @@ fn fitted<'a>(
 }
 
 fn shortened(cell: &str, width: usize) -> String {
-    match columns(cell) > width {
-        true => beginning(cell, width.saturating_sub(ELLIPSIS.len())).to_owned() + ELLIPSIS,
-        false => cell.to_owned(),
+    if columns(cell) > width {
+        beginning(cell, width.saturating_sub(ELLIPSIS.len())).to_owned() + ELLIPSIS
+    } else {
+        cell.to_owned()
     }
 }
 

@@ -159,9 +159,10 @@ fn loopback_address(text: &str) -> Result<SocketAddr, String> {
         None => text.parse().ok().or_else(|| on_localhost(text)),
     };
     let address = address.ok_or("expected ADDRESS:PORT or PORT")?;
-    match address.ip().is_loopback() {
-        true => Ok(address),
-        false => Err("expected an address of the loopback interface".into()),
+    if address.ip().is_loopback() {
+        Ok(address)
+    } else {
+        Err("expected an address of the loopback interface".into())
     }
 }
 

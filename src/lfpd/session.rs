@@ -144,9 +144,10 @@ impl<'a> Conversation<'a> {
                     return Ok(found);
                 }
             }
-            let patience = match self.is_in_first_line() {
-                true => deadline.min(Instant::now() + FIRST_LINE_SILENCE),
-                false => deadline,
+            let patience = if self.is_in_first_line() {
+                deadline.min(Instant::now() + FIRST_LINE_SILENCE)
+            } else {
+                deadline
             };
             self.reader.read(Until(self.wire, patience))?;
             is_late = Instant::now() >= deadline;

@@ -142,9 +142,10 @@ impl Files for LockFiles<'_> {
             Ok(staged.into_file())
         };
         let mode = self.options.mode;
-        let made = match self.options.missing.unnamed_files {
-            true => StagedFile::private(self.directory, &STAGED_NAMES, mode).and_then(complete),
-            false => StagedFile::make(self.directory, &STAGED_NAMES, mode, complete),
+        let made = if self.options.missing.unnamed_files {
+            StagedFile::private(self.directory, &STAGED_NAMES, mode).and_then(complete)
+        } else {
+            StagedFile::make(self.directory, &STAGED_NAMES, mode, complete)
         };
         unless_taken(made)
     }
@@ -159,9 +160,10 @@ impl Files for LockFiles<'_> {
     fn lock_new(&self, file: &File) -> io::Result<Option<HeldLocks>> {
         let missing = self.options.missing.locks;
         let has_read_lock = !missing && lock_range(file, RangeLock::Read).unwrap_or(false);
-        let locked = match missing {
-            true => None,
-            false => supported(lock_within(file, LOCK_PATIENCE))?,
+        let locked = if missing {
+            None
+        } else {
+            supported(lock_within(file, LOCK_PATIENCE))?
         };
         let has_flock = locked == Some(true);
         Ok((locked != Some(false)).then(|| HeldLocks {

@@ -305,9 +305,10 @@ impl Semaphore {
                 let busy = self.busy(obstacle, content, &host)?;
                 // If this process may not create a file in this directory, waiting for the lock
                 // cannot help.
-                let obstacle = match busy.is_hopeless() {
-                    true => busy.obstacle,
-                    false => takeover::obstacle_in(&directory).unwrap_or(busy.obstacle),
+                let obstacle = if busy.is_hopeless() {
+                    busy.obstacle
+                } else {
+                    takeover::obstacle_in(&directory).unwrap_or(busy.obstacle)
                 };
                 Ok(Attempt::Busy(Busy { obstacle, ..busy }))
             }

@@ -44,11 +44,12 @@ pub(super) fn creation_in(directory: &Directory) -> io::Result<Creation> {
     let in_place = StagedFile::private(directory, &STAGED_NAMES, MODE)?;
     let is_locked = try_lock(in_place.file())?;
     let name = in_place.private_name().unwrap_or_default();
-    match is_same_file(directory, name, in_place.file(), is_locked)? {
-        true => Ok(Creation::InPlace),
-        false => Err(io::Error::other(
+    if is_same_file(directory, name, in_place.file(), is_locked)? {
+        Ok(Creation::InPlace)
+    } else {
+        Err(io::Error::other(
             "the file system does not keep a lock on a file for other processes",
-        )),
+        ))
     }
 }
 

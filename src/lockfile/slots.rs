@@ -67,12 +67,13 @@ impl Slots {
                 Err(error) => return Err(error),
             }
         }
-        match slots.is_empty() {
-            true => Err(failure.unwrap_or_else(|| path::invalid("it has no slots", path))),
-            false => Ok(Slots {
+        if slots.is_empty() {
+            Err(failure.unwrap_or_else(|| path::invalid("it has no slots", path)))
+        } else {
+            Ok(Slots {
                 slots,
                 acquire_timeout,
-            }),
+            })
         }
     }
 

@@ -169,9 +169,10 @@ pub(super) fn judge(
             let is_missing = alive == Alive::Unknown
                 && origin(&content.record, host.id()) == Origin::Here
                 && proves_by_process(content, flock, host);
-            Some(match is_missing {
-                true => by_age.min(proof_in(content, Some(timeout), host)),
-                false => by_age,
+            Some(if is_missing {
+                by_age.min(proof_in(content, Some(timeout), host))
+            } else {
+                by_age
             })
         }
         _ => None,

@@ -372,12 +372,12 @@ impl Semaphore {
     fn is_orphan(&self, directory: &Directory, name: &OsStr) -> bool {
         let is_ours = STAGED_NAMES.contains(name);
         let is_gone = |pid: &u32| !process::exists(*pid);
-        let min_age = match is_ours {
-            true => self.config.stale_timeout,
-            false => self
-                .writer_of(name.as_bytes())
+        let min_age = if is_ours {
+            self.config.stale_timeout
+        } else {
+            self.writer_of(name.as_bytes())
                 .filter(is_gone)
-                .map(|_| FOREIGN_TEMPORARY_AGE),
+                .map(|_| FOREIGN_TEMPORARY_AGE)
         };
         let Some(min_age) = min_age else {
             return false;

@@ -21,9 +21,10 @@ pub(super) fn hold(request: &SemaRequest) -> CommandResult {
     let waited = wait(slots, request, Some(&input.abandoned), &mut signals)?;
     match waited {
         (slot, Attempt::Granted(guard)) => {
-            let line = match request.options.json {
-                true => acquired_object(slot, &request.options).compact(),
-                false => shown_path(slot.path()),
+            let line = if request.options.json {
+                acquired_object(slot, &request.options).compact()
+            } else {
+                shown_path(slot.path())
             };
             // The line is printed even with `--quiet`, because the script waits for it.
             output::print(&format!("{line}\n")).map_err(Failure::unprintable)?;

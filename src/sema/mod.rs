@@ -91,9 +91,10 @@ impl Failure {
     fn explain(self, command: Option<SemaCommand>) -> u8 {
         if let Some(message) = self.message {
             // These words are only for scripts that read the messages of the older program.
-            let message = match is_like_latch(command) {
-                true => message.strip_prefix(IO_ERROR).unwrap_or(&message),
-                false => &message,
+            let message = if is_like_latch(command) {
+                message.strip_prefix(IO_ERROR).unwrap_or(&message)
+            } else {
+                &message
             };
             complain(&format!("{}{message}\n", prefix(command)));
         }
@@ -103,9 +104,10 @@ impl Failure {
 
 /// The beginning of each message of a command. Scripts may rely on the prefix of the older program.
 fn prefix(command: Option<SemaCommand>) -> &'static str {
-    match is_like_latch(command) {
-        true => "sema: ",
-        false => "Error: ",
+    if is_like_latch(command) {
+        "sema: "
+    } else {
+        "Error: "
     }
 }
 
@@ -335,9 +337,10 @@ fn status(request: &SemaRequest) -> CommandResult {
             }
             Ok(status) => {
                 is_any_free |= !status.is_locked();
-                texts.push(match options.json {
-                    true => format!("{}\n", report::status_object(path, &status).compact()),
-                    false => report::status_text(path, &status),
+                texts.push(if options.json {
+                    format!("{}\n", report::status_object(path, &status).compact())
+                } else {
+                    report::status_text(path, &status)
                 });
             }
             Err(error) => failure = Some(unusable(slot.path(), &error)?),
@@ -370,9 +373,10 @@ fn wait(request: &SemaRequest) -> CommandResult {
 fn clean(request: &SemaRequest) -> CommandResult {
     // There is exactly one slot, because this command does not take `--slots`.
     let slots = slots(request, &request.options.lock)?;
-    let without_flock = match request.options.force {
-        true => WithoutFlock::Remove,
-        false => WithoutFlock::Keep,
+    let without_flock = if request.options.force {
+        WithoutFlock::Remove
+    } else {
+        WithoutFlock::Keep
     };
     let (cleaned, obstacle) = slots[0]
         .clean_with(without_flock)
@@ -477,9 +481,10 @@ fn refuse_with(line: &str, slot: &Semaphore, busy: &Busy, request: &SemaRequest)
     let is_json_alone = options.json && matches!(command, Try | Release);
     let is_fine = (options.busy_ok).allows(|| busy.details.age.map(Duration::from_secs));
     if !options.quiet && !is_json_alone && !is_fine {
-        let prefix = match is_like_latch(Some(command)) {
-            true => "sema: ",
-            false => "",
+        let prefix = if is_like_latch(Some(command)) {
+            "sema: "
+        } else {
+            ""
         };
         complain(&format!(
             "{prefix}{line}\n{}",

@@ -69,9 +69,12 @@ fn run_under(
     let never = event()?;
     let confirmed = event()?;
     let lost = if options.ignores_loss { &never } else { lost };
-    let look = || match options.ignores_loss || guard.is_held() {
-        true => confirmed.set(),
-        false => lost.set(),
+    let look = || {
+        if options.ignores_loss || guard.is_held() {
+            confirmed.set()
+        } else {
+            lost.set()
+        }
     };
     let job = Job {
         program: PROGRAM,

@@ -333,9 +333,10 @@ impl Object {
 }
 
 fn shown(object: &Object, request: &SematsRequest) -> String {
-    match request.json {
-        true => format!("{}\n", object.pretty()),
-        false => object.lines(),
+    if request.json {
+        format!("{}\n", object.pretty())
+    } else {
+        object.lines()
     }
 }
 

@@ -156,9 +156,10 @@ impl<'a> Group<'a> {
             self.has_stopped_command = false;
             self.stop_and_look(SIGSTOP);
         } else if self.pause == StopState::Over {
-            let follow_at = match self.holds_up_the_terminal() {
-                true => Moment::now() + STOP_GRACE,
-                false => Moment::NEVER,
+            let follow_at = if self.holds_up_the_terminal() {
+                Moment::now() + STOP_GRACE
+            } else {
+                Moment::NEVER
             };
             self.pause = StopState::CommandOnly(follow_at);
         }
@@ -172,9 +173,10 @@ impl<'a> Group<'a> {
     /// Stops this program if the command has kept the terminal although it is stopped.
     pub(super) fn follow_if_due(&mut self) {
         if matches!(self.pause, StopState::CommandOnly(at) if at <= Moment::now()) {
-            match self.holds_up_the_terminal() {
-                true => self.stop_and_look(SIGSTOP),
-                false => self.pause = StopState::CommandOnly(Moment::NEVER),
+            if self.holds_up_the_terminal() {
+                self.stop_and_look(SIGSTOP)
+            } else {
+                self.pause = StopState::CommandOnly(Moment::NEVER)
             }
         }
     }
@@ -250,12 +252,11 @@ impl<'a> Group<'a> {
         } else if has_job_control() {
             // The whole job is in the background and must stop. The command stops before this
             // program, because it must not run on while nothing renews the lock.
-            match self.is_command_stopped() {
-                true => self.stop_and_look(SIGSTOP),
-                false => {
-                    self.has_stopped_command = true;
-                    self.signal(Signal::STOP);
-                }
+            if self.is_command_stopped() {
+                self.stop_and_look(SIGSTOP)
+            } else {
+                self.has_stopped_command = true;
+                self.signal(Signal::STOP);
             }
         }
     }

@@ -48,12 +48,13 @@ impl ProgramFile {
             }
         };
         let file_name = name.file_name().unwrap_or_default();
-        match file_name.as_bytes().windows(3).any(|part| part == b".so") {
-            true => Err(format!(
+        if file_name.as_bytes().windows(3).any(|part| part == b".so") {
+            Err(format!(
                 "{} runs this program; start it without the dynamic loader",
                 Plain(name.as_os_str().as_bytes())
-            )),
-            false => Ok(found),
+            ))
+        } else {
+            Ok(found)
         }
     }
 

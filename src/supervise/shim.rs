@@ -157,9 +157,10 @@ fn failed_to_become(program: &str, command: &OsStr, arguments: &[OsString]) -> u
     if error.kind() == io::ErrorKind::PermissionDenied && is_not_in_path(command) {
         error = Errno::NOENT.into();
     }
-    let name = match command.is_empty() {
-        true => b"\"\"",
-        false => command.as_bytes(),
+    let name = if command.is_empty() {
+        b"\"\""
+    } else {
+        command.as_bytes()
     };
     let line = format!("{program}: {}: {}\n", Plain(name), reason(&error));
     // If stderr is closed, the exit status still reports the failure.

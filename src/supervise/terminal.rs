@@ -42,9 +42,10 @@ impl Terminal {
 
     /// Which group gets the terminal when the command starts.
     pub(super) fn at_start(&self) -> Foreground {
-        match !self.is_in_a_pipeline && self.can_be_lent() {
-            true => Foreground::Command,
-            false => Foreground::Ours,
+        if !self.is_in_a_pipeline && self.can_be_lent() {
+            Foreground::Command
+        } else {
+            Foreground::Ours
         }
     }
 
@@ -112,9 +113,10 @@ impl Terminal {
         if is_lent || test_kill_process_group(foreground) == Err(Errno::SRCH) {
             our_group().map(|ours| self.give_to(ours));
         }
-        match is_lent {
-            true => Foreground::Command,
-            false => Foreground::Ours,
+        if is_lent {
+            Foreground::Command
+        } else {
+            Foreground::Ours
         }
     }
 }

@@ -93,9 +93,10 @@ impl Keeper {
             }
             let now = Moment::now();
             if now >= self.deadline() {
-                return Err(match self.is_last_lease() {
-                    true => Loss::MaxHold,
-                    false => Loss::Deadline,
+                return Err(if self.is_last_lease() {
+                    Loss::MaxHold
+                } else {
+                    Loss::Deadline
                 });
             }
             if now >= self.patience_ends_at() {
@@ -161,9 +162,10 @@ impl Keeper {
         }
         // The callback comes even if the server answers, so the renewals need not be sooner for it.
         let renew_at = self.held.asked_at + renewal_interval(token, lease, Duration::ZERO);
-        match renew_at <= last_renewal_of(self.held.asked_at, lease) {
-            true => renew_at,
-            false => Moment::NEVER,
+        if renew_at <= last_renewal_of(self.held.asked_at, lease) {
+            renew_at
+        } else {
+            Moment::NEVER
         }
     }
 

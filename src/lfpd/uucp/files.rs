@@ -487,9 +487,10 @@ mod tests {
                 for is_lock in [true, false] {
                     fs::write(&path, content).expect("written");
                     set_time(&path, time);
-                    let is_done = match is_lock {
-                        true => host.lock("/dev/ttyS1", own_pid()).is_some(),
-                        false => host.unlock("/dev/ttyS1", own_pid()),
+                    let is_done = if is_lock {
+                        host.lock("/dev/ttyS1", own_pid()).is_some()
+                    } else {
+                        host.unlock("/dev/ttyS1", own_pid())
                     };
                     assert_eq!(is_done, is_stale, "{content:?} {time:?}");
                     let _ = fs::remove_file(&path);

@@ -284,9 +284,10 @@ fn make_in_place(
         }
         // Some programs take an empty file for a stale one and remove it, so this checks that the
         // file still has the name.
-        match is_its(name) {
-            true => Ok(id),
-            false => Err(io::ErrorKind::AlreadyExists.into()),
+        if is_its(name) {
+            Ok(id)
+        } else {
+            Err(io::ErrorKind::AlreadyExists.into())
         }
     })
 }

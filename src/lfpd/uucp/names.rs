@@ -97,9 +97,10 @@ pub enum Named {
 /// The holder that the content of a lock file names.
 pub fn named_in(content: &[u8]) -> Named {
     if let Some(number) = binary(content) {
-        return match is_a_pid(&number) {
-            true => Named::Process(number),
-            false => Named::Nothing,
+        return if is_a_pid(&number) {
+            Named::Process(number)
+        } else {
+            Named::Nothing
         };
     }
     let text = content.trim_ascii_start();

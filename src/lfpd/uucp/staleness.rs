@@ -48,9 +48,10 @@ impl<'a> Judge<'a> {
             NameState::Free => false,
             NameState::Blocked => true,
             NameState::File(file) => {
-                let is_stale = match std::ptr::eq(directory, self.own) {
-                    true => self.is_stale(name, &file),
-                    false => self.is_without_holder(directory, &file),
+                let is_stale = if std::ptr::eq(directory, self.own) {
+                    self.is_stale(name, &file)
+                } else {
+                    self.is_without_holder(directory, &file)
                 };
                 if is_stale {
                     debug!("ignored-stale file={}", shown(name));

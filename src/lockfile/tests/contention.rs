@@ -29,9 +29,10 @@ impl Files for ReplacedFiles {
     type File = u64;
 
     fn creation(&self) -> io::Result<Creation> {
-        match self.is_without_locks {
-            true => Err(io::Error::other("no locks")),
-            false => Ok(Creation::ByLink),
+        if self.is_without_locks {
+            Err(io::Error::other("no locks"))
+        } else {
+            Ok(Creation::ByLink)
         }
     }
 

@@ -523,9 +523,10 @@ impl<'a> Files for &'a Replay<'a> {
     type File = OpenFile<'a>;
 
     fn creation(&self) -> io::Result<Creation> {
-        Ok(match self.variant.creates_in_place {
-            true => Creation::InPlace,
-            false => Creation::ByLink,
+        Ok(if self.variant.creates_in_place {
+            Creation::InPlace
+        } else {
+            Creation::ByLink
         })
     }
 
@@ -660,9 +661,10 @@ fn taker<'a>(
     is_live: bool,
     then: impl FnOnce(OpenFile<'a>) -> io::Result<()>,
 ) -> io::Result<()> {
-    let lines = match is_live {
-        true => [READ_LOCK_LINE, LIVE_LINE].concat(),
-        false => String::new(),
+    let lines = if is_live {
+        [READ_LOCK_LINE, LIVE_LINE].concat()
+    } else {
+        String::new()
     };
     let record = |_| format!("pid={}\n{lines}", replay.process).into_bytes();
     let may_take = |content: &Content| {

@@ -268,9 +268,10 @@ fn worker() {
         } else {
             dead_pid
         };
-        let holder = match is_live {
-            true => HolderKind::Guard,
-            false => HolderKind::Detached,
+        let holder = if is_live {
+            HolderKind::Guard
+        } else {
+            HolderKind::Detached
         };
         let taker = Taker {
             record: &|_| held(pid, holder).print().into_bytes(),

@@ -35,9 +35,10 @@ impl Keeper {
     /// refuses every renewal; before that, the reason is `earlier`.
     fn refused(&self, earlier: Loss) -> Loss {
         let last_renewal = last_renewal_of(self.held.asked_at, self.held.grant.lease);
-        match self.is_last_lease() && Moment::now() > last_renewal {
-            true => Loss::MaxHold,
-            false => earlier,
+        if self.is_last_lease() && Moment::now() > last_renewal {
+            Loss::MaxHold
+        } else {
+            earlier
         }
     }
 
@@ -139,9 +140,10 @@ impl Keeper {
     /// if there is no connection.
     fn end_by(&mut self, order: Order) -> Result<(), Error> {
         let lease_ends_at = self.held.asked_at + self.held.grant.lease;
-        let gives_up_at = match self.held.connection.outlives_connection() {
-            true => lease_ends_at,
-            false => lease_ends_at.min(Moment::now() + RELEASE_TIME),
+        let gives_up_at = if self.held.connection.outlives_connection() {
+            lease_ends_at
+        } else {
+            lease_ends_at.min(Moment::now() + RELEASE_TIME)
         };
         let mut attempts = Attempts::new(Moment::now());
         let mut was_sent = false;
