@@ -119,8 +119,8 @@
 //!   `latchd/opening`.
 //! - An option, and its text in `--help`: `latchd/options`, `latch/options`, `lfpd/options` or
 //!   `sema/options`, and the manual page; for latchd, what options mean together:
-//!   `latchd/settings`. For a command of `latch` or `sema`, also `dispatch` in `latch/mod` or `main`
-//!   in `sema/mod`. The completions are made from `--help` with
+//!   `latchd/settings`. For a command of `latch` or `sema`, also `dispatch` in `latch/mod` or
+//!   `main` in `sema/mod`. The completions are made from `--help` with
 //!   `LATCHD_BLESS=1 cargo test --test house completions`.
 //! - The rest of `--help`: `cli/help` for latch, latchd and lfpd, and `help` in `sema/options`.
 //! - A path of the HTTP server: `RESOURCES` in `latchd/http/request`, and `answer` in

@@ -100,11 +100,11 @@ const SCENARIOS: &[(&str, Scenario)] = &[
 #[derive(FromArgs)]
 struct Options {
     /// own-keys, one-key, pairs, semaphore, pipeline, connect: claims granted a second. paced: how
-    /// long a grant takes at a fixed rate. idle, growth: own keys beside idle connections, or beside
-    /// other keys. held, waiters, expiry, disconnect: how long others wait at such an event.
+    /// long a grant takes at a fixed rate. idle, growth: own keys beside idle connections, or
+    /// beside other keys. held, waiters, expiry, disconnect: how long others wait at such an event.
     /// footprint: size and memory. lockfile, lfpd, startup: sema, lfpd, and latch run beside sema
-    /// run. table: the picture of the README. tls: own keys over TLS beside stunnel. cluster: latchd
-    /// on etcd. These two need builds with those features
+    /// run. table: the picture of the README. tls: own keys over TLS beside stunnel. cluster:
+    /// latchd on etcd. These two need builds with those features
     #[argh(positional)]
     scenario: String,
     /// cores for server and generator: one (both on it) or two (one each) (one)

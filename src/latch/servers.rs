@@ -138,8 +138,8 @@ impl Target {
         self.client.ask(self.server(), request)
     }
 
-    /// The queue of the key once for each of these tokens whose grant holds the key, with that grant
-    /// as the only holder; empty if the server does not answer by `deadline`.
+    /// The queue of the key once for each of these tokens whose grant holds the key, with that
+    /// grant as the only holder; empty if the server does not answer by `deadline`.
     pub(super) fn holdings(&self, tokens: &[Token], deadline: Option<Instant>) -> Vec<Queue> {
         let queues = self.client.ask_by(self.server(), deadline, |connection| {
             let held = tokens.iter();

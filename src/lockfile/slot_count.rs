@@ -44,8 +44,8 @@ pub(super) fn agree(slots: &[Semaphore]) -> SemaphoreResult<()> {
     Ok(())
 }
 
-/// How many slots the lock at `path` has for the processes that hold some: what their files say, and
-/// at least as many as are needed for the slots in use. `None` if none is in use.
+/// How many slots the lock at `path` has for the processes that hold some: what their files say,
+/// and at least as many as are needed for the slots in use. `None` if none is in use.
 #[cfg(feature = "programs")]
 pub(crate) fn slot_count_in_use(path: &Path) -> Option<u32> {
     let config = SemaphoreConfig::default();
