@@ -401,8 +401,8 @@ impl<'a> Lock<'a> {
         self
     }
 
-    /// Lets another thread end the wait for a grant with `handle`. The handle does not end an attempt
-    /// to connect, which has its own timeout.
+    /// Lets another thread end the wait for a grant with `handle`. The handle does not end an
+    /// attempt to connect, which has its own timeout.
     pub fn cancelled_by(mut self, handle: &'a CancelHandle) -> Lock<'a> {
         self.cancelled_by[0] = Some(handle.event());
         self
