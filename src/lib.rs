@@ -136,12 +136,20 @@
 //! - What a session asks of the table: `arbiter/seat`.
 //! - What must be certain before a reply is sent: `carry_out` in `latchd/requests` decides, and
 //!   `wait_until_certain` in `latchd/connection/outbox` waits, through `cluster/journal`.
-//! - Which server has a key: `server_of` in `client/mod`, and `shard_of` in `client/address`.
-//! - `--at-least`: `latch/run` asks for it at the grant. When the command has ended, `keep_for` in
-//!   `client/guard` asks the server to keep the grant, and `keep` in `table/orphans` does.
+//! - Which server has a key: `server_of` in `client/mod`, and `shard_of` in `client/address`. Which
+//!   server of a cluster is asked next: `first_answer` in `client/mod`, and `Alternatives` in
+//!   `client/address`.
+//! - What a guard does without a connection: `client/guard/keeper/phase` has its phases, and
+//!   `reconnecting` beside it what is done in them. When it tries again: `client/attempts`.
+//! - `--at-least`: `latch/run` sets it for the claim, and `keepable_for` in `client/guard` asks the
+//!   server at the grant whether it would keep it. When the command has ended, `latch/releasing`
+//!   calls `keep_for` in `client/guard`, which asks the server to keep the grant. There, `keep` in
+//!   `table/orphans` does.
+//! - The variables of a command under a lock: `latch/variables`.
 //! - What a standby does with a connection: `receive` in `cluster/relay`.
 //! - Which names mean the same serial port: `lfpd/uucp/device`; the names of their lock files:
-//!   `lfpd/uucp/names`.
+//!   `lfpd/uucp/names`. Which of them a lock has: `make` in `lfpd/uucp/lock_file`; which an unlock
+//!   removes: `removable` in `lfpd/uucp/files`.
 //! - The form of every line in the log: `LineStart` in `log/mod`. The rest of a line is in the code
 //!   that logs the event: search for the first word of the line, such as `granted`.
 //! - TLS: `VERSIONS` in `net/tls/mod` has the lowest version. `net/tls/certificate` has the
@@ -150,9 +158,8 @@
 //!   `stamped` in `lockfile/host` fills it in, and sema-lockfile(5) describes it.
 //! - When a lock file is stale: `judge` in `lockfile/staleness`. When the lock file of a serial
 //!   device is stale: `lfpd/uucp/staleness`.
-//! - Which signals `latch run` and `sema run` forward to their command: `KEPT` in
-//!   `supervise/signals` lists the signals that they do not forward. Signals to a server:
-//!   `watch_signals` in `server/mod`.
+//! - Which signals `latch run` and `sema run` forward to their command: `NOT_PASSED_ON`
+//!   in `supervise/signals` lists the others. Signals to a server: `watch_signals` in `server/mod`.
 //! - An exit status, such as `BUSY` for a lock that is held: the constants at the top of
 //!   `latch/mod`, of `sema/mod`, and of `server/mod` for latchd and lfpd. `cli/failure` has the
 //!   ones that latch and sema share, and `supervise/shim` those for a command that cannot be run.

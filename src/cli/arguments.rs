@@ -143,7 +143,7 @@ impl Origins {
         all.find_map(|(set, origin)| (set == option).then_some(origin.as_str()))
     }
 
-    fn overrule(&self, option: &str, rivals: &[[&str; 2]]) -> bool {
+    fn is_overruled(&self, option: &str, rivals: &[[&str; 2]]) -> bool {
         let pairs = rivals.iter().filter(|pair| pair.contains(&option));
         let mut options = pairs.flatten().chain([&option]);
         options.any(|option| self.get(option).is_some())
@@ -202,7 +202,7 @@ impl Variables<'_> {
                     Some((row.option(), variable, value))
                 })
             };
-            let is_open = |row: &&Row| !origins.overrule(&row.option(), self.rivals);
+            let is_open = |row: &&Row| !origins.is_overruled(&row.option(), self.rivals);
             let found: Vec<_> = rows.iter().filter(is_open).filter_map(find).collect();
             for (option, variable, value) in found {
                 origins.0.push((option.clone(), variable));

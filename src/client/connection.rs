@@ -155,7 +155,7 @@ impl Connection {
         if let Some(token) = auth_token {
             match connection.expect_ok(&Request::Auth(&token), Some(deadline)) {
                 // A server without a secret answers `error` to `auth`.
-                Err(Error::Refused(_)) => return Err(connection.refusal(&Reply::AuthFailed)),
+                Err(Error::Refused(_)) => return Err(connection.fail_on(&Reply::AuthFailed)),
                 answered => answered?,
             }
         }
@@ -189,7 +189,7 @@ impl Connection {
         match self.claim(&request, self.reply_due(), |_| ())? {
             Reply::Queued => Ok(Enqueued::Queued),
             Reply::Acquired(grant) => Ok(Enqueued::Acquired(grant)),
-            other => Err(self.refusal(&other)),
+            other => Err(self.fail_on(&other)),
         }
     }
 
@@ -230,9 +230,10 @@ impl Connection {
         self.expect_ok(&Request::Release { key, kind, token }, due)
     }
 
-    /// Whether the connection is open and no data has arrived. Call it if the socket is readable
-    /// although no reply is due: a TLS record without data, such as a session ticket, is harmless.
-    pub(super) fn is_silent(&mut self) -> bool {
+    /// Reads what has arrived, and returns whether that is nothing and the connection is open. Call
+    /// it if the socket is readable although no reply is due: a TLS record without data, such as a
+    /// session ticket, is harmless.
+    pub(super) fn reads_nothing(&mut self) -> bool {
         self.read_within(Duration::ZERO).is_ok() && self.buffer.is_empty()
     }
 
@@ -278,7 +279,7 @@ impl Connection {
     pub(super) fn json(&mut self, request: &Request<'_>) -> Result<String, Error> {
         match self.exchange(request, self.reply_due())? {
             Reply::Stats(json) => Ok(json),
-            other => Err(self.refusal(&other)),
+            other => Err(self.fail_on(&other)),
         }
     }
 
@@ -308,7 +309,7 @@ impl Connection {
         match self.exchange(&request, self.reply_due())? {
             Reply::Ok => Ok(()),
             Reply::AuthFailed => Err(Error::NotAllowed(self.asked())),
-            other => Err(self.refusal(&other)),
+            other => Err(self.fail_on(&other)),
         }
     }
 
@@ -322,7 +323,7 @@ impl Connection {
     fn expect_ok(&mut self, request: &Request<'_>, due: Option<Instant>) -> Result<(), Error> {
         match self.exchange(request, due)? {
             Reply::Ok => Ok(()),
-            other => Err(self.refusal(&other)),
+            other => Err(self.fail_on(&other)),
         }
     }
 
@@ -330,7 +331,7 @@ impl Connection {
         match reply {
             Reply::Granted(grant) => Ok(Some(*grant)),
             Reply::Timeout => Ok(None),
-            other => Err(self.refusal(other)),
+            other => Err(self.fail_on(other)),
         }
     }
 
@@ -340,7 +341,7 @@ impl Connection {
     }
 
     /// Shortens the reply timeout to the time left until `deadline`.
-    pub(super) fn answer_by(&mut self, deadline: Option<Instant>) {
+    pub(super) fn shorten_reply_timeout(&mut self, deadline: Option<Instant>) {
         let left = time_left(deadline).unwrap_or(Duration::MAX);
         self.settings.reply_timeout = self.settings.reply_timeout.min(left);
     }
@@ -506,7 +507,7 @@ impl Connection {
     }
 
     /// Turns a refusal into an error. A reply that does not fit its request closes the connection.
-    fn refusal(&mut self, reply: &Reply) -> Error {
+    fn fail_on(&mut self, reply: &Reply) -> Error {
         let asked = self.asked();
         let error = match reply {
             Reply::Error | Reply::Refused(Refusal::NotHeld | Refusal::NoToken) => {

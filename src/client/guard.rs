@@ -228,7 +228,7 @@ impl Guard {
         let keeper = thread::Builder::new()
             .name("keeper".into())
             .stack_size(STACK_LEN)
-            .spawn(move || keeper.keep())
+            .spawn(move || keeper.run())
             .map_err(Error::System)?;
         Ok(Guard {
             shared,

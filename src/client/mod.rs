@@ -240,7 +240,7 @@ impl Client {
     ) -> Result<T, Error> {
         self.first_answer(server, deadline, |mut connection| {
             let others = connection.others;
-            connection.answer_by(deadline.map(|deadline| share_of(deadline, others)));
+            connection.shorten_reply_timeout(deadline.map(|deadline| share_of(deadline, others)));
             request(&mut connection)
         })
     }
@@ -519,7 +519,7 @@ impl<'a> Lock<'a> {
             Ok((asked_at, grant))
         })?;
         let Some(grant) = grant else {
-            connection.answer_by(deadline);
+            connection.shorten_reply_timeout(deadline);
             return Ok(Claimed::InVain(connection));
         };
         Ok(Claimed::Granted(Granted {

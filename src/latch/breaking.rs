@@ -14,7 +14,7 @@ use crate::sys::secret;
 use crate::text::{reason, unusable_file, Escaped};
 
 use super::servers::Target;
-use super::table::party;
+use super::stats_table::party;
 use super::{options, print, FILE_ERROR, LOST, NO_PERMISSION, PROTOCOL};
 
 pub(super) fn run(options: &options::Break) -> CommandResult {

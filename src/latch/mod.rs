@@ -5,7 +5,7 @@ mod claim;
 mod commands;
 mod fence_check;
 mod hold;
-mod keeping;
+mod kept_locks;
 mod nesting;
 mod options;
 mod prometheus;
@@ -14,8 +14,8 @@ mod releasing;
 mod run;
 mod servers;
 mod stats;
+mod stats_table;
 mod status;
-mod table;
 mod variables;
 
 use std::env;
@@ -203,8 +203,8 @@ fn dispatch(command: &SubCommand, words: &[OsString]) -> CommandResult {
         SubCommand::Run(options) => run::run(options, words),
         SubCommand::Hold(options) => hold::hold(options),
         SubCommand::Wait(options) => commands::wait(options),
-        SubCommand::Acquire(options) => keeping::acquire(options, &ending),
-        SubCommand::Reserve(options) => keeping::reserve(options, &ending),
+        SubCommand::Acquire(options) => kept_locks::acquire(options, &ending),
+        SubCommand::Reserve(options) => kept_locks::reserve(options, &ending),
         SubCommand::Renew(options) => commands::renew(options),
         SubCommand::Release(options) => commands::release(options),
         SubCommand::Stats(options) => stats::show(options),

@@ -124,7 +124,7 @@ macro_rules! command {
 
 /// Declares a sub-command that waits for a lock and keeps it. It has its own options, and the
 /// common ones that say what to ask for and how to wait.
-macro_rules! keeping_command {
+macro_rules! holding_command {
     ($(#[$meta:meta])* $name:ident { $($fields:tt)* }) => {
         command! {
             $(#[$meta])*
@@ -194,7 +194,7 @@ macro_rules! keeping_command {
     };
 }
 
-keeping_command! {
+holding_command! {
     /// Run a command under a lock: latch run KEY [options] -- COMMAND [ARGS]
     #[argh(subcommand, name = "run")]
     Run {
@@ -234,7 +234,7 @@ keeping_command! {
     }
 }
 
-keeping_command! {
+holding_command! {
     /// Hold a lock until standard input is closed, and print its token and fence
     #[argh(subcommand, name = "hold")]
     Hold {

@@ -13,7 +13,7 @@ use crate::client::{Address, Client, Connection, Error, Slot};
 use crate::text::without_hidden;
 
 use super::options::StatsForm;
-use super::table::{self, Statistics, Table};
+use super::stats_table::{fit, Statistics, Table};
 use super::{failure, options, prometheus, report, shown, unprintable, usage};
 
 /// How often `stats --watch` asks the servers.
@@ -165,7 +165,7 @@ fn screen(answers: Answers<'_>) -> String {
     });
     // One line is for the title, and the last one for the cursor.
     let room = height.saturating_sub(2);
-    lines.extend(table::fit(tables.collect(), room, width));
+    lines.extend(fit(tables.collect(), room, width));
     let mut text = "\u{1b}[H".to_owned();
     for line in lines {
         // Erase the line before writing it. With the cursor at the last column, erasing would

@@ -151,7 +151,7 @@ impl Locks {
 
     /// Waits until the step in progress on a lock file is done, and prevents all further steps.
     pub fn finish(&self) {
-        self.files.finish();
+        self.files.stop_for_ever();
     }
 
     /// Removes a lock whose holder has ended. Returns false if that failed but may succeed later.

@@ -267,7 +267,7 @@ impl Files for LockFiles<'_> {
         self.directory.remove(self.name)
     }
 
-    fn settle(&self, after: After) -> bool {
+    fn wait_for_earlier_judges(&self, after: After) -> bool {
         let pause = match (self.options.settle, after) {
             (Settle::Always(pause), _) | (Settle::AfterTakeover(pause), After::Takeover) => pause,
             (Settle::Never | Settle::AfterTakeover(_), _) => return false,

@@ -94,7 +94,7 @@ pub(super) enum Flock {
 impl Flock {
     /// Corrects the finding for a file with this record: a holder that does not promise a lock by
     /// fcntl(2) may have locked the file by flock(2) alone.
-    pub(super) fn of_record(self, record: &Record) -> Flock {
+    pub(super) fn corrected_for(self, record: &Record) -> Flock {
         match self {
             Flock::HeldByNonParticipant if record.is_live && !record.has_read_lock => {
                 Flock::HeldByOther
@@ -239,6 +239,17 @@ fn proof_in(content: &Content, timeout: Option<Duration>, host: &impl Host) -> u
     proves_at.saturating_sub(age(content, host).min(written))
 }
 
+/// Whether the holder is alive, by the strongest proof that there is:
+///
+/// 1. A lock on the file that its guard has promised to keep: the holder is alive. If the guard
+///    would certainly be seen to have such a lock and has none, the holder is dead.
+/// 2. A boot of this host after the record: the holder is dead.
+/// 3. The process, if it is one of this host whose number means the same here. If it exists and is
+///    the one in the record, the holder is alive. If not, the holder is dead, except that the
+///    heartbeat of a guard can still say that it may be a process of another machine with our
+///    identity.
+///
+/// Without any proof, it is unknown.
 fn liveness(content: &Content, flock: Flock, timeout: Option<Duration>, host: &impl Host) -> Alive {
     let (record, own) = (&content.record, host.id());
     let promise = promise(content, own);

@@ -230,7 +230,7 @@ impl Semaphore {
         // briefly blocks takers.
         let flock = match promise(&content, &host.id) {
             Promise::None => Flock::Unknown,
-            _ => look_at_flock(&file).of_record(&content.record),
+            _ => look_at_flock(&file).corrected_for(&content.record),
         };
         let obstacle = match flock {
             Flock::HeldByOther => Obstacle::Locked,

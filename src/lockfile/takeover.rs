@@ -103,7 +103,7 @@ pub(super) trait Files {
     fn remove(&self) -> io::Result<()>;
     /// Waits for processes that judged the file earlier and may still act on their judgement.
     /// Returns false if there was no need to wait.
-    fn settle(&self, after: After) -> bool;
+    fn wait_for_earlier_judges(&self, after: After) -> bool;
 }
 
 /// How a new file gets the lock's name.
@@ -246,7 +246,7 @@ pub(super) fn acquire<F: Files>(files: &F, taker: &Taker<'_>) -> io::Result<Outc
             Found::Nothing => {}
             Found::Unusable(why) => return Ok(Outcome::Blocked(why, None)),
             Found::File(found) => match take_over(files, taker, found)? {
-                Takeover::Taken(file) => return settled(files, After::Takeover, file),
+                Takeover::Taken(file) => return unless_removed(files, After::Takeover, file),
                 Takeover::Blocked(why, content) => return Ok(Outcome::Blocked(why, Some(content))),
                 // A process that judged the old file as stale may still act on that judgement.
                 Takeover::NameGone => {
@@ -256,7 +256,7 @@ pub(super) fn acquire<F: Files>(files: &F, taker: &Taker<'_>) -> io::Result<Outc
             },
         }
         if let Some(ours) = create(files, taker)? {
-            return settled(files, after, ours);
+            return unless_removed(files, after, ours);
         }
     }
     Ok(Outcome::Blocked(Obstacle::Contended, None))
@@ -315,7 +315,7 @@ fn take_over<F: Files>(
         return Ok(Takeover::Blocked(why, content));
     }
     // Fails if a lock on the file would not keep other takers out.
-    files.creation()?;
+    check_place(files)?;
     // The file may have changed, or lost its name, before this process locked it.
     let locked = lock(files, found, Duration::ZERO)?;
     let can_rewrite = match can_rewrite(files, &locked)? {
@@ -387,7 +387,7 @@ pub(super) fn could_acquire<F: Files>(
         Found::File(found) => found,
     };
     // Fails if `acquire` would fail for this reason.
-    files.creation()?;
+    check_place(files)?;
     let locked = lock(files, found, Duration::ZERO)?;
     let verdict = match can_rewrite(files, &locked)? {
         Ok(can_rewrite) if can_rewrite || files.may_remove()? => may_take(&locked.content),
@@ -422,12 +422,12 @@ pub(super) fn lock<F: Files>(
     let flock = files.lock(&file, patience)?;
     let mut content = files.read(&file)?;
     if flock == Flock::HeldByOther && !patience.is_zero() {
-        content = read_settled(files, &file, content)?;
+        content = read_until_stable(files, &file, content)?;
     }
     Ok(LockedFile {
         file,
         is_writable,
-        flock: flock.of_record(&content.record),
+        flock: flock.corrected_for(&content.record),
         content,
     })
 }
@@ -435,7 +435,11 @@ pub(super) fn lock<F: Files>(
 /// Reads a file that another process may be rewriting, again and again until two reads agree. A
 /// mixture of two records could have the new time, and so look like a lock that is not stale and
 /// that no taker has locked.
-fn read_settled<F: Files>(files: &F, file: &F::File, mut content: Content) -> io::Result<Content> {
+fn read_until_stable<F: Files>(
+    files: &F,
+    file: &F::File,
+    mut content: Content,
+) -> io::Result<Content> {
     for _ in 0..MAX_ROUNDS {
         files.pause();
         let again = files.read(file)?;
@@ -448,11 +452,20 @@ fn read_settled<F: Files>(files: &F, file: &F::File, mut content: Content) -> io
 }
 
 /// Returns the grant, unless another process that judged the old file has removed ours.
-fn settled<F: Files>(files: &F, after: After, ours: F::File) -> io::Result<Outcome<F::File>> {
-    if files.settle(after) && !is_still_ours(files, &ours)? {
+fn unless_removed<F: Files>(
+    files: &F,
+    after: After,
+    ours: F::File,
+) -> io::Result<Outcome<F::File>> {
+    if files.wait_for_earlier_judges(after) && !is_still_ours(files, &ours)? {
         return Ok(Outcome::Blocked(Obstacle::Contended, None));
     }
     Ok(Outcome::Done(ours))
+}
+
+/// Fails if a lock on a file does not keep other processes out here.
+fn check_place(files: &impl Files) -> io::Result<()> {
+    files.creation().map(drop)
 }
 
 /// Whether the lock's name still belongs to our file.

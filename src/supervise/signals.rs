@@ -29,7 +29,7 @@ use super::terminal::{our_group, Foreground};
 
 /// The signals that are not passed on to the command: signals that no program can catch, signals
 /// for job control and child processes, and signals that a fault or a write of this program causes.
-const KEPT: [i32; 16] = [
+const NOT_PASSED_ON: [i32; 16] = [
     SIGKILL, SIGSTOP, SIGCHLD, SIGCONT, SIGTSTP, SIGTTIN, SIGTTOU, SIGABRT, SIGBUS, SIGFPE, SIGILL,
     SIGSEGV, SIGSYS, SIGTRAP, SIGPIPE, SIGXFSZ,
 ];
@@ -40,7 +40,7 @@ fn passed_on() -> impl Iterator<Item = i32> {
 }
 
 fn is_passed_on(signal: i32) -> bool {
-    Signal::from_raw(signal).is_some() && !KEPT.contains(&signal)
+    Signal::from_raw(signal).is_some() && !NOT_PASSED_ON.contains(&signal)
 }
 
 /// Whether a signal is passed on and its default action ends a program. Such a signal also ends a

@@ -114,7 +114,7 @@ impl Connection {
                 // An older server does not know the request, or lists no abilities.
                 (Opening::Hello, Reply::Error) => self.is_old = true,
                 (Opening::Hello, Reply::Ok) | (Opening::Tag, Reply::Error) => {}
-                _ => return Err(self.refusal(&reply)),
+                _ => return Err(self.fail_on(&reply)),
             }
             self.awaited.pop_front();
         }

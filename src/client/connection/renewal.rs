@@ -114,7 +114,7 @@ impl Connection {
     fn renewed(&mut self, reply: &Reply) -> Result<Duration, Error> {
         match reply {
             Reply::Renewed(lease) => Ok(*lease),
-            other => Err(self.refusal(other)),
+            other => Err(self.fail_on(other)),
         }
     }
 }

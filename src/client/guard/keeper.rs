@@ -50,7 +50,7 @@ impl Keeper {
     }
 
     /// Keeps the lock until it is released or lost.
-    pub(super) fn keep(mut self) {
+    pub(super) fn run(mut self) {
         // A callback that panics ends the keeper, and the connection with it. The panic's payload
         // is leaked, because dropping it may panic, too.
         let ended = panic::catch_unwind(AssertUnwindSafe(|| self.work()));
@@ -211,7 +211,7 @@ impl Keeper {
         let Some(sent_at) = self.phase.sent_at() else {
             // No reply is due, so this is the end of the stream, or an error, or a TLS record
             // without data.
-            if !self.held.connection.is_silent() {
+            if !self.held.connection.reads_nothing() {
                 self.cut();
             }
             return Ok(());

@@ -53,8 +53,8 @@ impl SerialLockFiles {
     }
 
     /// Locks `device` for the process `holder`, under all names of the device or not at all.
-    /// Returns `None` if another process holds the device, or may hold it. Blocks for at most
-    /// [`PATIENCE`].
+    /// Returns `None` if another process holds the device, or may hold it, or if this request does
+    /// not get its turn within [`PATIENCE`].
     pub fn lock(&self, device: &Device, holder: &NewHolder) -> io::Result<Option<DeviceLock>> {
         self.in_turn(|directory| {
             let judge = Judge::new(directory, holder.is_peers.then_some(holder.pid));
@@ -86,15 +86,15 @@ impl SerialLockFiles {
     }
 
     /// Removes the locks on `device` that the process `pid` holds, and those of dead processes,
-    /// each under all of its names. If `pid` has locked the device by the same path, only that lock
-    /// of `pid` is removed: if the path is a link, it may now lead to another device, which `pid`
-    /// holds as well. Returns false if there was no such lock, or if another process holds the
-    /// device and `pid` does not.
+    /// each under all of its names. A process can hold two devices to which the same path has led,
+    /// one after the other. If `pid` has a lock by this path, it alone is removed of the locks of
+    /// `pid`. Returns false if there was no lock to remove, or if another process holds the device
+    /// and `pid` does not, or if this request does not get its turn within [`PATIENCE`].
     ///
     /// `may_unlock` says whether the caller may unlock for the process that has the number `pid` at
     /// that moment. While this call waits for its turn, the number may pass to another process,
     /// which then counts as another holder. Calls `forget` before the turn ends, because inode
-    /// numbers are reused. Blocks for at most [`PATIENCE`].
+    /// numbers are reused.
     pub fn unlock(
         &self,
         device: &Device,
@@ -103,43 +103,9 @@ impl SerialLockFiles {
         forget: impl FnOnce(&[FileId]),
     ) -> io::Result<bool> {
         self.in_turn(|directory| {
-            let judge = Judge::new(directory, None);
-            let files = files_in(directory, &device.written);
+            let (removable, is_held) = removable(directory, device, pid, may_unlock)?;
+            let removed = remove_each(directory, removable)?;
             let is_pids = |file: &LockFile| file.named == Named::Process(pid);
-            let by_path = files.iter().find(|(name, file)| {
-                let is_path = device.full.first().is_some_and(|full| full == name);
-                is_path && is_pids(file) && !judge.is_stale(name, file)
-            });
-            let mut removable = Vec::new();
-            let mut is_held = false;
-            for (name, file) in &files {
-                let is_stale = judge.is_stale(name, file);
-                if !is_stale && !is_pids(file) {
-                    is_held = true;
-                    continue;
-                }
-                let names = names_of(directory, device, *file)?;
-                let is_ours = || {
-                    by_path.is_none_or(|(_, by_path)| by_path.is_of_same_lock(file))
-                        && is_of(device, &names)
-                        && may_unlock()
-                };
-                if is_stale || is_ours() {
-                    removable.push((*file, names));
-                } else {
-                    is_held = true;
-                }
-            }
-            let mut removed = Vec::new();
-            for (file, names) in removable {
-                let mut was_there = false;
-                for name in names {
-                    was_there |= take_away(directory, &name, file)?;
-                }
-                if was_there {
-                    removed.push(file);
-                }
-            }
             if is_held && !removed.iter().any(is_pids) {
                 // A dead process held the device under one name, but a living process holds it
                 // under another.
@@ -161,7 +127,7 @@ impl SerialLockFiles {
 
     /// Waits until the step in progress is done, and prevents all further steps. Call this before
     /// the process ends.
-    pub fn finish(&self) {
+    pub fn stop_for_ever(&self) {
         if let Some(turn) = self.turn.try_lock_for(2 * PATIENCE) {
             std::mem::forget(turn);
         }
@@ -230,6 +196,57 @@ impl SerialLockFiles {
         }
         Ok(false)
     }
+}
+
+/// A lock file, and all names that it has.
+type NamedFile = (LockFile, Vec<OsString>);
+
+/// The lock files that [`SerialLockFiles::unlock`] removes, and whether the device also has locks
+/// that it leaves alone.
+fn removable(
+    directory: &Directory,
+    device: &Device,
+    pid: u32,
+    may_unlock: impl Fn() -> bool,
+) -> io::Result<(Vec<NamedFile>, bool)> {
+    let judge = Judge::new(directory, None);
+    let files = files_in(directory, &device.written);
+    let is_pids = |file: &LockFile| file.named == Named::Process(pid);
+    let by_path = files.iter().find(|(name, file)| {
+        let is_path = device.full.first().is_some_and(|full| full == name);
+        is_path && is_pids(file) && !judge.is_stale(name, file)
+    });
+    let (mut removable, mut is_held) = (Vec::new(), false);
+    for (name, file) in &files {
+        let is_stale = judge.is_stale(name, file);
+        if !is_stale && !is_pids(file) {
+            is_held = true;
+            continue;
+        }
+        let names = names_of(directory, device, *file)?;
+        let is_of_path = || by_path.is_none_or(|(_, by_path)| by_path.is_of_same_lock(file));
+        if is_stale || (is_of_path() && is_of(device, &names) && may_unlock()) {
+            removable.push((*file, names));
+        } else {
+            is_held = true;
+        }
+    }
+    Ok((removable, is_held))
+}
+
+/// Removes all names of each file. Returns the files that were still there.
+fn remove_each(directory: &Directory, files: Vec<NamedFile>) -> io::Result<Vec<LockFile>> {
+    let mut removed = Vec::new();
+    for (file, names) in files {
+        let mut was_there = false;
+        for name in names {
+            was_there |= take_away(directory, &name, file)?;
+        }
+        if was_there {
+            removed.push(file);
+        }
+    }
+    Ok(removed)
 }
 
 /// Opens a directory and checks that we may look up names in it. If we may not, the directory could

@@ -104,7 +104,7 @@ impl Files for ReplacedFiles {
         unreachable!("the file has lost its name")
     }
 
-    fn settle(&self, _: After) -> bool {
+    fn wait_for_earlier_judges(&self, _: After) -> bool {
         false
     }
 }

@@ -162,8 +162,8 @@ impl Files for FaultyFiles<'_> {
         self.files.remove()
     }
 
-    fn settle(&self, after: After) -> bool {
+    fn wait_for_earlier_judges(&self, after: After) -> bool {
         self.step();
-        self.files.settle(after)
+        self.files.wait_for_earlier_judges(after)
     }
 }

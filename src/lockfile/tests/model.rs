@@ -648,7 +648,7 @@ impl<'a> Files for &'a Replay<'a> {
         self.done(FileStep::Remove)
     }
 
-    fn settle(&self, after: After) -> bool {
+    fn wait_for_earlier_judges(&self, after: After) -> bool {
         after == After::Takeover
     }
 }
