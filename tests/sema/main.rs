@@ -1190,21 +1190,21 @@ fn an_error_of_the_system_names_no_holder() {
     let live = "f: this user may not create and remove files in the directory";
     for (arguments, status, reason) in [
         (&["try", "old"][..], 3, stale),
-        (&["acquire", "old"], 3, stale),
-        (&["acquire", "old", "-q", "--json"], 3, stale),
+        (&["acquire", "old"], 74, stale),
+        (&["acquire", "old", "-q", "--json"], 74, stale),
         (&["run", "old", "--", "true"], 74, stale),
         (&["run", "old", "-n", "--busy-ok", "--", "true"], 74, stale),
         (&["hold", "old"], 74, stale),
-        (&["wait", "old"], 3, &live.replace("f:", "old:")),
+        (&["wait", "old"], 74, &live.replace("f:", "old:")),
         (&["try", "f"], 3, live),
         (&["acquire", "f"], 3, live),
         (&["run", "f", "--", "true"], 74, live),
     ] {
         let output = place.as_nobody("sema", arguments);
-        let prefix = if status == 3 {
-            "Error: IO error"
-        } else {
+        let prefix = if matches!(arguments[0], "run" | "hold") {
             "sema"
+        } else {
+            "Error: IO error"
         };
         let expected = format!("{prefix}: {reason}\n");
         assert_eq!(text(&output.stderr), expected, "{arguments:?}");
