@@ -354,6 +354,7 @@ fn tls_begins_after_the_frame_of_a_standby() {
 
 #[test]
 fn a_tls_cluster_has_no_unix_socket() {
+    needs!("openssl");
     let mut command = Daemon::command();
     command
         .args(common().options())
