@@ -338,6 +338,7 @@ fn field<'a>(status: &'a str, name: &str) -> Option<&'a str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::process::{waitid, WaitId, WaitIdOptions};
     use std::process::{Command, Stdio};
 
     #[test]
@@ -356,15 +357,8 @@ mod tests {
     #[test]
     fn a_zombie_is_there_and_is_known_for_one() {
         let mut child = Command::new("true").spawn().expect("true");
-        let end = pidfd(child.id()).expect("a pidfd");
-        rustix::event::poll(
-            &mut [rustix::event::PollFd::new(
-                &end,
-                rustix::event::PollFlags::IN,
-            )],
-            None,
-        )
-        .expect("the end");
+        let id = WaitId::Pid(Pid::from_child(&child));
+        waitid(id, WaitIdOptions::EXITED | WaitIdOptions::NOWAIT).expect("the end");
         assert!(exists(child.id()));
         assert!(look_up(child.id()).expect("a process").is_zombie);
         child.wait().expect("its status");

@@ -27,9 +27,10 @@ mod mounts;
 mod support;
 
 use rustix::fs::FlockOperation;
+use rustix::process::{waitid, Pid, WaitId, WaitIdOptions};
 use support::limited::copy_program;
 use support::locks::{flocked, locked_in_every_way};
-use support::needs::{needs, skipped, Program};
+use support::needs::{has_inotify, has_pidfds, needs, skipped, Program};
 use support::stalls::{fair_test, in_time};
 use support::{eventually, program, PATIENCE};
 
@@ -1353,19 +1354,8 @@ fn a_tag_cannot_forge_a_record() {
 fn what_is_no_process_or_has_ended_holds_nothing() {
     let scratch = Scratch::new();
     let mut zombie = Command::new("true").spawn().expect("true");
-    let end = rustix::process::pidfd_open(
-        rustix::process::Pid::from_child(&zombie),
-        rustix::process::PidfdFlags::empty(),
-    )
-    .expect("a pidfd");
-    rustix::event::poll(
-        &mut [rustix::event::PollFd::new(
-            &end,
-            rustix::event::PollFlags::IN,
-        )],
-        None,
-    )
-    .expect("its end");
+    let id = WaitId::Pid(Pid::from_child(&zombie));
+    waitid(id, WaitIdOptions::EXITED | WaitIdOptions::NOWAIT).expect("its end");
     for pid in [0, zombie.id(), i32::MAX as u32 + 1, u32::MAX] {
         let lock = scratch.lock_with(format!("pid={pid}\ntimestamp=9\n"));
         assert_eq!(details(&lock).alive, Alive::No, "{pid}");
@@ -1665,6 +1655,9 @@ fn other_implementations_and_this_one_read_each_other() {
 
 #[test]
 fn a_release_wakes_a_waiter_at_once() {
+    if !has_inotify() {
+        return skipped(&["inotify"]);
+    }
     fair_test(a_release_wakes_a_waiter_at_once_once);
 }
 
@@ -1702,6 +1695,9 @@ fn a_release_wakes_a_waiter_at_once_once() {
 
 #[test]
 fn a_holder_that_is_killed_wakes_a_waiter() {
+    if !has_pidfds() {
+        return skipped(&["pidfds"]);
+    }
     let scratch = Scratch::new();
     let lock = Semaphore::new(scratch.path(), config(Duration::from_secs(3600), SELDOM))
         .expect("a lock path");

@@ -21,7 +21,7 @@ use rustix::process::{kill_process, test_kill_process, Pid, Signal};
 use support::latch::{fill, shell_status};
 use support::limited::copy_program;
 use support::locks::locked_in_every_way;
-use support::needs::{needs, skipped};
+use support::needs::{has_inotify, needs, skipped};
 use support::{eventually, program, stat_of, PATIENCE};
 
 /// A number that no process has: it is above every process number.
@@ -209,8 +209,11 @@ impl Place {
     }
 }
 
-/// Whether a process waits for a change of files.
+/// Whether a process waits for a change of files, or sleeps until it looks again.
 fn watches(process: impl std::fmt::Display) -> bool {
+    if !has_inotify() {
+        return sleeps(&process.to_string());
+    }
     let links = fs::read_dir(format!("/proc/{process}/fd"));
     links
         .into_iter()
@@ -218,6 +221,15 @@ fn watches(process: impl std::fmt::Display) -> bool {
         .flatten()
         .filter_map(|link| fs::read_link(link.path()).ok())
         .any(|target| target.to_string_lossy().contains("inotify"))
+}
+
+/// Whether all threads of a process sleep.
+fn sleeps(process: &str) -> bool {
+    let threads = fs::read_dir(format!("/proc/{process}/task"));
+    let mut threads = threads.into_iter().flatten().flatten().peekable();
+    let is_there = threads.peek().is_some();
+    let mut stats = threads.map(|thread| fs::read_to_string(thread.path().join("stat")));
+    is_there && stats.all(|stat| stat.is_ok_and(|stat| stat.contains(") S ")))
 }
 
 fn finish(command: &mut Command) -> Output {

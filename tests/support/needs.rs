@@ -179,6 +179,18 @@ pub fn own_programs() -> Option<OwnPrograms> {
     are_own.then_some(OwnPrograms(()))
 }
 
+/// Whether the kernel can tell at once that a file has changed. If not, our programs look again and
+/// again.
+pub fn has_inotify() -> bool {
+    rustix::fs::inotify::init(rustix::fs::inotify::CreateFlags::CLOEXEC).is_ok()
+}
+
+/// Whether the kernel can tell at once that a process has ended.
+pub fn has_pidfds() -> bool {
+    use rustix::process::{getpid, pidfd_open, PidfdFlags};
+    pidfd_open(getpid(), PidfdFlags::empty()).is_ok()
+}
+
 /// Notes that a test, or a part of one, is skipped for want of `missing`: programs, or other things
 /// in words. Panics if `LATCHD_TEST_ALL` is set.
 pub fn skipped(missing: &[&str]) {
