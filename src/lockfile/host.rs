@@ -6,6 +6,7 @@ use std::os::unix::fs::MetadataExt;
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, SystemTime};
 
+use crate::sys::clock;
 use crate::sys::directory::Directory;
 
 use super::files::new_file;
@@ -145,10 +146,12 @@ pub(super) fn seconds_since_1970() -> u64 {
 }
 
 impl Record {
-    /// How long ago the lock was granted, in seconds.
+    /// How long ago the lock was granted, in seconds; `None` if a wrong clock says when.
     pub(crate) fn age(&self) -> Option<u64> {
         let since = self.since.or(self.timestamp)?;
-        Some(seconds_since_1970().saturating_sub(since))
+        let now = seconds_since_1970();
+        let is_possible = since <= now.saturating_add(clock::TOLERANCE.as_secs());
+        is_possible.then(|| now.saturating_sub(since))
     }
 }
 

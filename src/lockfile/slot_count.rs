@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 #[cfg(feature = "programs")]
 use super::config::{SemaphoreConfig, SemaphoreOptions};
 use super::error::{SemaphoreError, SemaphoreResult};
+use super::status::LockDetails;
 use super::Semaphore;
 use crate::text::digits;
 
@@ -32,8 +33,7 @@ pub(super) fn agree(slots: &[Semaphore]) -> SemaphoreResult<()> {
             continue;
         }
         // The lock may be stale, which takes longer to find out.
-        let details = slot.look()?.map(|busy| busy.details);
-        let holder = details.filter(|details| !details.is_stale);
+        let holder = holder_of(&slot)?.filter(|holder| !holder.is_stale);
         match holder.and_then(|holder| holder.slot_count) {
             Some(theirs) if theirs != count => {
                 return Err(SemaphoreError::SlotCountMismatch(theirs));
@@ -45,21 +45,32 @@ pub(super) fn agree(slots: &[Semaphore]) -> SemaphoreResult<()> {
 }
 
 /// How many slots the lock at `path` has for the processes that hold some: what their files say,
-/// and at least as many as are needed for the slots in use. `None` if none is in use.
+/// and at least as many as are needed for the slots in use. A stale slot, perhaps of a larger pool,
+/// counts only if all are stale. `None` if no slot is in use.
 #[cfg(feature = "programs")]
-pub(crate) fn slot_count_in_use(path: &Path) -> Option<u32> {
-    let config = SemaphoreConfig::default();
-    let first = Semaphore::with_options(path_of(path, 0), config, SemaphoreOptions::new());
+pub(crate) fn slot_count_in_use(path: &Path, config: &SemaphoreConfig) -> Option<u32> {
+    let options = SemaphoreOptions::new();
+    let first = Semaphore::with_options(path_of(path, 0), config.clone(), options);
     let slots = all_slots(&first.ok()?);
-    let counts = slots.iter().flat_map(|slot| {
-        let record = slot.written_holder().map(|(_, record)| record);
-        let number = split_slot(slot.lock_path.name.as_bytes()).map(|(_, number)| number);
-        let needed = number.and_then(|number| number.checked_add(1));
-        record.map_or([None; 2], |record| [record.slot_count, needed])
+    let counts = slots.iter().filter_map(|slot| {
+        let holder = holder_of(slot).ok()?.filter(|it| it.pid.is_some())?;
+        let (_, number) = split_slot(slot.lock_path.name.as_bytes())?;
+        let counts = [holder.slot_count, number.checked_add(1)];
+        // Any user can write any number.
+        let valid = counts.into_iter().flatten();
+        let count = valid.filter(|count| *count <= MAX_SLOT_COUNT).max()?;
+        Some((!holder.is_stale, count))
     });
-    // Any user can write any number.
-    let is_valid = |count: &u32| *count <= MAX_SLOT_COUNT;
-    counts.flatten().filter(is_valid).max()
+    counts.max().map(|(_, count)| count)
+}
+
+/// What is known of the holder of a slot; `None` if there is none, or if the file belongs to
+/// another program.
+fn holder_of(slot: &Semaphore) -> SemaphoreResult<Option<LockDetails>> {
+    match slot.look() {
+        Err(SemaphoreError::NotALockFile(_)) => Ok(None),
+        busy => Ok(busy?.map(|busy| busy.details)),
+    }
 }
 
 /// The locks of all slots that have a file, whatever number of slots its holder gives. `slot` is

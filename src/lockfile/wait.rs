@@ -1,5 +1,6 @@
 //! Waiting for one of several locks.
 
+use std::cmp::Reverse;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::time::{Duration, Instant, SystemTime};
@@ -136,9 +137,12 @@ fn until_any<'a, T>(
                 Err(error) => return Err(error),
             }
         }
-        let hopeful = held.iter().position(|busy| !busy.is_hopeless());
-        if hopeful.is_none() || limit.is_over() {
-            let at = hopeful.unwrap_or(0);
+        let hopeful = (0..held.len()).filter(|at| !held[*at].is_hopeless());
+        // The slot that is held the longest tells best whether a holder hangs.
+        let age = |at: &usize| held[*at].details.age.unwrap_or(u64::MAX);
+        let longest = hopeful.min_by_key(|at| Reverse(age(at)));
+        if longest.is_none() || limit.is_over() {
+            let at = longest.unwrap_or(0);
             if held[at].obstacle == Obstacle::NotALockFile {
                 return Err(slots[at].not_a_lock_file());
             }

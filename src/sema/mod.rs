@@ -319,7 +319,7 @@ fn status(request: &SemaRequest) -> CommandResult {
     let is_missing = fs::symlink_metadata(&request.path).is_err();
     let in_use = || {
         is_missing
-            .then(|| slot_count_in_use(&request.path))
+            .then(|| slot_count_in_use(&request.path, &options.config))
             .flatten()
     };
     let count = options.slots.or_else(in_use);

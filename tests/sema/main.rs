@@ -1577,6 +1577,11 @@ fn the_list_of_the_locks_around_has_an_end() {
     assert_eq!(paths.lines().next(), own.to_str());
     assert_eq!(paths.lines().nth(1), Some("/lock/0"));
     assert!(paths.lines().count() <= 64, "{paths}");
+    // As long as the kernel allows, so that not even one more path fits.
+    let mut command = place.command("sema", &["run", "f", "--", "printenv", "SEMA_ALL_PATHS"]);
+    let output = finish(command.env("SEMA_ALL_PATHS", "x".repeat(130_000)));
+    assert_eq!(text(&output.stdout).trim_end(), own.to_str().expect("text"));
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
 }
 
 #[test]
@@ -1721,6 +1726,48 @@ fn no_two_sizes_of_a_pool_are_held_at_once() {
         assert!(held[0] == 0 || held[1] == 0, "{log}");
     }
     assert_eq!(place.status(&["run", "f", "--slots", "2", "--", "true"]), 0);
+}
+
+/// Of several slots, the longest holder counts; a wrong clock does not make one young.
+#[test]
+fn busy_is_fine_only_while_every_holder_of_a_pool_is_young() {
+    let place = Place::new();
+    let record = |since| format!("pid=1\ntimestamp={}\nx-since={since}\n", now());
+    for (other, status) in [
+        (now(), 0),
+        (now() - TWO_HOURS, BUSY),
+        (now() + TWO_HOURS, BUSY),
+    ] {
+        for at in [0, 1] {
+            place.write(&format!("f.{at}.lock"), &record(now()));
+            place.write(&format!("f.{}.lock", 1 - at), &record(other));
+            let words = ["run", "f", "--slots", "2", "-n", "--busy-ok=1h"];
+            let output = place.sema(&[&words[..], &["--", "false"]].concat());
+            assert_eq!(output.status.code(), Some(status), "{output:?}");
+        }
+    }
+}
+
+/// A crash of a larger pool, and another program.
+#[test]
+fn files_that_hold_no_slot_do_not_count_for_a_pool() {
+    let place = Place::new();
+    let holds: Vec<_> = (0..2).map(|_| held(&place, &["--slots", "2"])).collect();
+    let stale = format!("pid={NO_PROCESS}\ntimestamp=1\nx-slots=9\n");
+    let foreign = format!("hello\npid=1\ntimestamp={}\nx-slots=9\n", now());
+    for content in [stale, foreign] {
+        place.write("f.6.lock", &content);
+        let output = place.sema(&["status", "f"]);
+        let shown = text(&output.stdout);
+        assert_eq!(shown.matches("path: ").count(), 2, "{shown}");
+        assert_eq!(output.status.code(), Some(1), "{content}");
+        let words = ["run", "f", "-n", "--slots", "2", "--", "true"];
+        assert_eq!(place.status(&words), BUSY, "{content}");
+    }
+    for (mut hold, stdin, _) in holds {
+        drop(stdin);
+        assert_eq!(wait(&mut hold), Some(0));
+    }
 }
 
 /// The wait may end, so it must not be refused.
