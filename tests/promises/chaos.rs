@@ -28,7 +28,7 @@ use crate::support::at_the_end::AtTheEnd;
 use crate::support::cluster::Etcd;
 use crate::support::footprint::{status_kib, Footprint};
 use crate::support::limited::limit_to;
-#[cfg(feature = "cluster")]
+#[cfg(any(feature = "cluster", feature = "tls"))]
 use crate::support::needs::needs;
 use crate::support::stalls::lateness_during;
 use crate::support::{Scheme, PATIENCE};
@@ -58,6 +58,7 @@ fn no_chaos_breaks_a_promise() {
 #[cfg(feature = "tls")]
 #[test]
 fn no_chaos_over_tls_breaks_a_promise() {
+    needs!("openssl");
     run(House::Alone(Scheme::Tls));
 }
 
