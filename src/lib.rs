@@ -146,7 +146,7 @@
 //!   calls `keep_for` in `client/guard`, which asks the server to keep the grant. There, `keep` in
 //!   `table/orphans` does.
 //! - The variables of a command under a lock: `latch/variables`.
-//! - What a standby does with a connection: `receive` in `cluster/relay`.
+//! - What a standby does with a connection: `relay_or_serve` in `cluster/relay`.
 //! - Which names mean the same serial port: `lfpd/uucp/device`; the names of their lock files:
 //!   `lfpd/uucp/names`. Which of them a lock has: `make` in `lfpd/uucp/lock_file`; which an unlock
 //!   removes: `removable` in `lfpd/uucp/files`.

@@ -526,7 +526,7 @@ impl Arbiter {
     /// When the reaper should look next: now, if owed slots are left to grant; otherwise at the end
     /// of the next lease or when the next idle key is due, whichever is earlier.
     fn next_look(&self, state: &State) -> Option<Instant> {
-        if state.table.has_turns_left() {
+        if state.table.must_go_on_granting() {
             return Some(state.now);
         }
         let idle_since = state.table.idle_since();

@@ -19,9 +19,9 @@ pub enum ClusterSettings {}
 /// This server as a node of a cluster.
 pub enum ClusterNode {}
 
-/// What has become of a connection.
+/// What is to be done with a connection, or was done with it.
 #[allow(dead_code)] // a single server never has one of these
-pub enum Received {
+pub enum Disposition {
     ServeHere(Vec<u8>),
     Over,
     Silent,
@@ -67,7 +67,7 @@ impl ClusterNode {
         match *self {}
     }
 
-    pub fn receive(&self, _: &Arc<Stream>, _: Duration, _: Option<Duration>) -> Received {
+    pub fn relay_or_serve(&self, _: &Arc<Stream>, _: Duration, _: Option<Duration>) -> Disposition {
         match *self {}
     }
 
@@ -99,7 +99,7 @@ impl ClusterNode {
         match *self {}
     }
 
-    pub fn cut_adopting(&self) {
+    pub fn cut_adopters(&self) {
         match *self {}
     }
 

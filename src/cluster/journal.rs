@@ -7,9 +7,9 @@
 //! transaction that makes the same comparisons and changes nothing. It sends questions even while
 //! etcd refuses to write.
 //!
-//! A server that hands over closes its journal. Changes that were recorded before the close are
-//! still written. But no session relies on a change that was not certain then, because the next
-//! server may not know of it.
+//! A server that hands over closes its journal. The changes that were recorded by then are still
+//! written. But the next server may read etcd before that, so it may not know of them. So, after
+//! the close, sessions rely only on the changes that were certain at the close.
 
 mod rounds;
 mod untold;
@@ -44,14 +44,16 @@ pub struct Journal {
 struct JournalState {
     /// The changes that are not in a round yet, with their numbers.
     pending: VecDeque<(u64, Change)>,
-    /// When the first pending change was recorded. If the previous round left changes behind, they
-    /// may be a little older. Meaningless if no change is pending.
+    /// When the oldest pending change was recorded. If the previous round had no room for all
+    /// changes, those that it left may have been recorded a little later than this. Meaningless if
+    /// no change is pending.
     pending_since: Option<Instant>,
     /// The number of the latest recorded change. Changes are numbered from 1.
     recorded: u64,
     /// All changes up to this number are certain.
     certain: u64,
-    /// The number of each holder's latest change, if no session may rely on that change yet.
+    /// Maps each holder to the number of its latest change. A change on which sessions may rely is
+    /// left out.
     last_changes: BTreeMap<Fence, u64>,
     untold: Untold,
     rounds: Rounds,
@@ -95,8 +97,8 @@ pub struct Round {
     pub recorded_at: Instant,
     /// The number of the round; 0 if it has not begun.
     number: u64,
-    /// All changes up to this number are certain when the round has succeeded.
-    last_change: u64,
+    /// When the round has succeeded, all changes up to this number are certain.
+    covers_up_to: u64,
 }
 
 impl Round {
@@ -124,7 +126,7 @@ impl Journal {
                     return round;
                 }
                 // Each pending grant has ended before it was written, so there is nothing to write.
-                state.are_certain(round.last_change);
+                state.note_certain(round.covers_up_to);
             } else if let Some(retry_at) = state.rounds.retry_at.filter(|_| has_changes) {
                 self.work.wait_until(&mut state, retry_at);
             } else {
@@ -139,13 +141,15 @@ impl Journal {
         let took = round.began.elapsed();
         let mut state = self.state.lock();
         let had_run_out = round.reserve.is_some_and(|end| state.fences.extend(end));
-        state.untold.are_written(round.changes().map(Change::fence));
+        state
+            .untold
+            .note_written(round.changes().map(Change::fence));
         if round.is_batch() {
             state.rounds.retry_at = None;
             state.probe = None;
         }
         state.rounds.succeed_all(round.number, took);
-        state.are_certain(round.last_change);
+        state.note_certain(round.covers_up_to);
         had_run_out
     }
 
@@ -156,9 +160,10 @@ impl Journal {
         let mut state = self.state.lock();
         state.wants_fences |= round.reserve.is_some();
         match round.changes.last_mut() {
-            // Later changes of the round have cancelled each other out.
-            Some((number, _)) => *number = round.last_change,
-            None => state.are_certain(round.last_change),
+            // The round also covers later changes, such as a grant and its end that cancelled each
+            // other out. They become certain together with the changes that are put back.
+            Some((number, _)) => *number = round.covers_up_to,
+            None => state.note_certain(round.covers_up_to),
         }
         let since = state.pending_since.filter(|_| !state.pending.is_empty());
         state.pending_since = Some(since.map_or(round.recorded_at, |it| it.min(round.recorded_at)));
@@ -214,7 +219,7 @@ impl Journal {
 
     /// The fences of the grants that are not in a round yet.
     pub fn pending_grants(&self) -> Vec<Fence> {
-        granted(self.state.lock().pending.iter().map(|(_, change)| change))
+        fences_of_grants(self.state.lock().pending.iter().map(|(_, change)| change))
     }
 
     /// The number of sessions that wait.
@@ -227,11 +232,12 @@ impl Journal {
     }
 
     /// Blocks until the latest changes of the promised holders are certain. With
-    /// `JournaledByActive`, also blocks until etcd has confirmed that this server was active after
-    /// the call. If the journal is closed first, blocks until the process ends.
+    /// `JournaledByActive`, also blocks until etcd has confirmed, by a round that began after the
+    /// call, that this server is active. If the journal was closed while any of this was missing,
+    /// blocks until the process ends.
     ///
-    /// Returns those of the grants of which no client was told before. The caller tells their
-    /// client now.
+    /// The caller then tells clients of the promised grants. Returns those of which no client had
+    /// been told before.
     pub fn wait_until_certain(&self, promised: &Promised) -> Vec<Fence> {
         if promised.certainty == Certainty::None || super::is_planted("reply-before-journal") {
             return Vec::new();
@@ -247,7 +253,8 @@ impl Journal {
         } else {
             state.last_change_of(&promised.holders)
         };
-        // The close may end a grant whose change was certain by then.
+        // The close ends grants of which no client knows, even those that were certain. So after
+        // the close, a holder may have a later change than `change`.
         let is_uncertain = |state: &mut JournalState| {
             let (certain, succeeded) = state.reliable();
             let is_closed = state.closed.is_some();
@@ -277,8 +284,8 @@ impl JournalState {
         }
     }
 
-    /// Ends the grants of which no client knows, and notes what sessions may rely on. At the next
-    /// server, these grants would only block their keys.
+    /// Notes what sessions may rely on from now on. Also ends the grants of which no client knows:
+    /// nobody would use or release them at the next server, and they would only block their keys.
     fn close(&mut self) {
         if self.closed.is_some() {
             return;
@@ -296,9 +303,9 @@ impl JournalState {
     /// Makes the next round. Without `may_write`, the round is a question.
     fn make_round(&mut self, may_write: bool) -> Round {
         let mut changes: Vec<(u64, Change)> = Vec::new();
-        let (mut last_change, mut reserve) = (0, None);
+        let (mut covers_up_to, mut reserve) = (0, None);
         if may_write {
-            last_change = self.take_changes(&mut changes);
+            covers_up_to = self.take_changes(&mut changes);
             if mem::take(&mut self.wants_fences) {
                 reserve = Some(self.fences.end().saturating_add(RANGE));
             }
@@ -311,18 +318,18 @@ impl JournalState {
             began,
             recorded_at: recorded_at.unwrap_or(began),
             number: 0,
-            last_change,
+            covers_up_to,
         }
     }
 
     /// Moves the pending changes of a batch into `changes`. Returns the highest number of the
     /// changes that are no longer pending.
     fn take_changes(&mut self, changes: &mut Vec<(u64, Change)>) -> u64 {
-        let mut last_change = 0;
+        let mut covers_up_to = 0;
         while let Some((number, change)) = self.pending.pop_front() {
             let fence = change.fence();
-            // A transaction may name each key only once, so the latest change replaces earlier
-            // ones.
+            // A transaction may write each key of etcd only once. So a holder's latest change
+            // replaces its earlier ones.
             match changes.iter().rposition(|(_, it)| it.fence() == fence) {
                 // The grant has ended before it was written, so neither change is needed.
                 Some(at)
@@ -337,16 +344,17 @@ impl JournalState {
                 }
                 None => changes.push((number, change)),
             }
-            last_change = last_change.max(number);
+            covers_up_to = covers_up_to.max(number);
         }
-        last_change
+        covers_up_to
     }
 
     /// Records that all changes up to this number are certain.
-    fn are_certain(&mut self, change: u64) {
+    fn note_certain(&mut self, change: u64) {
         if change > self.certain {
             self.certain = change;
-            // After the close, a slow session must still find out that its grant was ended.
+            // The close ends grants of which no client knows. A session that is about to tell its
+            // client of such a grant must find the end here, even when that is certain.
             let (reliable, _) = self.reliable();
             self.last_changes.retain(|_, number| *number > reliable);
         }
@@ -400,7 +408,7 @@ impl JournalState {
     }
 }
 
-pub fn granted<'a>(changes: impl IntoIterator<Item = &'a Change>) -> Vec<Fence> {
+pub fn fences_of_grants<'a>(changes: impl IntoIterator<Item = &'a Change>) -> Vec<Fence> {
     let held = changes.into_iter();
     let held = held.filter(|change| matches!(change, Change::Held(_)));
     held.map(Change::fence).collect()
@@ -728,7 +736,7 @@ mod tests {
         let mut state = journal.state.lock();
         state.untold.highest_written = 1;
         state.rounds.succeed(round.number);
-        state.are_certain(round.last_change);
+        state.note_certain(round.covers_up_to);
         state.close();
         drop(state);
         thread::sleep(Duration::from_millis(20));

@@ -13,7 +13,7 @@ mod etcd;
 #[cfg_attr(not(feature = "tls"), path = "etcd_tls/absent.rs")]
 mod etcd_tls;
 mod first_bytes;
-mod first_frames;
+mod hello_watch;
 mod journal;
 mod record;
 mod relay;
@@ -47,7 +47,7 @@ use election::Candidate;
 use etcd::{EtcdFailure, Gateway, NOT_FOUND};
 use etcd_tls::EtcdTls;
 use journal::Journal;
-pub use relay::Received;
+pub use relay::Disposition;
 use relay::Relays;
 use role::{Active, Role};
 use writer::{JournalWriter, UnreadableRecord};

@@ -2,10 +2,13 @@
 //! when another server becomes active.
 //!
 //! A client that knows all servers could connect to the active one itself. But many clients have
-//! only one address, mostly that of the server on their own host. Such a client may be unable to
-//! resolve or reach the addresses by which the servers reach each other. A client with TLS expects
-//! the name of this server, and a client on a Unix socket cannot reach another host. Some clients
-//! can adopt their grants over a new connection; a standby that stops must recognize these clients.
+//! only one address, mostly that of the server on their own host, and cannot be sent elsewhere: the
+//! client may be unable to resolve or reach the addresses that the servers have for each other. A
+//! client with TLS expects the name of this server, and a client on a Unix socket cannot reach
+//! another host.
+//!
+//! Some clients can adopt their grants over a new connection. A standby that stops cuts off only
+//! these clients, so it watches for their `hello`.
 
 use std::collections::HashMap;
 use std::io;
@@ -23,7 +26,7 @@ use rustix::io::Errno;
 use rustix::net::{connect_unspec, recv, send, shutdown, sockopt, RecvFlags, SendFlags};
 
 use super::first_bytes::{FirstBytes, Meaning};
-use super::first_frames::FirstFrames;
+use super::hello_watch::HelloWatch;
 use super::{first_of, ClusterNode, PATIENCE};
 use crate::log::Throttle;
 use crate::net::listener::SEND_BUFFER_LEN;
@@ -52,8 +55,8 @@ const CLOSING_TIME: Duration = Duration::from_secs(5);
 /// The maximum number of bytes to read from one end before the other end has accepted them.
 const BUFFER_LEN: usize = 8 * 1024;
 
-/// The maximum number of pieces that are passed on to a client after its relay was cut: a server
-/// that still answers earlier requests could go on for ever.
+/// The maximum number of pieces that are passed on to a client after its relay was cut. Without a
+/// maximum, the cut could take for ever, because the server may still be answering requests.
 const LAST_PIECES: u32 = 64;
 
 /// A connection that is passed on to the active server.
@@ -63,19 +66,20 @@ struct Relay {
     server: Arc<TcpStream>,
     /// Whether the client can adopt its grants over another connection.
     can_adopt: AtomicBool,
-    /// Set when this server stops. Both ends must be reset.
+    /// Set when this server stops. The relaying thread must then reset both connections.
     is_cut: AtomicBool,
 }
 
 impl Relay {
-    /// Tells the relaying thread to reset both ends. Otherwise that thread would pass on the end of
-    /// the stream, and the active server would think that the client had closed the connection.
+    /// Tells the relaying thread to reset both connections. Without a reset, the active server
+    /// would see the end of the stream, and think that the client had closed its connection.
     fn cut(&self) {
         self.is_cut.store(true, Ordering::SeqCst);
         self.end(Shutdown::Read);
     }
 
-    /// Ends both directions. What has arrived from the server already is still passed on.
+    /// Stops reading from the client, and shuts down the connection to the server as `of_server`
+    /// says. Replies that have arrived from the server are still passed on.
     fn end(&self, of_server: Shutdown) {
         self.client.shutdown(Shutdown::Read);
         let _ = self.server.shutdown(of_server);
@@ -90,9 +94,9 @@ pub(super) struct Relays {
     throttle: Throttle,
 }
 
-/// What has become of a connection.
+/// What is to be done with a connection, or was done with it.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Received {
+pub enum Disposition {
     /// This server must serve the connection itself. The client has begun with these bytes, which
     /// have been read.
     ServeHere(Vec<u8>),
@@ -103,8 +107,8 @@ pub enum Received {
 }
 
 impl ClusterNode {
-    /// Cuts connections when another server becomes active, and reports each change of the role to
-    /// the supervisor. Never returns.
+    /// Ends relays when another server becomes active, and reports each change of the role to the
+    /// supervisor. Never returns.
     pub(super) fn watch_role(&self) -> ! {
         let mut role = self.role();
         loop {
@@ -112,13 +116,13 @@ impl ClusterNode {
                 warn!("cannot-notify error=\"{}\"", reason(&error));
             }
             role = self.wait_for_change(&role, Duration::from_secs(3600));
-            self.cut_old();
+            self.end_old();
         }
     }
 
-    /// Cuts the connections to servers that are no longer active. Cuts nothing while no active
-    /// server is known, because the previous one may still be active.
-    fn cut_old(&self) {
+    /// Ends the relays to servers that are no longer active. Ends none while no active server is
+    /// known, because the previous one may still be active.
+    fn end_old(&self) {
         let open = self.relays.open.lock();
         let Some(active) = self.role().active else {
             return;
@@ -130,7 +134,7 @@ impl ClusterNode {
 
     /// Cuts the connections of clients that can adopt their grants over a new connection. Call this
     /// when the standby stops.
-    pub fn cut_adopting(&self) {
+    pub fn cut_adopters(&self) {
         let open = self.relays.open.lock();
         let adopting = open
             .values()
@@ -143,62 +147,65 @@ impl ClusterNode {
         self.relays.open.lock().values().for_each(|it| it.cut());
     }
 
-    /// Receives a connection. A standby relays the connection until it ends, or only answers a
-    /// request for the role.
+    /// If this server is active, returns the connection, which the caller must serve. If it is a
+    /// standby, relays the connection until it ends, or answers a request for the role.
     ///
     /// Blocks for at most `read_timeout` until the client's first bytes arrive, then for at most
     /// three times the TTL until there is an active server, and then as long as the connection
     /// lasts. The client must accept each piece that is passed on to it within `write_timeout`
     /// (`None`: no limit).
-    pub fn receive(
+    pub fn relay_or_serve(
         &self,
         client: &Arc<Stream>,
         read_timeout: Duration,
         write_timeout: Option<Duration>,
-    ) -> Received {
+    ) -> Disposition {
         let mut first = FirstBytes::default();
         loop {
             let deadline = Instant::now() + read_timeout;
             if self.is_active() {
                 return self.take_in(client, first, deadline);
             }
+            // An arm without a result looks again: at the role, and then at the next frame.
             match first.meaning_within(client, deadline) {
                 Some(Meaning::Other) => return self.pass_on(client, first, write_timeout),
                 Some(Meaning::Cluster) if self.tell_role(client, &mut first, deadline) => {}
-                // Other standbys learn of a new term before this server has restored the holders,
-                // so this one waits for the holders.
+                // Another server takes this one for the active one. It may be right: the others
+                // learn of a new term before this server has restored the holders of the last one.
+                // So wait for that.
                 Some(Meaning::Relay) if self.wait_until_active() => {}
                 Some(Meaning::Relay) => {
                     debug!("turned-away peer={client} reason=relay-to-standby");
-                    return Received::Over;
+                    return Disposition::Over;
                 }
-                Some(_) => return Received::Over,
+                Some(_) => return Disposition::Over,
                 None if self.is_active() => {}
-                None => return Received::Silent,
+                None => return Disposition::Silent,
             }
         }
     }
 
-    /// Prepares a connection that this server serves itself. If clients must speak TLS, a standby
-    /// first sends a frame in clear text with the epoch that it knows. Removes that frame, and
-    /// refuses the connection if the frame has another epoch.
-    fn take_in(&self, client: &Stream, mut first: FirstBytes, deadline: Instant) -> Received {
+    /// Prepares a connection that this server serves itself. A connection that a standby relays
+    /// begins with a frame in clear text, which has the epoch that the standby knows. If clients
+    /// must speak TLS, that frame has to be removed here, before the TLS handshake. The connection
+    /// is refused if the frame has another epoch.
+    fn take_in(&self, client: &Stream, mut first: FirstBytes, deadline: Instant) -> Disposition {
         if !client.speaks_tls() {
-            return Received::ServeHere(first.into_bytes());
+            return Disposition::ServeHere(first.into_bytes());
         }
         match first.meaning_within(client, deadline) {
             Some(Meaning::Relay) => {}
-            Some(Meaning::End) => return Received::Over,
-            Some(_) => return Received::ServeHere(first.into_bytes()),
-            None => return Received::Silent,
+            Some(Meaning::End) => return Disposition::Over,
+            Some(_) => return Disposition::ServeHere(first.into_bytes()),
+            None => return Disposition::Silent,
         }
         let frame = first.take_frame(client, deadline).unwrap_or_default();
         let epoch = frame.split(|byte| *byte == b'\n').nth(1);
         if epoch.is_some_and(|epoch| self.is_current_epoch(epoch)) {
-            return Received::ServeHere(first.into_bytes());
+            return Disposition::ServeHere(first.into_bytes());
         }
         debug!("turned-away peer={client} reason=relay-of-another-epoch");
-        Received::Over
+        Disposition::Over
     }
 
     /// Answers a request for the role; `false` if the request is incomplete or the client is gone.
@@ -214,26 +221,26 @@ impl ClusterNode {
         client: &Arc<Stream>,
         first: FirstBytes,
         write_timeout: Option<Duration>,
-    ) -> Received {
+    ) -> Disposition {
         let deadline = Instant::now() + self.settings.ttl * PATIENCE;
         let mut is_waiting = false;
         loop {
             let role = self.role();
             if role.is_own {
-                return Received::ServeHere(first.into_bytes());
+                return Disposition::ServeHere(first.into_bytes());
             }
             let left = deadline.saturating_duration_since(Instant::now());
             // A client that has left must not use up a connection until the deadline.
             if left.is_zero() || is_waiting && client.has_hung_up() {
-                return Received::Over;
+                return Disposition::Over;
             }
             let active = role.active.as_ref();
-            let place = active.and_then(|active| Some((active.epoch, active.address.as_ref()?)));
-            let pause = match place.map(|(epoch, it)| (epoch, it, introduce(epoch, it))) {
+            let target = active.and_then(|active| Some((active.epoch, active.address.as_ref()?)));
+            let pause = match target.map(|(epoch, it)| (epoch, it, connect_to_active(epoch, it))) {
                 None => LONG_PAUSE,
                 Some((epoch, _, Ok(server))) => {
                     self.relay(client, first, server, epoch, write_timeout);
-                    return Received::Over;
+                    return Disposition::Over;
                 }
                 Some((_, active, Err(error))) => {
                     let error = reason(&error);
@@ -264,10 +271,10 @@ impl ClusterNode {
             can_adopt: AtomicBool::new(false),
             is_cut: AtomicBool::new(false),
         });
-        let (number, server) = (relay.server.as_raw_fd(), Arc::clone(&relay.server));
-        self.relays.open.lock().insert(number, Arc::clone(&relay));
+        let (fd, server) = (relay.server.as_raw_fd(), Arc::clone(&relay.server));
+        self.relays.open.lock().insert(fd, Arc::clone(&relay));
         // The role may have changed before the relay was registered.
-        self.cut_old();
+        self.end_old();
         let pumped = pump(
             client.as_fd(),
             first.into_bytes(),
@@ -281,7 +288,7 @@ impl ClusterNode {
                 }
             },
         );
-        self.relays.open.lock().remove(&number);
+        self.relays.open.lock().remove(&fd);
         if let Err(error) = pumped {
             let error = reason(&error);
             debug!("relay-broken peer={client} error=\"{error}\"");
@@ -298,9 +305,9 @@ impl ClusterNode {
     }
 }
 
-/// Connects to the active server, and sends a frame that announces a relayed client and has the
-/// epoch.
-fn introduce(epoch: u64, address: &str) -> io::Result<TcpStream> {
+/// Connects to the active server, and sends the frame that announces a relayed client. The frame
+/// has the epoch.
+fn connect_to_active(epoch: u64, address: &str) -> io::Result<TcpStream> {
     let connect = |addr: &SocketAddr| TcpStream::connect_timeout(addr, CONNECT_TIMEOUT);
     let server = first_of(address, Instant::now() + CONNECT_TIMEOUT, connect)?;
     // If the servers can reach etcd but not each other, there is no new epoch to cut the
@@ -319,8 +326,8 @@ fn introduce(epoch: u64, address: &str) -> io::Result<TcpStream> {
 struct Direction<'a> {
     from: BorrowedFd<'a>,
     to: BorrowedFd<'a>,
-    /// Set when this server cuts the connection. The end of the stream then does not come from the
-    /// peer.
+    /// Set when this server cuts the relay. If the stream then ends, this server has ended it, and
+    /// not the peer, so the end must not be passed on.
     is_cut: &'a AtomicBool,
     /// The bytes that have been read but not sent.
     unsent: Vec<u8>,
@@ -341,8 +348,9 @@ impl Direction<'_> {
         look_at: impl FnOnce(&[u8]),
     ) -> io::Result<bool> {
         let len = self.unsent.len();
-        // The kernel may have a little room long before it reports the socket as writable. If bytes
-        // were sent into that room, the client would seem to have read something.
+        // Send only if the socket was reported as writable. The kernel has a little room for more
+        // bytes long before that, even if the client reads nothing. Bytes that went into this room
+        // would make a client that reads nothing look like a slow one.
         if of_to.intersects(!PollFlags::IN) {
             self.send()?;
         }
@@ -386,26 +394,27 @@ impl Direction<'_> {
     }
 }
 
-/// Relays bytes and the end of the stream in both directions, until both have ended. `first` is
-/// what has been read from the client already. Returns earlier if the client has not ended its
-/// direction within [`CLOSING_TIME`] after the server's.
+/// Relays bytes and the end of the stream in both directions. `first` is what has been read from
+/// the client already. Calls `note_can_adopt` if the client says that it can adopt its grants.
 ///
-/// Fails with [`io::ErrorKind::TimedOut`] if the client does not read within `write_timeout`
-/// (`None`: no limit). The active server cannot cut such a client, because the end of the server's
-/// direction is seen here only after the client has read. Calls `note_adopting` if the client says
-/// that it can adopt its grants.
+/// Returns when both directions have ended. When only the server's has ended, waits for the
+/// client's for at most [`CLOSING_TIME`].
 ///
-/// To cut the relay, set `is_cut` and shut down the ends. This function then passes on what has
-/// arrived from the server, as far as the client takes it at once, resets the connection to the
-/// server, and fails with another error. The reset tells the server that the client will come back
-/// over a new connection.
+/// Fails with [`io::ErrorKind::TimedOut`] if the client does not read for `write_timeout` (`None`:
+/// no limit). The active server cannot end such a connection: this function would not see that,
+/// because it reads nothing from the server until the client has taken the earlier bytes.
+///
+/// To cut the relay, set `is_cut` and shut down the ends for reading. This function then passes on
+/// the replies that have arrived from the server, as far as the client takes them at once. Then it
+/// resets the connection to the server, and fails with another error. The reset tells the server
+/// that the client will come back over a new connection.
 fn pump(
     client: BorrowedFd<'_>,
     first: Vec<u8>,
     server: BorrowedFd<'_>,
     write_timeout: Option<Duration>,
     is_cut: &AtomicBool,
-    note_adopting: impl Fn(),
+    note_can_adopt: impl Fn(),
 ) -> io::Result<()> {
     let direction = |from, to| Direction {
         from,
@@ -416,10 +425,10 @@ fn pump(
         is_over: false,
     };
     let (mut up, mut down) = (direction(client, server), direction(server, client));
-    let (mut closes_at, mut first_frames) = (None, FirstFrames::default());
+    let (mut closes_at, mut hello_watch) = (None, HelloWatch::default());
     let mut look_at = |bytes: &[u8]| {
-        if first_frames.look_at(bytes) {
-            note_adopting();
+        if hello_watch.look_at(bytes) {
+            note_can_adopt();
         }
     };
     look_at(&first);
@@ -429,8 +438,8 @@ fn pump(
     let (mut of_client, mut of_server) = (PollFlags::IN, PollFlags::IN);
     loop {
         if is_cut.load(Ordering::SeqCst) {
-            // The server may have told the client of a grant. The reset follows at once, because
-            // a reply that arrives in between is lost.
+            // A reply that has arrived may tell the client of a grant, so pass it on. A reply that
+            // arrives between this and the reset is lost, so reset at once.
             for _ in 0..LAST_PIECES {
                 if !down.advance(PollFlags::IN, PollFlags::OUT, |_| {})? {
                     break;
@@ -439,7 +448,7 @@ fn pump(
             let _ = connect_unspec(server);
             return Err(io::ErrorKind::ConnectionAborted.into());
         }
-        // A reply that has arrived is passed on even if the server takes nothing more.
+        // Replies come first: if sending to the server fails, they have been passed on.
         let moved = [
             down.advance(of_server, of_client, |_| {})?,
             up.advance(of_client, of_server, &mut look_at)?,
@@ -644,7 +653,7 @@ mod tests {
     fn the_way_to_the_active_server_is_watched_for_life() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
         let address = listener.local_addr().expect("an address").to_string();
-        let server = introduce(7, &address).expect("connected");
+        let server = connect_to_active(7, &address).expect("connected");
         assert!(sockopt::socket_keepalive(&server).expect("an option"));
         assert_eq!(
             sockopt::tcp_user_timeout(&server).expect("an option"),

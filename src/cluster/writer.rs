@@ -9,7 +9,7 @@ use std::time::{Duration, Instant, SystemTime};
 use log::{error, info};
 
 use super::etcd::{self, EtcdFailure, Gateway, TxnAnswer};
-use super::journal::granted;
+use super::journal::fences_of_grants;
 use super::record::{self, Names};
 use super::trouble::Trouble;
 use super::{is_planted, ClusterNode, Term};
@@ -81,7 +81,7 @@ impl JournalWriter {
             let round = journal.next_round();
             let outcome = self.commit(round.changes(), round.reserve);
             if round.recorded_at.elapsed() > LATE {
-                self.arbiter.begin_anew(&granted(round.changes()));
+                self.arbiter.begin_anew(&fences_of_grants(round.changes()));
             }
             match outcome {
                 BatchResult::Refused => journal.put_back(round, PAUSE_AFTER_REFUSAL),
@@ -223,7 +223,7 @@ impl JournalWriter {
             };
             // The replies to these grants are late. Their leases start again, so that no lease ends
             // before its holder knows of it.
-            let mut fences = granted(changes.clone());
+            let mut fences = fences_of_grants(changes.clone());
             fences.extend(self.node.journal.pending_grants());
             self.arbiter.begin_anew(&fences);
             let is_lost = matches!(failure, EtcdFailure::NoAnswer { .. });

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use log::{debug, warn};
 
 use crate::arbiter::{Arbiter, ClientSocket, Heartbeat};
-use crate::cluster::Received;
+use crate::cluster::Disposition;
 use crate::net::connections::{Admission, Connections};
 use crate::net::hangup::HangupWatch;
 use crate::net::inherited::{self, Inherited};
@@ -124,10 +124,10 @@ fn converse(
     let stream = &admission.stream;
     let first = match &rules.node {
         None => Vec::new(),
-        Some(node) => match node.receive(stream, rules.read_timeout, rules.write_timeout) {
-            Received::ServeHere(first) => first,
-            Received::Over => return,
-            Received::Silent => return connection::turn_away(stream, rules),
+        Some(node) => match node.relay_or_serve(stream, rules.read_timeout, rules.write_timeout) {
+            Disposition::ServeHere(first) => first,
+            Disposition::Over => return,
+            Disposition::Silent => return connection::turn_away(stream, rules),
         },
     };
     let socket: Arc<dyn ClientSocket> = Arc::<Stream>::clone(stream);

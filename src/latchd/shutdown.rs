@@ -113,7 +113,7 @@ impl ServerEnd<'_> {
             Drained::TimedOut => log_cut_off(self.arbiter, TIMED_OUT),
         }
         let grace_left = deadline.saturating_duration_since(Instant::now());
-        say_farewell(self.signals, self.connections, grace_left)
+        let_sessions_finish(self.signals, self.connections, grace_left)
     }
 
     /// Hands the holders of the previous server on to the next one, because this server cannot
@@ -208,7 +208,7 @@ impl ServerEnd<'_> {
     fn leave_cluster(&self, node: &ClusterNode, deadline: Instant) -> ExitCode {
         self.connections.close();
         self.listeners.iter().for_each(Listener::refuse);
-        node.cut_adopting();
+        node.cut_adopters();
         info!("draining");
         let _ = notify("STOPPING=1\nSTATUS=Draining");
         let gone = none_left(self.connections, LONGEST, LONGEST);
@@ -259,7 +259,7 @@ impl ServerEnd<'_> {
 /// Ends all input, and lets the sessions send the replies to earlier requests. Waits as long as
 /// sessions end, but no longer than the rest of the grace period. If the socket is inherited, a
 /// client that connects now waits in the backlog for the next server.
-fn say_farewell(
+fn let_sessions_finish(
     signals: &Receiver<()>,
     connections: &Arc<Connections>,
     grace_left: Duration,
@@ -298,7 +298,7 @@ mod tests {
     fn after_the_farewell_newcomers_are_left_to_the_next_server() {
         let (_sender, signals) = bounded(1);
         let connections = Arc::new(Connections::new(1, None, b""));
-        say_farewell(&signals, &connections, Duration::ZERO);
+        let_sessions_finish(&signals, &connections, Duration::ZERO);
         assert!(connections.close_if_empty(|| false), "it accepts");
     }
 }

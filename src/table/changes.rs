@@ -171,7 +171,7 @@ impl LockTable {
                 .lease_end()
                 .is_some_and(|(ends, _)| now < ends && ends < anew)
             {
-                self.begin_lease(id, anew);
+                self.set_lease_end(id, anew);
             }
         }
     }

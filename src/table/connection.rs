@@ -133,11 +133,11 @@ impl LockTable {
     /// This is done in steps, because removing a million at once would delay every other client for
     /// too long.
     pub fn release_some(&mut self, conn: ConnId, at_most: usize, now: Instant) -> bool {
-        if self.has_turns_left {
+        if self.must_go_on_granting {
             self.grant_owed_slots(now);
         }
         for _ in 0..at_most {
-            if self.has_turns_left {
+            if self.must_go_on_granting {
                 return false;
             }
             if !self.release_next(conn, now) {

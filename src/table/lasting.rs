@@ -91,7 +91,7 @@ impl LockTable {
     }
 
     /// Refuses a claim whose grant would last while the state file cannot be written.
-    pub(super) fn refuse_unwritable(&self, lease: Duration) -> Result<(), Refusal> {
+    pub(super) fn check_writable(&self, lease: Duration) -> Result<(), Refusal> {
         match &self.lasting {
             Some(lasting) if !lasting.is_writable && lease > lasting.longest_ordinary => {
                 Err(Refusal::NoToken)
@@ -102,7 +102,7 @@ impl LockTable {
 
     /// Refuses to keep a grant while the state file cannot be written.
     pub(super) fn refuse_unwritable_keep(&self) -> Result<(), Refusal> {
-        self.refuse_unwritable(Duration::MAX)
+        self.check_writable(Duration::MAX)
     }
 
     /// The longest lease that a holder can get by a renewal: while the state file cannot be

@@ -40,10 +40,10 @@ impl LockTable {
 
     /// Ends a grant and passes its slots on.
     pub(super) fn revoke(&mut self, id: PlaceId, end: GrantEnd, now: Instant) {
-        let (key, held_count) = (self.places[id].key, self.leases.len());
+        let (key, grants_before) = (self.places[id].key, self.leases.len());
         self.end_hold(id, end, now);
         self.record_refusal(id, Refusal::LeaseExpired, now);
-        self.promote(key, held_count, now);
+        self.promote(key, grants_before, now);
     }
 
     /// Takes a holder out of its key's holders. The place itself stays.
@@ -63,13 +63,13 @@ impl LockTable {
         let queue = &mut self.keys[place.key];
         queue.free += place.weight.get();
         queue.holders.remove(&mut self.places, id);
-        self.last_held = Some(now);
+        self.last_hold_ended = Some(now);
         self.numbers.free_all_of(fence, self.places[id].key);
         self.note_ended(id, fence);
     }
 
     /// Sets when a holder's lease ends.
-    pub(super) fn begin_lease(&mut self, id: PlaceId, expires_at: Instant) {
+    pub(super) fn set_lease_end(&mut self, id: PlaceId, expires_at: Instant) {
         if let PlaceState::Held {
             fence,
             expires_at: ends,
@@ -134,7 +134,7 @@ impl LockTable {
         if place.is_provisional && place.conn == conn {
             self.confirm_adoption(id, length);
         }
-        self.begin_lease(
+        self.set_lease_end(
             id,
             self.kept_until(id).map_or(until, |kept| kept.max(until)),
         );
@@ -146,7 +146,7 @@ impl LockTable {
     /// Returns `true` once nothing of this is left within `scope`. The rest can wait.
     pub fn catch_up(&mut self, scope: Scope<'_>, at_most: usize, now: Instant) -> bool {
         let has_due = self.next_deadline().is_some_and(|over_at| over_at <= now);
-        if !has_due && !self.has_turns_left {
+        if !has_due && !self.must_go_on_granting {
             return true;
         }
         self.expire_some(at_most, now);
@@ -158,12 +158,12 @@ impl LockTable {
     /// Ends fewer if the slots must be granted to many waiters.
     /// Calling it early, late or twice is harmless.
     pub fn expire_some(&mut self, at_most: usize, now: Instant) {
-        if self.has_turns_left {
+        if self.must_go_on_granting {
             return self.grant_owed_slots(now);
         }
         self.end_settling(now);
         for _ in 0..at_most {
-            if self.has_turns_left {
+            if self.must_go_on_granting {
                 return;
             }
             match self.leases.first_key_value() {
@@ -180,7 +180,7 @@ impl LockTable {
     /// all leases that ran out earlier, in time proportional to their number;
     /// [`LockTable::expire_some`] ends them in steps instead.
     pub fn has_due(&self, scope: Scope<'_>, now: Instant) -> bool {
-        if self.has_turns_left {
+        if self.must_go_on_granting {
             return true;
         }
         if self.next_deadline().is_none_or(|over_at| over_at > now) {
@@ -200,7 +200,7 @@ impl LockTable {
             Scope::Nothing => false,
             Scope::Key(key) => is_due(key),
             // An expired lease must not count against a cap.
-            Scope::Ask(conn, ask) => is_due(ask.key) || self.is_at_a_cap(conn, ask),
+            Scope::Ask(conn, ask) => is_due(ask.key) || self.needs_room(conn, ask),
             Scope::Everything => true,
         }
     }
@@ -213,8 +213,9 @@ impl LockTable {
         }
     }
 
-    /// Whether any cap that spans several keys is reached.
-    fn is_at_a_cap(&self, conn: ConnId, ask: &Ask<'_>) -> bool {
+    /// Whether the claim reaches a cap that spans several keys. Then the expired leases of all keys
+    /// must be ended first, to make room for it.
+    fn needs_room(&self, conn: ConnId, ask: &Ask<'_>) -> bool {
         self.names.len() >= self.caps.max_locks && !self.names.contains_key(ask.key)
             || self.leases.len() >= self.caps.max_grants
             || self.connection_count(conn) >= self.caps.max_per_connection

@@ -5,12 +5,16 @@
 //! key, and a shared lock takes one, so locks and semaphores use the same code. The first waiter is
 //! granted its slots as soon as enough of them are free, and no later claim overtakes it. A grant
 //! of any weight is one holder with one token and one lease, and counts once against the caps.
-//! Every operation first ends the expired leases within its [`Scope`], so an expired lease has no
-//! effect even if the reaper has not yet run. Expired leases are always ended in the order in which
-//! they ran out. When a holder or a waiter is removed, [`LockTable::promote`] grants free slots to
-//! waiters. If enough slots are free for the first waiter, they stay free only while the table
-//! settles, while there is no fence or no room under the cap on grants, or, if many waiters are
-//! due, until the next step.
+//!
+//! An operation on a key or on all keys first ends the expired leases within its [`Scope`], so an
+//! expired lease has no effect even if the reaper has not yet run. Operations on one ticket, such
+//! as [`LockTable::collect`] and [`LockTable::cancel`], do not. Expired leases are always ended in
+//! the order in which they ran out.
+//!
+//! When a holder or a waiter is removed, [`LockTable::promote`] grants the free slots to waiters.
+//! If enough slots are free for the first waiter, there are only three reasons not to grant them:
+//! the table still settles; there is no fence, or no room under the cap on grants; or many waiters
+//! are due, and the rest of them must wait for the next step.
 //!
 //! **Invariant:** nothing in `table/` reads a clock, takes a mutex, touches a socket or writes a
 //! log. No instant passed to the table is earlier than the previous one.
@@ -79,8 +83,8 @@ pub struct LockTable {
     /// The waiters whose turn it is, but who must wait for a fence, for room under the cap on
     /// grants, or for the next step. Sorted by arrival; each key has at most one.
     owed: BTreeMap<u64, PlaceId>,
-    /// Whether the previous step stopped at its limit while waiters were in `owed`.
-    has_turns_left: bool,
+    /// Whether the previous step granted as much as one step may, and waiters are still owed slots.
+    must_go_on_granting: bool,
     /// Nothing is granted until then. `None` once the table has settled.
     settling_until: Option<Instant>,
     /// The tags that the clients of orphans gave themselves.
@@ -95,14 +99,15 @@ pub struct LockTable {
     /// How many closed connections still have places or slots.
     leaving_count: usize,
     counters: Counters,
-    /// The connections whose waits have ended, until [`LockTable::pop_resolved`] takes them.
+    /// The connections of claims that were queued, and have been granted or dismissed since.
+    /// [`LockTable::pop_resolved`] takes them.
     resolved: VecDeque<ConnId>,
     next_arrival: u64,
     /// How many keys have been made since the start.
     keys_made: u64,
     is_draining: bool,
-    /// When a holder last lost its slot.
-    last_held: Option<Instant>,
+    /// When a hold last ended; `None` if none has ended yet.
+    last_hold_ended: Option<Instant>,
     events: Vec<ClaimEvent>,
     notes_all_events: bool,
     pending_changes: Option<Box<changes::PendingChanges>>,
@@ -126,7 +131,7 @@ impl LockTable {
             leases: BTreeMap::new(),
             idle: KeyList::new(),
             owed: BTreeMap::new(),
-            has_turns_left: false,
+            must_go_on_granting: false,
             settling_until: None,
             orphan_tags: BTreeMap::new(),
             numbers: Numbers::default(),
@@ -139,7 +144,7 @@ impl LockTable {
             keys_made: 0,
             next_arrival: 0,
             is_draining: false,
-            last_held: None,
+            last_hold_ended: None,
             events: Vec::new(),
             notes_all_events: false,
             pending_changes: None,
@@ -160,8 +165,8 @@ impl LockTable {
     ///   [`Refusal::NoToken`] while any waiter is owed slots, [`Refusal::MaxLocks`] at the cap on
     ///   keys, [`Refusal::NoToken`] if there is no fence;
     /// - if the claim would wait: [`Refusal::MaxWaiters`] at the claim's own maximum, the cap for
-    ///   one key, or the cap for all keys; [`Refusal::MaxLocks`] at the cap on keys, which only a
-    ///   claim that waits for the table to settle can reach.
+    ///   one key, or the cap for all keys; [`Refusal::MaxLocks`] at the cap on keys. A claim waits
+    ///   for an unknown key only while the table settles.
     pub fn acquire(
         &mut self,
         claimant: Claimant,
@@ -198,7 +203,7 @@ impl LockTable {
         if self.is_draining {
             return Err(Refusal::Draining);
         }
-        self.refuse_unwritable(ask.lease)?;
+        self.check_writable(ask.lease)?;
         self.end_due(Scope::Ask(claimant.conn, ask), now);
         self.grant_owed_slots(now);
         let known = self.names.get(ask.key).copied();
@@ -279,9 +284,9 @@ impl LockTable {
     /// Returns the result of a queued claim, or [`Answer::WouldWait`] while it waits. If the grant
     /// is still alive, its lease restarts now. Any answer but `WouldWait` spends the ticket.
     ///
-    /// Does not end expired leases first, because it is called for many tickets in one step. The
-    /// answer for a grant whose lease has run out is `WouldWait` until that lease has been ended,
-    /// and a refusal after that.
+    /// Does not end expired leases first, because it is called for many tickets in one step. So if
+    /// the grant's lease has run out, the answer is `WouldWait` until another operation ends that
+    /// lease, and then a refusal.
     pub fn collect(&mut self, ticket: Ticket, now: Instant) -> Result<Answer, Refusal> {
         self.collect_place(ticket.place, now)
     }
@@ -291,7 +296,7 @@ impl LockTable {
         let (lease, salt) = (place.lease, place.salt);
         match place.state {
             PlaceState::Held { fence, expires_at } if expires_at > now => {
-                self.begin_lease(id, now + lease);
+                self.set_lease_end(id, now + lease);
                 self.mark_token_known(id);
                 let token = Token { fence, salt };
                 Ok(Answer::Granted(Grant { token, lease }))
@@ -318,8 +323,9 @@ impl LockTable {
         }
     }
 
-    /// Releases a grant. If the grant belongs to a phase-one entry of `conn`, the entry ends too,
-    /// because many clients never send `w`. Refuses with [`Refusal::NotHeld`] unless `token`
+    /// Releases a grant. Many clients enqueue, and do not send `w` if they get the grant at once. So
+    /// if the grant belongs to a phase-one entry of `conn`, and its client knows the token, that
+    /// entry ends, too. Refuses with [`Refusal::NotHeld`] unless `token`
     /// belongs to a live holder of `key` and the key is used as `kind`.
     pub fn release(
         &mut self,
@@ -407,16 +413,15 @@ impl LockTable {
                 None => self.note_if_idle(key, now),
             }
             if at_most == 0 || self.owed.contains_key(&arrival) {
-                break; // there is still no fence, or no room
+                break; // the step is over, or there is still no fence or no room
             }
         }
-        self.has_turns_left = at_most == 0 && !self.owed.is_empty();
+        self.must_go_on_granting = at_most == 0 && !self.owed.is_empty();
     }
 
-    /// Whether another step is needed to grant owed slots. The next operation begins with that
-    /// step.
-    pub fn has_turns_left(&self) -> bool {
-        self.has_turns_left
+    /// Whether another step is needed to grant owed slots. The next operation begins with it.
+    pub fn must_go_on_granting(&self) -> bool {
+        self.must_go_on_granting
     }
 
     /// When any key was last held: now, if one is held; `None` if none ever was. An expired lease
@@ -425,7 +430,7 @@ impl LockTable {
         if self.has_holders() {
             Some(now)
         } else {
-            self.last_held
+            self.last_hold_ended
         }
     }
 
@@ -438,7 +443,8 @@ impl LockTable {
         !self.leases.is_empty()
     }
 
-    /// Takes the next connection whose wait may have ended. Its thread should look at the table
+    /// Takes the next connection that has a claim which was queued, and has been granted or
+    /// dismissed since. If its thread waits for that claim, the thread should look at the table
     /// again.
     pub fn pop_resolved(&mut self) -> Option<ConnId> {
         self.resolved.pop_front()
@@ -503,12 +509,12 @@ impl LockTable {
 
     /// Grants free slots to the waiters of `key`, and then owed slots to the waiters of other keys;
     /// a key without holders and waiters becomes idle. Every operation that removes a holder or a
-    /// waiter calls this at its end, except a drain, which leaves no waiters. `held_count` is the
+    /// waiter calls this at its end, except a drain, which leaves no waiters. `grants_before` is the
     /// number of grants before that operation: a waiter that replaces a holder needs no room under
     /// the cap.
-    fn promote(&mut self, key: KeyId, held_count: usize, now: Instant) {
+    fn promote(&mut self, key: KeyId, grants_before: usize, now: Instant) {
         let mut at_most = STEP;
-        let max_held = held_count.max(self.caps.max_grants);
+        let max_held = grants_before.max(self.caps.max_grants);
         self.serve_waiters(key, max_held, &mut at_most, now);
         if !self.owed.is_empty() {
             self.grant_some(at_most, now);

@@ -82,7 +82,7 @@ impl LockTable {
             return Err(self.refuse_at(Cap::Kept));
         }
         self.renew_holder(holder, conn, kept);
-        self.begin_lease(holder, kept.until);
+        self.set_lease_end(holder, kept.until);
         if conn != ORPHANS {
             self.make_orphan(holder, tag_of(conn), now);
         }

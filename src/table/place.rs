@@ -104,14 +104,14 @@ impl LockTable {
 
     /// Removes a place in any state, and grants the slots that this frees to waiters.
     pub(super) fn abandon_place(&mut self, id: PlaceId, now: Instant) {
-        let (key, held_count) = (self.places[id].key, self.leases.len());
+        let (key, grants_before) = (self.places[id].key, self.leases.len());
         match self.places[id].state {
             PlaceState::Waiting { .. } => self.leave_queue(id, now),
             PlaceState::Held { .. } => self.end_hold(id, GrantEnd::Abandoned, now),
             PlaceState::Ended(_) => return self.remove_place(id, now),
         }
         self.remove_place(id, now);
-        self.promote(key, held_count, now);
+        self.promote(key, grants_before, now);
     }
 
     /// Ends a place that is in neither list of its key. Stores the refusal if the client has yet to

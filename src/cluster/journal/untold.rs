@@ -26,7 +26,7 @@ impl Untold {
     }
 
     /// Takes note that these holders are in etcd.
-    pub(super) fn are_written(&mut self, fences: impl Iterator<Item = Fence>) {
+    pub(super) fn note_written(&mut self, fences: impl Iterator<Item = Fence>) {
         let highest = fences.max().map_or(0, |fence| fence.0);
         self.highest_written = self.highest_written.max(highest);
     }

@@ -287,7 +287,7 @@ fn ticket(claim: Result<Answer, Refusal>) -> Ticket {
 /// What holds after every operation.
 fn check_invariants(table: &LockTable, has_lacked_tokens: bool) {
     let mut seen = Seen::default();
-    let may_wait = table.has_turns_left || table.leases.len() >= table.caps.max_grants;
+    let may_wait = table.must_go_on_granting || table.leases.len() >= table.caps.max_grants;
     for (name, id) in &table.names {
         let queue = &table.keys[*id];
         assert_eq!(name, &queue.key);

@@ -123,7 +123,7 @@ impl Model {
             return Err(Refusal::Draining);
         }
         self.end_settling();
-        while (self.has_due(name) || self.is_at_a_cap(conn, name)) && self.end_first() {}
+        while (self.has_due(name) || self.needs_room(conn, name)) && self.end_first() {}
         self.grant_owed_slots();
         if let Some(at) = self.find(name) {
             self.agree(at, kind, limit)?;
@@ -224,7 +224,7 @@ impl Model {
     pub(super) fn enqueue(&mut self, conn: u64, ask: &Ask<'_>) -> Result<Began, Refusal> {
         let (name, kind) = (ask.key, ask.kind);
         self.end_settling();
-        while (self.has_due(name) || self.is_at_a_cap(conn, name)) && self.end_first() {}
+        while (self.has_due(name) || self.needs_room(conn, name)) && self.end_first() {}
         if let Some(at) = self.find_entry(conn, kind, name) {
             if !self.is_dead(&self.entries[at]) {
                 return match self.draining {
@@ -622,7 +622,7 @@ impl Model {
         holders.is_some_and(|holders| holders.iter().any(|holder| holder.expires_at <= self.now))
     }
 
-    fn is_at_a_cap(&self, conn: u64, name: &str) -> bool {
+    fn needs_room(&self, conn: u64, name: &str) -> bool {
         let waiter_count: usize = self.keys.iter().map(|key| key.waiters.len()).sum();
         self.keys.len() >= self.caps.max_locks && self.find(name).is_none()
             || self.is_full()

@@ -224,7 +224,7 @@ fn a_crowd_that_waited_for_the_table_is_served_in_steps() {
     world.table.expire_some(usize::MAX, world.now);
     let holder_count = |world: &World| world.table.counters(world.now).holder_count;
     assert_eq!(holder_count(&world), STEP);
-    assert!(world.table.has_turns_left());
+    assert!(world.table.must_go_on_granting());
     // A newcomer comes after all of them.
     let newcomer = world.held(COUNT + 1, "new");
     assert_eq!(holder_count(&world), tickets.len() + 1);

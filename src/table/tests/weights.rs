@@ -180,7 +180,7 @@ fn the_turn_of_many_waiters_comes_in_steps() {
     assert_eq!(world.resolved().len(), STEP);
     world.table.expire_some(1, world.now);
     assert_eq!(world.resolved(), [1 + count as u64]);
-    assert!(!world.table.has_turns_left());
+    assert!(!world.table.must_go_on_granting());
     world.check();
 }
 

@@ -1,4 +1,4 @@
-//! The first frames of a client whose connection a standby passes on.
+//! A watch for the `hello` of a client whose connection a standby passes on.
 
 use crate::protocol::abilities::Abilities;
 use crate::protocol::request::{parse, Request};
@@ -9,7 +9,7 @@ const MAX_LINE_LEN: usize = 1024;
 /// Looks at the first frames to find out whether the client can adopt its grants. A `hello` says
 /// so, and only an `auth` may precede it. An encrypted connection shows no `hello`.
 #[derive(Default)]
-pub(super) struct FirstFrames {
+pub(super) struct HelloWatch {
     /// The current line, without its LF.
     line: Vec<u8>,
     /// The number of complete lines so far.
@@ -20,7 +20,7 @@ pub(super) struct FirstFrames {
     is_known: bool,
 }
 
-impl FirstFrames {
+impl HelloWatch {
     /// The maximum number of lines to look at: two frames.
     const LINES: usize = 6;
 
@@ -78,11 +78,11 @@ mod tests {
             ("hello\n_\nadopt", false),
         ] {
             for at_once in [1, 2, 7, text.len()] {
-                let mut frames = FirstFrames::default();
+                let mut watch = HelloWatch::default();
                 let found = text
                     .as_bytes()
                     .chunks(at_once)
-                    .filter(|bytes| frames.look_at(bytes));
+                    .filter(|bytes| watch.look_at(bytes));
                 assert_eq!(found.count(), usize::from(expected), "{text:.40}");
             }
         }
