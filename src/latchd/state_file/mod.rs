@@ -66,6 +66,8 @@ struct OpenState {
     grants: BTreeMap<Fence, LastingGrant>,
     /// Whether the file is open on the disk.
     was_written: bool,
+    /// Why the latest attempt to write it has failed.
+    failure: Option<String>,
 }
 
 /// What a server leaves at an orderly end.
@@ -107,6 +109,7 @@ impl StateFile {
                 next_fence: 0,
                 grants: BTreeMap::new(),
                 was_written: false,
+                failure: None,
             }),
             unwritten: Unwritten::default(),
             _lock: lock,
@@ -215,9 +218,11 @@ impl StateFile {
             let has_failed = self.unwritten.has_failed();
             if has_failed == is_writable {
                 is_writable = !has_failed;
+                // Only then is it logged: whoever reads the line can rely on it.
                 arbiter.set_lasting_writable(is_writable);
+                self.log_failure();
             }
-            self.unwritten.wait_for_work(settled_at);
+            self.unwritten.wait_for_work(has_failed, settled_at);
         }
     }
 
@@ -249,31 +254,29 @@ impl StateFile {
         }
     }
 
-    /// Writes the open file with all changes so far. Logs the first failure, and the end of the
-    /// failures.
+    /// Logs that the file cannot be written, or that it can be written again.
+    fn log_failure(&self) {
+        let path = Escaped::path(&self.path);
+        match &self.open.lock().failure {
+            Some(why) => warn!("state-not-written path={path} error=\"{why}\""),
+            None => info!("state-written-again path={path}"),
+        }
+    }
+
+    /// Writes the open file with all changes so far.
     fn write_open(&self, open: &mut OpenState) -> io::Result<()> {
         let (changes, number) = self.unwritten.take();
         changes.into_iter().for_each(|change| open.apply(change));
         let written = self
             .replace(&self.open_state(open))
             .and_then(|()| sync_name(&self.path));
-        let had_failed = self.unwritten.has_failed();
-        let path = Escaped::path(&self.path);
+        open.failure = written.as_ref().err().map(reason);
         match &written {
             Ok(()) => {
                 open.was_written = true;
                 self.unwritten.are_written(number);
-                if had_failed {
-                    info!("state-written-again path={path}");
-                }
             }
-            Err(error) if open.was_written => {
-                self.unwritten.failed(RETRY_AFTER);
-                if !had_failed {
-                    let why = reason(error);
-                    warn!("state-not-written path={path} error=\"{why}\"");
-                }
-            }
+            Err(_) if open.was_written => self.unwritten.failed(RETRY_AFTER),
             // The server is not serving yet, and does not start.
             Err(_) => {}
         }

@@ -110,10 +110,11 @@ impl Unwritten {
         }
     }
 
-    /// Blocks until there is something to write, or until `deadline`.
-    pub fn wait_for_work(&self, deadline: Option<Instant>) {
+    /// Blocks until there is something to write, until `deadline`, or until
+    /// [`Unwritten::has_failed`] is not `has_failed` any more.
+    pub fn wait_for_work(&self, has_failed: bool, deadline: Option<Instant>) {
         let mut state = self.state.lock();
-        loop {
+        while state.retry_at.is_some() == has_failed {
             let write_at = state.write_at();
             let next = deadline.into_iter().chain(write_at).min();
             match next {
@@ -150,6 +151,7 @@ impl Unwritten {
         self.is_any
             .store(!state.latest.is_empty(), Ordering::Release);
         self.written.notify_all();
+        self.work.notify_one();
     }
 
     /// Notes that an attempt to write has failed. The next one is due after `pause`.
@@ -241,18 +243,19 @@ mod tests {
     #[test]
     fn a_change_and_a_failure_are_work() {
         let unwritten = Unwritten::default();
-        unwritten.wait_for_work(Some(Instant::now()));
+        unwritten.wait_for_work(false, Some(Instant::now()));
         assert!(!unwritten.is_due());
         change(&unwritten, "k");
-        unwritten.wait_for_work(None);
+        unwritten.wait_for_work(false, None);
         assert!(unwritten.is_due());
         unwritten.take();
         unwritten.failed(HOUR);
+        unwritten.wait_for_work(false, None);
         assert!(!unwritten.is_due());
         change(&unwritten, "k");
         assert!(!unwritten.is_due(), "the pause is not over");
         unwritten.failed(Duration::ZERO);
-        unwritten.wait_for_work(None);
+        unwritten.wait_for_work(true, None);
         assert!(unwritten.is_due());
     }
 }
