@@ -11,6 +11,7 @@ use std::ops::RangeInclusive;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::str::FromStr;
+use std::time::Duration;
 
 /// Shows untrusted bytes: printable ASCII as it is, other bytes as `\xNN`. A value is in double
 /// quotes, with its quotes and backslashes escaped, if it is empty or contains a space, a quote, a
@@ -236,6 +237,30 @@ pub fn yes_or_no(text: &str) -> Result<bool, String> {
     }
 }
 
+/// Formats an age or the rest of a lease, in the largest unit of which there are at least two.
+pub fn rough_time(time: Duration) -> String {
+    match rounded_seconds(time) {
+        seconds @ 0..120 => format!("{seconds} s"),
+        seconds @ 120..7_200 => format!("{} m", seconds / 60),
+        seconds @ 7_200..172_800 => format!("{} h", seconds / 3_600),
+        seconds => format!("{} d", seconds / 86_400),
+    }
+}
+
+/// An age or the rest of a lease, rounded to the nearest second.
+pub fn rounded_seconds(time: Duration) -> u64 {
+    time.saturating_add(Duration::from_millis(500)).as_secs()
+}
+
+/// Formats a time limit of whole seconds, in the largest unit that divides it.
+pub fn exact_time(limit: Duration) -> String {
+    match limit.as_secs() {
+        seconds if seconds % 3_600 == 0 => format!("{} h", seconds / 3_600),
+        seconds if seconds % 60 == 0 => format!("{} m", seconds / 60),
+        seconds => format!("{seconds} s"),
+    }
+}
+
 /// The system's reason for a failure, as the end of a sentence: `permission denied`.
 pub fn reason(error: &io::Error) -> String {
     let text = error.to_string();
@@ -268,6 +293,28 @@ mod tests {
             assert_eq!(yes_or_no(text), Ok(value));
         }
         assert!(yes_or_no("").is_err() && yes_or_no("2").is_err());
+    }
+
+    #[test]
+    fn an_age_is_in_the_largest_unit_of_which_there_are_two() {
+        for (millis, text) in [
+            (499, "0 s"),
+            (119_499, "119 s"),
+            (119_500, "2 m"),
+            (7_199_000, "119 m"),
+            (7_199_900, "2 h"),
+            (172_799_000, "47 h"),
+            (172_800_000, "2 d"),
+        ] {
+            assert_eq!(rough_time(Duration::from_millis(millis)), text);
+        }
+    }
+
+    #[test]
+    fn a_time_limit_is_exact() {
+        for (seconds, text) in [(1, "1 s"), (90, "90 s"), (120, "2 m"), (7200, "2 h")] {
+            assert_eq!(exact_time(Duration::from_secs(seconds)), text);
+        }
     }
 
     #[test]

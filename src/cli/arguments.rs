@@ -6,7 +6,7 @@ use std::ffi::OsString;
 use argh::FromArgs;
 use strsim::osa_distance;
 
-pub use super::help::Program;
+pub use super::help::{Program, TIMES};
 use crate::text::invalid_value;
 
 /// The result of parsing a command line.

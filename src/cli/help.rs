@@ -17,8 +17,8 @@ const ARGH_HELP: &str = "  --help, help      display usage information";
 const OUR_HELP: &str =
     "  -h, --help        print this and exit\n  -V, --version     print the version and exit";
 
-/// Added at the end of the help if an option takes a time.
-const TIMES: &str = "A time is in seconds, or has units: 90s, 2m, 1m30s, 1h.";
+/// What is said at the end of the help if an option takes a time.
+pub const TIMES: &str = "A time is in seconds, or has units: 250ms, 90s, 1m30s, 2h, 1d, 2w.";
 
 /// The column in which the description of an option begins, and the maximum length of a line.
 const COLUMN: usize = 20;

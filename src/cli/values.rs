@@ -19,22 +19,30 @@ where
         .ok_or_else(|| format!("expected {}-{}", range.start(), range.end()))
 }
 
+/// The units of times, the shortest first, each with its nanoseconds.
+const UNITS: [(&str, u128); 6] = [
+    ("ms", 1_000_000),
+    ("s", SECOND),
+    ("m", 60 * SECOND),
+    ("h", 3600 * SECOND),
+    ("d", 24 * 3600 * SECOND),
+    ("w", 7 * 24 * 3600 * SECOND),
+];
+
+const SECOND: u128 = 1_000_000_000;
+
 /// Parses a time in seconds, or numbers with units from the longest to the shortest: `90`, `1.5s`,
-/// `250ms`, `1m30s`.
+/// `250ms`, `1m30s`, `2w`.
 pub fn duration(text: &str) -> Option<Duration> {
     let (mut rest, mut total, mut larger) = (text, 0_u128, u128::MAX);
     loop {
         let (number, after) = split_before(rest, |c| c.is_ascii_alphabetic());
         let (unit, after) = split_before(after, |c| !c.is_ascii_alphabetic());
-        let nanoseconds: u128 = match unit {
-            "ms" => 1_000_000,
-            "s" => 1_000_000_000,
-            "m" => 60 * 1_000_000_000,
-            "h" => 3600 * 1_000_000_000,
-            "d" => 24 * 3600 * 1_000_000_000,
+        let nanoseconds = match UNITS.iter().find(|(name, _)| *name == unit) {
+            Some((_, nanoseconds)) => *nanoseconds,
             // A number without a unit must be alone, because in `1m30` the unit of 30 is not clear.
-            "" if number == text => 1_000_000_000,
-            _ => return None,
+            None if unit.is_empty() && number == text => SECOND,
+            None => return None,
         };
         if nanoseconds >= larger {
             return None;
@@ -45,8 +53,8 @@ pub fn duration(text: &str) -> Option<Duration> {
         }
         (rest, larger) = (after, nanoseconds);
     }
-    let seconds = u64::try_from(total / 1_000_000_000).ok()?;
-    let rest = u32::try_from(total % 1_000_000_000).ok()?;
+    let seconds = u64::try_from(total / SECOND).ok()?;
+    let rest = u32::try_from(total % SECOND).ok()?;
     Some(Duration::new(seconds, rest))
 }
 
@@ -68,7 +76,14 @@ fn multiple(number: &str, nanoseconds: u128) -> Option<u128> {
 }
 
 pub fn time(text: &str) -> Result<Duration, String> {
-    duration(text).ok_or_else(|| "expected a time, such as 90, 1m30s or 500ms".into())
+    let expected = || format!("expected a time, such as 90, 1m30s or 500ms ({})", units());
+    duration(text).ok_or_else(expected)
+}
+
+/// The units as a message names them.
+fn units() -> String {
+    let names = UNITS.map(|(name, _)| name);
+    format!("units: {}", names.join(", "))
 }
 
 /// Parses a time in whole seconds. The error states the expected range.
@@ -76,7 +91,10 @@ pub fn seconds(text: &str, range: RangeInclusive<u64>) -> Result<Duration, Strin
     let (least, most) = (range.start(), range.end());
     duration(text)
         .filter(|time| time.subsec_nanos() == 0 && range.contains(&time.as_secs()))
-        .ok_or_else(|| format!("expected {least}-{most} in whole seconds, such as 90 or 1m30s"))
+        .ok_or_else(|| {
+            let units = units();
+            format!("expected {least}-{most} in whole seconds, such as 90 or 1m30s ({units})")
+        })
 }
 
 /// Whether it is no failure that another holder has the lock.
@@ -172,6 +190,9 @@ mod tests {
             ("1.5h", 5_400_000),
             ("1m30s", 90_000),
             ("1h0m1.5s250ms", 3_601_750),
+            ("1d", 86_400_000),
+            ("2w", 1_209_600_000),
+            ("1w2d3h", 788_400_000),
             ("0.0009999999999999s", 0),
         ] {
             let time = duration(text).unwrap_or_else(|| panic!("{text}"));
@@ -195,7 +216,8 @@ mod tests {
             "1.s",
             "1..2",
             "1.2.3",
-            "1w",
+            "1y",
+            "1d1w",
             "1m30",
             "30s1m",
             "1s1s",
@@ -219,7 +241,8 @@ mod tests {
         for (text, count) in [("1m30s", 90), ("0.5m", 30), ("2000ms", 2), ("2m", 120)] {
             assert_eq!(seconds(text, 1..=120), Ok(Duration::from_secs(count)));
         }
-        let expected = "expected 1-120 in whole seconds, such as 90 or 1m30s";
+        let expected = "expected 1-120 in whole seconds, such as 90 or 1m30s \
+                        (units: ms, s, m, h, d, w)";
         for text in ["1.5", "500ms", "x", "", "0", "2m1s"] {
             assert_eq!(seconds(text, 1..=120), Err(expected.into()), "{text:?}");
         }

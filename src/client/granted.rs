@@ -64,9 +64,11 @@ impl Granted {
         Ok(())
     }
 
-    /// Has the server keep the lock for `time` without a connection. Waits for the answer for at
-    /// most `within`.
+    /// Has the server keep the lock for `time` without a connection, after the work under it has
+    /// ended, and changes the tag so that it says so. Waits for each of the two answers for at most
+    /// `within`.
     pub(super) fn keep_for(&mut self, time: Duration, within: Duration) -> Result<(), Error> {
+        self.connection.end_tag(within)?;
         let (slot, token) = (self.slot.with_lease(time), self.grant.token);
         let kept = self.connection.keep_within(&self.key, slot, token, within);
         kept.map(drop)

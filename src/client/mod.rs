@@ -79,6 +79,7 @@ pub(crate) mod environment;
 mod error;
 mod granted;
 mod guard;
+mod kept;
 mod lock_set;
 mod settings;
 mod slot;

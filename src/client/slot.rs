@@ -194,7 +194,39 @@ pub(super) fn checked_tag(tag: &str) -> Result<&str, Error> {
     if tag.contains(['\r', '\n']) {
         return Err(Error::InvalidArgument("a tag has no line end in it"));
     }
-    let mut ends = (0..=MAX_TAG_LEN.min(tag.len())).rev();
-    let end = ends.find(|end| tag.is_char_boundary(*end));
-    Ok(&tag[..end.unwrap_or_default()])
+    Ok(cut(tag, MAX_TAG_LEN))
+}
+
+/// The end of the tag of a grant that the server keeps after the work under it has ended.
+pub(super) const ENDED: &str = "(ended)";
+
+/// The tag of such a grant, if `tag` was its tag before.
+pub(super) fn ended_tag(tag: &str) -> String {
+    if tag.ends_with(ENDED) {
+        return tag.to_owned();
+    }
+    let tag = cut(tag, MAX_TAG_LEN - ENDED.len() - 1);
+    format!("{tag} {ENDED}").trim_start().to_owned()
+}
+
+/// The beginning of `text` of at most `len` bytes.
+fn cut(text: &str, len: usize) -> &str {
+    let mut ends = (0..=len.min(text.len())).rev();
+    let end = ends.find(|end| text.is_char_boundary(*end));
+    &text[..end.unwrap_or_default()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_tag_of_ended_work_can_be_sent() {
+        assert_eq!(ended_tag("a@b pid 1"), "a@b pid 1 (ended)");
+        assert_eq!(ended_tag("a@b pid 1 (ended)"), "a@b pid 1 (ended)");
+        assert_eq!(ended_tag(""), ENDED);
+        let longest = ended_tag(&"ж".repeat(MAX_TAG_LEN));
+        assert_eq!(checked_tag(&longest).ok(), Some(&*longest));
+        assert!(longest.ends_with(" (ended)"));
+    }
 }

@@ -1,5 +1,6 @@
 //! Who holds and who waits, as reported by a server: see latch-protocol(7), STATISTICS.
 
+use std::fmt;
 use std::time::Duration;
 
 use serde_json::Value;
@@ -8,9 +9,11 @@ use super::connection::Connection;
 use super::error::Error;
 use super::granted::Granted;
 use super::guard::Guard;
+use super::slot::ENDED;
 use super::{Client, Lock};
 use crate::protocol::request::Request;
 use crate::terms::Kind;
+use crate::text::{rough_time, Plain};
 
 /// A key in use, with its holders and waiters.
 #[derive(Clone, Debug, PartialEq)]
@@ -48,6 +51,9 @@ pub struct Holder {
     pub lease_left: Duration,
     /// The numbers of the holder's slots; empty if the server has not numbered them.
     pub slot_numbers: Vec<u32>,
+    /// Whether the server keeps the grant without a connection, because its client asked for that:
+    /// see [`Guard::keep_for`].
+    pub is_kept: bool,
 }
 
 /// A claim that waits.
@@ -71,9 +77,53 @@ pub struct Party {
     pub tag: Option<String>,
     /// How long the client has held or waited.
     pub age: Duration,
-    /// How many slots the client holds or waits for. A lock has 1048576 slots: a shared lock takes
-    /// one, any other lock takes all.
+    /// How many slots of a semaphore the client holds or waits for; 1 for a lock.
     pub slots: u64,
+    /// Whether the client shares a lock, or waits to share it.
+    pub is_shared: bool,
+}
+
+impl Party {
+    /// The client's tag, or else its address, for one line. If the server reports neither, says
+    /// that the client has disconnected.
+    fn who(&self) -> String {
+        let known = [&self.tag, &self.peer].into_iter().flatten();
+        let mut known = known.map(|text| Plain(text.as_bytes()).to_string());
+        let known = known.find(|text| !text.is_empty());
+        known.unwrap_or_else(|| "a client that has disconnected".to_owned())
+    }
+}
+
+impl Holder {
+    /// What is special about this hold: `shared`, `reserved`, or `kept` if its command has ended.
+    pub(crate) fn marks(&self) -> impl Iterator<Item = &'static str> {
+        let has_ended = || {
+            let tag = self.party.tag.as_deref();
+            tag.is_some_and(|tag| tag.ends_with(ENDED))
+        };
+        let kept = self.is_kept.then(|| match has_ended() {
+            true => "kept",
+            false => "reserved",
+        });
+        let shared = self.party.is_shared.then_some("shared");
+        [shared, kept].into_iter().flatten()
+    }
+}
+
+/// Formats the holder as messages and tables do: `backup.sh@db1 pid 4711 (3 slots) for 12 m`. In
+/// the parentheses are more than one slot, `shared`, `reserved` for a kept grant, and `kept` for a
+/// grant that is kept after its command has ended.
+impl fmt::Display for Holder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.party.who())?;
+        let slots = (self.party.slots > 1).then(|| format!("{} slots", self.party.slots));
+        let marks = self.marks().map(str::to_owned);
+        let words: Vec<String> = slots.into_iter().chain(marks).collect();
+        if !words.is_empty() {
+            write!(f, " ({})", words.join(", "))?;
+        }
+        write!(f, " for {}", rough_time(self.party.age))
+    }
 }
 
 impl Connection {
@@ -242,7 +292,18 @@ fn queue(entry: &Value) -> Option<Queue> {
     let holder_count = entry["holder_count"].as_u64()?;
     // An older server does not report this. Each of its holders has one slot.
     let taken = entry["taken"].as_u64().unwrap_or(holder_count);
-    let is_part = entry["slots"].as_u64().is_some_and(|slots| taken < slots);
+    let slots = entry["slots"].as_u64();
+    let is_part = slots.is_some_and(|slots| taken < slots);
+    let party = |entry: &Value| party(entry, kind, slots);
+    let holder = |entry: &Value| {
+        Some(Holder {
+            party: party(entry)?,
+            fence: entry["fence"].as_str()?.parse().ok()?,
+            lease_left: seconds(&entry["lease_expires_in_s"])?,
+            slot_numbers: slot_numbers(entry),
+            is_kept: entry["kept"] == true,
+        })
+    };
     Some(Queue {
         key: entry["key"].as_str()?.to_owned(),
         kind,
@@ -262,15 +323,6 @@ fn list<T>(entry: &Value, name: &str, read: impl Fn(&Value) -> Option<T>) -> Opt
     entry[name].as_array()?.iter().map(read).collect()
 }
 
-fn holder(entry: &Value) -> Option<Holder> {
-    Some(Holder {
-        party: party(entry)?,
-        fence: entry["fence"].as_str()?.parse().ok()?,
-        lease_left: seconds(&entry["lease_expires_in_s"])?,
-        slot_numbers: slot_numbers(entry),
-    })
-}
-
 /// A single number is under `slot`, several are under `slot_numbers`.
 fn slot_numbers(entry: &Value) -> Vec<u32> {
     let several = entry["slot_numbers"].as_array();
@@ -279,15 +331,24 @@ fn slot_numbers(entry: &Value) -> Vec<u32> {
         .collect()
 }
 
-fn party(entry: &Value) -> Option<Party> {
+/// Reads the client of a holder or a waiter of a key that has this many slots.
+fn party(entry: &Value, kind: Kind, slots_of_key: Option<u64>) -> Option<Party> {
     let text = |name: &str| Some(entry.get(name)?.as_str().map(str::to_owned));
+    // An older server does not report this.
+    let slots = entry["slots"].as_u64().unwrap_or(1);
+    // A server of version 1.1 has many slots for each lock. A client that shares it takes one.
+    let is_part = || slots_of_key.is_some_and(|all| slots < all);
+    let is_shared = || entry["shared"].as_bool().unwrap_or_else(is_part);
     Some(Party {
         connection: entry["conn_id"].as_u64()?,
         peer: text("peer")?,
         tag: text("tag")?,
         age: seconds(&entry["age_s"])?,
-        // An older server does not report this.
-        slots: entry["slots"].as_u64().unwrap_or(1),
+        slots: match kind {
+            Kind::Lock => 1,
+            Kind::Semaphore => slots,
+        },
+        is_shared: kind == Kind::Lock && is_shared(),
     })
 }
 
@@ -313,6 +374,7 @@ mod tests {
             tag: tag.map(str::to_owned),
             age: Duration::from_millis(millis),
             slots,
+            is_shared: false,
         };
         let expected = Queue {
             key: "pool".into(),
@@ -327,6 +389,7 @@ mod tests {
                 fence: u64::MAX,
                 lease_left: Duration::from_millis(3_600_250),
                 slot_numbers: vec![4],
+                is_kept: false,
             }],
             waiters: vec![Waiter {
                 party: party(8, Some("10.0.0.5:4711"), None, 0, 3),
@@ -354,6 +417,67 @@ mod tests {
             let queues = parse(&json).expect("an answer");
             assert_eq!(queues[0].is_shared, is_shared, "{figures}");
         }
+    }
+
+    #[test]
+    fn a_client_shares_a_lock_if_the_server_says_so() {
+        let places = |rest: &str| {
+            let place = |rest: &str| {
+                format!(
+                    r#"{{"conn_id":1,"peer":null,"tag":null,{rest},"age_s":0,"fence":"1",
+                    "lease_expires_in_s":1}}"#
+                )
+            };
+            let json = format!(
+                r#"{{"keys":[{{"key":"k","kind":"lock","limit":1,"slots":1048576,"taken":1,
+                "holder_count":1,"waiter_count":1,"holders":[{0}],"waiters":[{0}]}}]}}"#,
+                place(rest)
+            );
+            let queue = parse(&json).expect("an answer").remove(0);
+            let places = [&queue.holders[0].party, &queue.waiters[0].party];
+            assert!(places.iter().all(|party| party.slots == 1), "{rest}");
+            places.map(|party| party.is_shared)
+        };
+        assert_eq!(places(r#""slots":1,"shared":true"#), [true; 2]);
+        assert_eq!(places(r#""slots":1,"shared":false"#), [false; 2]);
+        // As a server of version 1.1 says it.
+        assert_eq!(places(r#""slots":1"#), [true; 2]);
+        assert_eq!(places(r#""slots":1048576"#), [false; 2]);
+    }
+
+    #[test]
+    fn a_holder_is_shown_with_its_slots_and_what_is_special() {
+        let shown = |slots, tag: &str, is_shared, is_kept| {
+            let party = Party {
+                connection: 0,
+                peer: None,
+                tag: Some(tag.to_owned()).filter(|tag| !tag.is_empty()),
+                age: Duration::from_secs(720),
+                slots,
+                is_shared,
+            };
+            let holder = Holder {
+                party,
+                fence: 1,
+                lease_left: Duration::ZERO,
+                slot_numbers: Vec::new(),
+                is_kept,
+            };
+            holder.to_string()
+        };
+        assert_eq!(shown(1, "a@b", false, false), "a@b for 12 m");
+        assert_eq!(
+            shown(3, "a@b", false, true),
+            "a@b (3 slots, reserved) for 12 m"
+        );
+        assert_eq!(
+            shown(1, "a (ended)", true, true),
+            "a (ended) (shared, kept) for 12 m"
+        );
+        assert_eq!(
+            shown(1, "", false, false),
+            "a client that has disconnected for 12 m"
+        );
     }
 
     #[test]

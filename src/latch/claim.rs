@@ -194,10 +194,7 @@ impl Asking {
                 Why::Busy(self.busy(target, || target.busy(connection, self.timeout, wait)))
             }
             Err(Error::MaxWaiters(_)) if target.slot.max_waiters.is_some() => {
-                let place = target.place();
-                Why::Busy(self.busy(target, || {
-                    format!("{place}: --max-waiters claims wait already")
-                }))
+                Why::Busy(self.busy(target, || target.crowded()))
             }
             Err(error) => Why::Failed(error),
         };

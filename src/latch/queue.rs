@@ -3,9 +3,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use crate::cli::output::rough_time;
-use crate::client::Queue;
-use crate::text::Plain;
+use crate::client::{Queue, Waiter};
 
 /// Describes the queue to a client that waits in it. `name` is the client's name at the server.
 pub(super) fn while_waiting(queue: &Queue, name: Option<&str>) -> String {
@@ -15,7 +13,7 @@ pub(super) fn while_waiting(queue: &Queue, name: Option<&str>) -> String {
         .iter()
         .map(|waiter| waiter.party.peer.as_deref());
     let mut text = match peers.position(|peer| peer.is_some_and(is_ours)) {
-        Some(ahead) => format!("{ahead} ahead"),
+        Some(ahead) => count_of(&queue.waiters[..ahead], "ahead"),
         // This client is not in the list: NAT has changed its address, or the list is cut.
         None => format!("{} waiting", queue.waiter_count),
     };
@@ -29,14 +27,15 @@ pub(super) fn while_waiting(queue: &Queue, name: Option<&str>) -> String {
 /// `None` if the key is free now.
 pub(super) fn after_wait(queue: &Queue, waited: Duration) -> Option<String> {
     let waiters = queue.waiters.iter();
-    // Clients that have waited for longer than this one were ahead of it.
+    // Clients that have waited for longer than this one were ahead of it. The waiters are in the
+    // order of arrival.
     let ahead = waiters.filter(|waiter| waiter.party.age >= waited).count();
     let ahead = match ahead {
         0 => None,
         ahead if ahead == queue.waiters.len() && queue.waiter_count > ahead as u64 => {
             Some(format!("{} waiting", queue.waiter_count))
         }
-        ahead => Some(format!("{ahead} ahead")),
+        ahead => Some(count_of(&queue.waiters[..ahead], "ahead")),
     };
     let parts: Vec<String> = [holders(queue), ahead].into_iter().flatten().collect();
     (!parts.is_empty()).then(|| parts.join(", "))
@@ -51,17 +50,21 @@ pub(super) fn while_settling(left: Duration) -> Option<String> {
 
 /// Names the first holder, how long it has held the key, and how many more holders there are.
 fn holders(queue: &Queue) -> Option<String> {
-    let first = &queue.holders.first()?.party;
-    let who = [&first.tag, &first.peer].into_iter().flatten();
-    let mut who = who.map(|text| Plain(text.as_bytes()).to_string());
-    let who = who.find(|text| !text.is_empty());
-    let who = who.unwrap_or_else(|| "a client that has disconnected".to_owned());
+    let first = queue.holders.first()?;
     let more = match queue.holder_count {
         0 | 1 => String::new(),
         count => format!(" and by {} more", count - 1),
     };
-    let held_for = rough_time(first.age);
-    Some(format!("held by {who} for {held_for}{more}"))
+    Some(format!("held by {first}{more}"))
+}
+
+/// The number of these waiters, with their slots if some of them wait for several.
+fn count_of(waiters: &[Waiter], word: &str) -> String {
+    let slots: u64 = waiters.iter().map(|waiter| waiter.party.slots).sum();
+    match waiters.len() {
+        count if slots > count as u64 => format!("{count} {word} for {slots} slots"),
+        count => format!("{count} {word}"),
+    }
 }
 
 /// Whether `peer`, as the server shows it, is the client called `name`. A server that listens on
@@ -113,6 +116,26 @@ mod tests {
         let expected = "3 waiting, held by unix pid 7 uid 0 a\\x1bb for 60 s";
         assert_eq!(text, expected);
         assert_eq!(while_waiting(&queue("", &[]), None), "3 waiting");
+    }
+
+    #[test]
+    fn the_line_says_how_many_slots_are_held_and_wanted() {
+        let mut pool = queue(
+            &format!(r#"{{"peer":"a","tag":"b","age_s":5,"slots":3,{REST}}}"#),
+            &[9, 8, 7],
+        );
+        for waiter in &mut pool.waiters {
+            waiter.party.slots = 4;
+        }
+        pool.holders[0].party.slots = 3;
+        assert_eq!(
+            while_waiting(&pool, Some("127.0.0.1:3")),
+            "2 ahead for 8 slots, held by b (3 slots) for 5 s"
+        );
+        assert_eq!(
+            after_wait(&pool, Duration::from_secs(8)).as_deref(),
+            Some("held by b (3 slots) for 5 s, 2 ahead for 8 slots")
+        );
     }
 
     #[test]

@@ -7,12 +7,11 @@ use std::time::{Duration, Instant};
 use rustix::system::uname;
 
 use crate::cli::failure::Failure;
-use crate::cli::output::exact_time;
 use crate::client::environment::{self, Overrides};
 use crate::client::{
     Address, Client, Connection, Error, Guard, Kind, Lock, Queue, Slot, Token, Wait,
 };
-use crate::text::Plain;
+use crate::text::{exact_time, Plain};
 
 use super::{failure, queue, shown, usage, FILE_ERROR, LOST, PROTOCOL, UNAVAILABLE};
 
@@ -200,6 +199,18 @@ impl Target {
         match why {
             Some(why) => format!("{place}: not granted {within}: {why}"),
             None => format!("{place}: not granted {within}"),
+        }
+    }
+
+    /// The message for a claim that may not wait, because of `--max-waiters`. It says how many wait
+    /// and who holds the key.
+    pub(super) fn crowded(&self) -> String {
+        let place = self.place();
+        let most = self.slot.max_waiters.unwrap_or_default();
+        let queue = self.queue().ok().flatten();
+        match queue.and_then(|queue| queue::after_wait(&queue, Duration::ZERO)) {
+            Some(why) => format!("{place}: --max-waiters {most} wait already: {why}"),
+            None => format!("{place}: --max-waiters {most} wait already"),
         }
     }
 

@@ -2,9 +2,8 @@
 
 use serde_json::Value;
 
-use crate::cli::output::rough_time;
 use crate::client::{self, statistics, Party};
-use crate::text::{beginning, columns, Readable};
+use crate::text::{beginning, columns, rough_time, Readable};
 
 #[derive(Debug)]
 pub(super) struct Statistics {
@@ -29,10 +28,18 @@ struct KeyRow {
     waiters: Vec<PlaceRow>,
 }
 
-/// What the tables show of a holder or a waiter: the client's address or connection number, its
-/// tag, its age, the time left of its lease, and its fence. A cell is `-` if the server does not
-/// report it.
-type PlaceRow = [String; 5];
+/// What the tables show of a holder or a waiter. A cell is `-` if the server does not report it.
+#[derive(Clone, Debug)]
+struct PlaceRow {
+    /// The client's address or connection number.
+    peer: String,
+    tag: String,
+    /// How many slots it has or waits for, and whether it shares them or the server keeps them.
+    slots: String,
+    age: String,
+    lease_left: String,
+    fence: String,
+}
 
 /// A table for the terminal, which can be made to fit a window. Its cells hide no characters.
 #[derive(Debug, Default)]
@@ -57,7 +64,15 @@ const ADDRESSES: [&str; 2] = ["HOLDER", "CLIENT"];
 const ADDRESS_WIDTH: usize = 21;
 
 /// The columns that are dropped in a narrow window, the least important first.
-const DROPPED: [&str; 6] = ["LEASE LEFT", "FENCE", "KIND", "HOLDER", "CLIENT", "AGE"];
+const DROPPED: [&str; 7] = [
+    "LEASE LEFT",
+    "FENCE",
+    "KIND",
+    "SLOTS",
+    "HOLDER",
+    "CLIENT",
+    "AGE",
+];
 
 const GAP: &str = "  ";
 const ELLIPSIS: &str = "...";
@@ -97,11 +112,13 @@ impl Statistics {
                 (others, 0) => Some(format!("{others} clients")),
                 (others, _) => Some(format!("{others} more")),
             };
-            for holder in queue.holders.iter().chain(&others.map(stranger)) {
-                let [peer, tag, age, left, _] = holder.clone();
+            let others = others.map(PlaceRow::stranger);
+            for holder in queue.holders.iter().cloned().chain(others) {
                 let waiters = queue.waiter_count.to_string();
                 let (kind, key) = (queue.kind(), escaped(&queue.key));
-                rows.push(vec![kind, key, peer, age, left, waiters, tag]);
+                let (peer, slots, age) = (holder.peer, holder.slots, holder.age);
+                let left = holder.lease_left;
+                rows.push(vec![kind, key, peer, slots, age, left, waiters, holder.tag]);
             }
         }
         let mut in_use = format!("{} in use", self.queues.len());
@@ -112,7 +129,7 @@ impl Statistics {
             in_use += &format!(", {rate:.1} grants a second");
         }
         Table {
-            header: header("KIND,KEY,HOLDER,AGE,LEASE LEFT,WAITERS,TAG"),
+            header: header("KIND,KEY,HOLDER,SLOTS,AGE,LEASE LEFT,WAITERS,TAG"),
             rows,
             foot: vec![in_use],
             ..Table::default()
@@ -135,8 +152,17 @@ impl Statistics {
             queue.kind, queue.waiter_count
         );
         let row = |name: String, place: &PlaceRow| {
-            let [peer, tag, age, left, fence] = place.clone();
-            vec![name, peer, age, left, fence, tag]
+            let place = place.clone();
+            let (left, fence) = (place.lease_left, place.fence);
+            vec![
+                name,
+                place.peer,
+                place.slots,
+                place.age,
+                left,
+                fence,
+                place.tag,
+            ]
         };
         let holders = queue.holders.iter();
         let holders = holders.map(|place| row("holder".to_owned(), place));
@@ -155,7 +181,7 @@ impl Statistics {
         }
         Table {
             head: vec![title],
-            header: header("PLACE,CLIENT,AGE,LEASE LEFT,FENCE,TAG"),
+            header: header("PLACE,CLIENT,SLOTS,AGE,LEASE LEFT,FENCE,TAG"),
             rows,
             foot,
         }
@@ -234,8 +260,11 @@ fn aligned(header: &[String], rows: &[Vec<String>], window: Option<usize>) -> Ve
             width.min(window.map_or(WIDEST, |_| LONGEST)),
         )
     });
-    let is_unknown = |at: usize| !rows.is_empty() && rows.iter().all(|row| row[at] == "-");
-    let table = fitted(table.collect(), is_unknown, window.unwrap_or(usize::MAX));
+    let says_nothing = |at: usize| {
+        let is_usual = |cell: &str| cell == "-" || (header[at] == "SLOTS" && cell == "1");
+        !rows.is_empty() && rows.iter().all(|row| is_usual(&row[at]))
+    };
+    let table = fitted(table.collect(), says_nothing, window.unwrap_or(usize::MAX));
     let line = |row: &[String]| {
         let cells = table.iter().map(|(at, name, width)| {
             let cell = match window {
@@ -260,7 +289,7 @@ type Column<'a> = (usize, &'a str, usize);
 /// The columns that fit into a line of this width, with their widths.
 fn fitted<'a>(
     mut columns: Vec<Column<'a>>,
-    is_unknown: impl Fn(usize) -> bool,
+    says_nothing: impl Fn(usize) -> bool,
     width: usize,
 ) -> Vec<Column<'a>> {
     let total = |columns: &[Column<'_>]| -> usize {
@@ -270,7 +299,7 @@ fn fitted<'a>(
     if total(&columns) <= width {
         return columns;
     }
-    columns.retain(|(at, name, _)| SHORTENED[0] == *name || !is_unknown(*at));
+    columns.retain(|(at, name, _)| SHORTENED[0] == *name || !says_nothing(*at));
     for (_, name, width) in &mut columns {
         if ADDRESSES.contains(name) {
             *width = (*width).min(ADDRESS_WIDTH);
@@ -319,14 +348,14 @@ fn header(names: &str) -> Vec<String> {
 
 impl From<client::Queue> for KeyRow {
     fn from(queue: client::Queue) -> KeyRow {
-        let holders = queue.holders.iter().map(|holder| {
-            let [peer, tag, age] = party(&holder.party);
-            let left = rough_time(holder.lease_left);
-            [peer, tag, age, left, holder.fence.to_string()]
+        let holders = queue.holders.iter().map(|holder| PlaceRow {
+            lease_left: rough_time(holder.lease_left),
+            fence: holder.fence.to_string(),
+            ..PlaceRow::of(&holder.party, holder.marks())
         });
         let waiters = queue.waiters.iter().map(|waiter| {
-            let [peer, tag, age] = party(&waiter.party);
-            [peer, tag, age, or_dash(None), or_dash(None)]
+            let shared = waiter.party.is_shared.then_some("shared");
+            PlaceRow::of(&waiter.party, shared.into_iter())
         });
         KeyRow {
             holders: holders.collect(),
@@ -353,17 +382,42 @@ pub(super) fn party(party: &Party) -> [String; 3] {
     [peer, tag, rough_time(party.age)]
 }
 
-/// A row about which only the client is known.
-fn stranger(peer: String) -> PlaceRow {
-    let mut place = [0; 5].map(|_| or_dash(None));
-    place[0] = peer;
-    place
+impl PlaceRow {
+    /// A row about which only the client is known.
+    fn stranger(peer: String) -> PlaceRow {
+        let unknown = || or_dash(None);
+        PlaceRow {
+            peer,
+            tag: unknown(),
+            slots: unknown(),
+            age: unknown(),
+            lease_left: unknown(),
+            fence: unknown(),
+        }
+    }
+
+    /// A row with what is known of each client.
+    fn of(client: &Party, marks: impl Iterator<Item = &'static str>) -> PlaceRow {
+        let [peer, tag, age] = party(client);
+        let marks: Vec<&str> = marks.collect();
+        PlaceRow {
+            tag,
+            age,
+            slots: format!("{} {}", client.slots, marks.join(", "))
+                .trim_end()
+                .to_owned(),
+            ..PlaceRow::stranger(peer)
+        }
+    }
 }
 
 /// A lock in plain `stats`, which every server knows.
 fn lock(entry: &Value) -> Option<KeyRow> {
-    let mut holder = stranger(format!("connection {}", entry["owner_conn_id"].as_u64()?));
-    holder[3] = rough_time(statistics::seconds(&entry["lease_expires_in_s"])?);
+    let peer = format!("connection {}", entry["owner_conn_id"].as_u64()?);
+    let holder = PlaceRow {
+        lease_left: rough_time(statistics::seconds(&entry["lease_expires_in_s"])?),
+        ..PlaceRow::stranger(peer)
+    };
     Some(KeyRow {
         key: entry["key"].as_str()?.to_owned(),
         kind: "lock",
@@ -447,10 +501,10 @@ mod tests {
     fn a_table_has_a_row_for_each_holder_by_waiters() {
         let lines = table(HOLDERS);
         let expected = [
-            "KIND  KEY  HOLDER  AGE  LEASE LEFT  WAITERS  TAG",
-            "semaphore 3/9  pool  unix pid 5 uid 0 x  2 h  11574 d  6  -",
-            "semaphore 3/9  pool  2 more  -  -  6  -",
-            "lock  deploy  10.0.0.5:4711  3 m  30 s  1  a@b pid 1\\xc2\\x9b",
+            "KIND  KEY  HOLDER  SLOTS  AGE  LEASE LEFT  WAITERS  TAG",
+            "semaphore 3/9  pool  unix pid 5 uid 0 x  1  2 h  11574 d  6  -",
+            "semaphore 3/9  pool  2 more  -  -  -  6  -",
+            "lock  deploy  10.0.0.5:4711  1  3 m  30 s  1  a@b pid 1\\xc2\\x9b",
             "2 in use",
         ];
         assert_eq!(lines.len(), expected.len(), "{lines:?}");
@@ -466,9 +520,9 @@ mod tests {
     fn the_form_without_holders_makes_a_table_too() {
         let lines = table(PLAIN);
         let expected = [
-            "KIND  KEY  HOLDER  AGE  LEASE LEFT  WAITERS  TAG",
-            "semaphore 4/5  pool  4 clients  -  -  2  -",
-            "lock  a\\x1b[2J  connection 7  -  18 s  0  -",
+            "KIND  KEY  HOLDER  SLOTS  AGE  LEASE LEFT  WAITERS  TAG",
+            "semaphore 4/5  pool  4 clients  -  -  -  2  -",
+            "lock  a\\x1b[2J  connection 7  -  -  18 s  0  -",
             "2 in use, 3 connected",
         ];
         for (line, expected) in lines.iter().zip(expected) {
@@ -482,9 +536,9 @@ mod tests {
         let lines = statistics.of("deploy").lines();
         let expected = [
             "deploy: lock, 1 of 1 held, 1 waiting",
-            "PLACE  CLIENT  AGE  LEASE LEFT  FENCE  TAG",
-            "holder  10.0.0.5:4711  3 m  30 s  12  a@b pid 1\\xc2\\x9b",
-            "waiter 1  connection 8  2 s  -  -  -",
+            "PLACE  CLIENT  SLOTS  AGE  LEASE LEFT  FENCE  TAG",
+            "holder  10.0.0.5:4711  1  3 m  30 s  12  a@b pid 1\\xc2\\x9b",
+            "waiter 1  connection 8  1  2 s  -  -  -",
         ];
         assert_eq!(lines.len(), expected.len(), "{lines:?}");
         for (line, expected) in lines.iter().zip(expected) {
@@ -499,6 +553,27 @@ mod tests {
             ]
         );
         assert_eq!(statistics.of("other").lines(), ["other: not in use"]);
+    }
+
+    #[test]
+    fn slots_are_shown_with_what_is_special_about_them() {
+        let json = HOLDERS
+            .replace(r#""fence":"11""#, r#""slots":3,"kept":true,"fence":"11""#)
+            .replace(
+                r#""age_s":1.500"#,
+                r#""slots":1,"shared":true,"age_s":1.500"#,
+            );
+        let statistics = Statistics::parse(&json).expect("statistics");
+        let pool = statistics.of("pool").lines();
+        assert_eq!(
+            words(&pool[2])[..3],
+            ["holder", "unix pid 5 uid 0 x", "3 reserved"]
+        );
+        let deploy = statistics.of("deploy").lines();
+        assert_eq!(
+            words(&deploy[3])[..3],
+            ["waiter 1", "connection 8", "1 shared"]
+        );
     }
 
     #[test]

@@ -3,8 +3,8 @@
 use serde_json::Value;
 
 use crate::cli::failure::CommandResult;
-use crate::client::{Holder, Kind, Queue};
-use crate::text::{without_hidden, Plain};
+use crate::client::{Kind, Queue};
+use crate::text::{rough_time, rounded_seconds, without_hidden, Plain};
 
 use super::servers::Target;
 use super::{options, print, HELD};
@@ -25,14 +25,11 @@ pub(super) fn run(options: &options::Status) -> CommandResult {
 /// Whether a claim would have to wait. A lock with waiters counts as held.
 fn is_held(queue: Option<&Queue>) -> bool {
     queue.is_some_and(|queue| {
-        let taken: u64 = match queue.kind {
-            Kind::Lock => return queue.holder_count > 0 || queue.waiter_count > 0,
-            Kind::Semaphore => {
-                let slots = queue.holders.iter().map(|holder| holder.party.slots);
-                slots.fold(0, u64::saturating_add)
-            }
+        let is_full = match queue.kind {
+            Kind::Lock => queue.holder_count > 0,
+            Kind::Semaphore => queue.taken >= queue.limit,
         };
-        queue.waiter_count > 0 || taken.max(queue.holder_count) >= queue.limit
+        is_full || queue.waiter_count > 0
     })
 }
 
@@ -46,24 +43,22 @@ fn lines(key: &str, queue: Option<&Queue>) -> String {
     text += &format!("kind: {}\n", queue.kind.word());
     // Only a semaphore has a limit to show: a shared lock has any number of holders.
     if queue.kind == Kind::Semaphore {
-        text += &format!("limit: {}\n", queue.limit);
+        text += &format!("limit: {}\ntaken: {}\n", queue.limit, queue.taken);
     }
     let (holders, waiters) = (queue.holder_count, queue.waiter_count);
     text += &format!("holders: {holders}\nwaiters: {waiters}\n");
-    for Holder {
-        party,
-        fence,
-        lease_left,
-        ..
-    } in &queue.holders
-    {
+    for holder in &queue.holders {
+        let party = &holder.party;
         let peer = party.peer.as_deref().unwrap_or("none");
         text += &format!("holder: {}\n", shown(peer));
         if let Some(tag) = &party.tag {
             text += &format!("tag: {}\n", shown(tag));
         }
-        let (age, left) = (party.age.as_secs(), lease_left.as_secs());
-        text += &format!("age: {age}s\nlease: {left}s\nfence: {fence}\n");
+        let words: Vec<&str> = holder.marks().collect();
+        let slots = [party.slots.to_string(), words.join(", ")].join(" ");
+        let [age, left] = [party.age, holder.lease_left].map(rough_time);
+        text += &format!("slots: {}\nage: {age}\nlease: {left}\n", slots.trim_end());
+        text += &format!("fence: {}\n", holder.fence);
     }
     text
 }
@@ -80,20 +75,25 @@ fn json(key: &str, queue: Option<&Queue>) -> String {
         let party = &holder.party;
         // The fence is a string, because many JSON readers round a number as large as a fence.
         format!(
-            "{{\"peer\":{},\"tag\":{},\"age_s\":{},\"lease_s\":{},\"fence\":\"{}\"}}",
+            "{{\"peer\":{},\"tag\":{},\"age_s\":{},\"lease_s\":{},\"fence\":\"{}\",\
+             \"slots\":{},\"shared\":{},\"kept\":{}}}",
             quoted(party.peer.as_deref()),
             quoted(party.tag.as_deref()),
-            party.age.as_secs(),
-            holder.lease_left.as_secs(),
-            holder.fence
+            rounded_seconds(party.age),
+            rounded_seconds(holder.lease_left),
+            holder.fence,
+            party.slots,
+            party.is_shared,
+            holder.is_kept
         )
     });
     let holders: Vec<String> = holders.collect();
     format!(
-        "{{\"key\":{key},\"held\":{held},\"kind\":\"{}\",\"limit\":{},\"holder_count\":{},\
-         \"waiter_count\":{},\"holders\":[{}]}}\n",
+        "{{\"key\":{key},\"held\":{held},\"kind\":\"{}\",\"limit\":{},\"taken\":{},\
+         \"holder_count\":{},\"waiter_count\":{},\"holders\":[{}]}}\n",
         queue.kind.word(),
         queue.limit,
+        queue.taken,
         queue.holder_count,
         queue.waiter_count,
         holders.join(",")

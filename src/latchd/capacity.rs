@@ -78,7 +78,7 @@ pub(super) fn max_connections(options: &Options, secret_len: usize) -> usize {
 /// The memory in bytes that the server takes when all caps are reached.
 pub(super) fn worst_case(options: &Options, max_connections: usize, secret_len: usize) -> u64 {
     let door = if !options.http.is_empty() || options.http_port.is_some() {
-        http::MAX_CONNECTIONS + http::MAX_REFUSED
+        http::MAX_THREADS
     } else {
         0
     };

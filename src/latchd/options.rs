@@ -422,7 +422,8 @@ mod tests {
 
     #[test]
     fn a_bad_value_names_its_place() {
-        let expected = "expected 1-9223372036 in whole seconds, such as 90 or 1m30s";
+        let expected = "expected 1-9223372036 in whole seconds, such as 90 or 1m30s \
+                        (units: ms, s, m, h, d, w)";
         for bad in ["0", "-1", "+1", "1.5", "x", "", "9223372037"] {
             let message = lease(Some(bad), &[]).expect_err(bad);
             assert_eq!(

@@ -237,6 +237,8 @@ mod tests {
             age: Duration::from_secs(age),
             weight: Weight::ONE,
             numbers: [].into(),
+            is_kept: false,
+            lease: Duration::ZERO,
             held: None,
         };
         KeySnapshot {

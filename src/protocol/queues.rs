@@ -2,6 +2,7 @@
 
 use super::stats::{put, write_string, Seconds};
 use crate::table::{KeySnapshot, PlaceSnapshot};
+use crate::terms::{Kind, Weight};
 
 /// The maximum number of holders, and also of waiters, shown for each key in a list of all keys.
 pub const PLACES_OF_EACH: usize = 16;
@@ -21,13 +22,17 @@ pub fn write_key<'a, E>(
     let kind = queue.kind.word();
     out.extend(b"{\"key\":");
     write_string(queue.key.as_str(), out);
+    // A lock has many slots only while it is shared.
+    let slot_count = queue.kind.slot_count(queue.limit);
+    let (slots, taken) = match queue.kind {
+        Kind::Lock if queue.taken == 0 || queue.taken == slot_count => (1, queue.taken.min(1)),
+        _ => (slot_count, queue.taken),
+    };
     put!(
         out,
-        ",\"kind\":\"{kind}\",\"limit\":{},\"slots\":{},\"taken\":{},\
+        ",\"kind\":\"{kind}\",\"limit\":{},\"slots\":{slots},\"taken\":{taken},\
          \"holder_count\":{},\"waiter_count\":{}",
         queue.limit.get(),
-        queue.kind.slot_count(queue.limit),
-        queue.taken,
         queue.holder_count,
         queue.waiter_count
     );
@@ -37,7 +42,8 @@ pub fn write_key<'a, E>(
             if index > 0 {
                 out.push(b',');
             }
-            write_place(place, clients.next().unwrap_or_default(), out);
+            let client = clients.next().unwrap_or_default();
+            write_place(queue.kind, place, client, out);
             drain(out)?;
         }
         out.push(b']');
@@ -46,7 +52,12 @@ pub fn write_key<'a, E>(
     drain(out)
 }
 
-fn write_place(place: &PlaceSnapshot, client: (Option<&str>, Option<&str>), out: &mut Vec<u8>) {
+fn write_place(
+    kind: Kind,
+    place: &PlaceSnapshot,
+    client: (Option<&str>, Option<&str>),
+    out: &mut Vec<u8>,
+) {
     let (peer, tag) = client;
     put!(out, "{{\"conn_id\":{}", place.conn);
     for (name, text) in [("peer", peer), ("tag", tag)] {
@@ -56,15 +67,25 @@ fn write_place(place: &PlaceSnapshot, client: (Option<&str>, Option<&str>), out:
             None => out.extend(b"null"),
         }
     }
-    let weight = place.weight.get();
-    put!(out, ",\"slots\":{weight},\"age_s\":{}", Seconds(place.age));
+    match kind {
+        Kind::Lock => {
+            let is_shared = place.weight != Weight::WHOLE;
+            put!(out, ",\"slots\":1,\"shared\":{is_shared}");
+        }
+        Kind::Semaphore => put!(out, ",\"slots\":{}", place.weight.get()),
+    }
+    if place.is_kept {
+        out.extend(b",\"kept\":true");
+    }
+    put!(out, ",\"age_s\":{}", Seconds(place.age));
     if let Some((fence, left)) = place.held {
         // A string, because JSON readers may round a number as large as a fence.
         put!(
             out,
-            ",\"fence\":\"{}\",\"lease_expires_in_s\":{}",
+            ",\"fence\":\"{}\",\"lease_expires_in_s\":{},\"lease_s\":{}",
             fence.0,
-            Seconds(left)
+            Seconds(left),
+            place.lease.as_secs()
         );
     }
     match place.numbers[..] {
@@ -82,7 +103,7 @@ mod tests {
 
     use super::*;
     use crate::table::{ConnId, Key};
-    use crate::terms::{Kind, Limit, Weight};
+    use crate::terms::Limit;
     use crate::token::Fence;
 
     #[test]
@@ -91,6 +112,8 @@ mod tests {
             conn: ConnId(conn),
             weight: Weight::WHOLE,
             numbers: [].into(),
+            is_kept: false,
+            lease: Duration::from_secs(33),
             age: Duration::from_millis(1500),
             held,
         };
@@ -113,11 +136,11 @@ mod tests {
         assert_eq!(
             String::from_utf8(out).expect("JSON is text"),
             concat!(
-                r#"{"key":"k\"y","kind":"lock","limit":1,"slots":1048576,"taken":1048576,"#,
+                r#"{"key":"k\"y","kind":"lock","limit":1,"slots":1,"taken":1,"#,
                 r#""holder_count":1,"waiter_count":2,"#,
                 r#""holders":[{"conn_id":7,"peer":"127.0.0.1:4711","tag":"a\u0009b","#,
-                r#""slots":1048576,"age_s":1.500,"fence":"12","lease_expires_in_s":3.000}],"#,
-                r#""waiters":[{"conn_id":8,"peer":null,"tag":null,"slots":1048576,"#,
+                r#""slots":1,"shared":false,"age_s":1.500,"fence":"12","lease_expires_in_s":3.000,"lease_s":33}],"#,
+                r#""waiters":[{"conn_id":8,"peer":null,"tag":null,"slots":1,"shared":false,"#,
                 r#""age_s":1.500}]}"#
             )
         );
@@ -130,11 +153,13 @@ mod tests {
                 conn: ConnId(1),
                 weight: Weight::ONE,
                 numbers: numbers.into(),
+                is_kept: false,
+                lease: Duration::from_secs(33),
                 age: Duration::ZERO,
                 held: None,
             };
             let mut out = Vec::new();
-            write_place(&place, (None, None), &mut out);
+            write_place(Kind::Semaphore, &place, (None, None), &mut out);
             String::from_utf8(out).expect("JSON is text")
         };
         let rest = r#"{"conn_id":1,"peer":null,"tag":null,"slots":1,"age_s":0.000"#;
@@ -144,5 +169,32 @@ mod tests {
             written(&[0, 9]),
             format!(r#"{rest},"slot_numbers":[0, 9]}}"#)
         );
+    }
+
+    #[test]
+    fn a_lock_is_one_slot_and_says_whether_it_is_shared_or_kept() {
+        let written = |weight, is_kept| {
+            let place = PlaceSnapshot {
+                conn: ConnId(0),
+                weight,
+                numbers: [].into(),
+                is_kept,
+                lease: Duration::ZERO,
+                age: Duration::ZERO,
+                held: None,
+            };
+            let mut out = Vec::new();
+            write_place(Kind::Lock, &place, (None, None), &mut out);
+            String::from_utf8(out).expect("JSON is text")
+        };
+        let with = |words| {
+            format!(r#"{{"conn_id":0,"peer":null,"tag":null,"slots":1{words},"age_s":0.000}}"#)
+        };
+        assert_eq!(written(Weight::WHOLE, false), with(r#","shared":false"#));
+        assert_eq!(
+            written(Weight::WHOLE, true),
+            with(r#","shared":false,"kept":true"#)
+        );
+        assert_eq!(written(Weight::ONE, false), with(r#","shared":true"#));
     }
 }

@@ -114,7 +114,7 @@ fn write_key(snapshot: &KeySnapshot, out: &mut Vec<u8>) {
 }
 
 /// Seconds with three decimals. The code that prints a float would add ten kilobytes.
-pub(super) struct Seconds(pub(super) Duration);
+pub(crate) struct Seconds(pub(crate) Duration);
 
 impl fmt::Display for Seconds {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -142,9 +142,9 @@ macro_rules! put {
         $crate::protocol::stats::append($out, format_args!($($text)*))
     };
 }
-pub(super) use put;
+pub(crate) use put;
 
-pub(super) fn append(out: &mut Vec<u8>, text: fmt::Arguments<'_>) {
+pub(crate) fn append(out: &mut Vec<u8>, text: fmt::Arguments<'_>) {
     out.write_fmt(text).expect("writing to memory");
 }
 
@@ -193,6 +193,8 @@ mod tests {
                 conn: ConnId(42),
                 weight: Weight::ONE,
                 numbers: [].into(),
+                is_kept: false,
+                lease: Duration::ZERO,
                 age: Duration::ZERO,
                 held: Some((Fence(1), Duration::from_millis(18_500))),
             }],

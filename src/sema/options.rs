@@ -8,7 +8,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::cli::arguments::{hint, Parsed};
+use crate::cli::arguments::{hint, Parsed, TIMES};
 use crate::cli::values::{choice, mode, number, time, BusyOk};
 use crate::lockfile::{SemaphoreConfig, SemaphoreOptions, Settle, StaleRule, MAX_SLOT_COUNT};
 use crate::supervise::Leftovers;
@@ -494,7 +494,7 @@ fn help() -> String {
             let _ = writeln!(text, "{:30}({})", "", names.join(", "));
         }
     }
-    text.push_str("\nA time is in seconds, or has units: 250ms, 1.5s, 2m, 1m30s, 1h, 2d.\n");
+    let _ = writeln!(text, "\n{TIMES}");
     text
 }
 

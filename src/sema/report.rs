@@ -8,9 +8,9 @@ use std::time::Duration;
 use serde_json::Value;
 
 use crate::cli::failure::Failure;
-use crate::cli::output::{self, rough_time};
+use crate::cli::output;
 use crate::lockfile::{Alive, Busy, LockDetails, Obstacle, Record, Semaphore, Status};
-use crate::text::{without_hidden, Plain};
+use crate::text::{rough_time, without_hidden, Plain};
 
 /// A JSON object that keeps the order of its keys.
 #[derive(Debug, Default)]

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::events::{Fate, GrantEnd};
 use super::names::ConnId;
-use super::queue::{PlaceId, PlaceState};
+use super::queue::{as_len, PlaceId, PlaceState};
 use super::types::{Answer, Ask, Scope};
 use super::LockTable;
 use crate::terms::{Kind, Refusal};
@@ -134,10 +134,13 @@ impl LockTable {
         if place.is_provisional && place.conn == conn {
             self.confirm_adoption(id, length);
         }
-        self.set_lease_end(
-            id,
-            self.kept_until(id).map_or(until, |kept| kept.max(until)),
-        );
+        match self.kept_until(id).filter(|kept| *kept > until) {
+            Some(kept) => self.set_lease_end(id, kept),
+            None => {
+                self.places[id].lease_len = as_len(length);
+                self.set_lease_end(id, until);
+            }
+        }
         self.counters.renewals += 1;
         self.note_renewed(id, length);
     }

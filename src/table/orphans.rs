@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::names::ConnId;
-use super::queue::PlaceId;
+use super::queue::{as_len, PlaceId};
 use super::types::{Answer, Cap, Scope};
 use super::LockTable;
 use crate::terms::Refusal;
@@ -83,6 +83,7 @@ impl LockTable {
         }
         self.renew_holder(holder, conn, kept);
         self.set_lease_end(holder, kept.until);
+        self.places[holder].lease_len = as_len(kept.length);
         if conn != ORPHANS {
             self.make_orphan(holder, tag_of(conn), now);
         }

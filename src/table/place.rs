@@ -7,7 +7,7 @@ use std::time::Instant;
 use super::connection::ConnectionEntry;
 use super::events::{Fate, GrantEnd};
 use super::names::ConnId;
-use super::queue::{KeyId, Place, PlaceId, PlaceState};
+use super::queue::{as_len, KeyId, Place, PlaceId, PlaceState};
 use super::types::{Ask, Claimant};
 use super::LockTable;
 use crate::terms::Refusal;
@@ -29,6 +29,7 @@ impl LockTable {
             conn: claimant.conn,
             key,
             lease: ask.lease,
+            lease_len: as_len(ask.lease),
             weight: ask.weight,
             salt: claimant.salt,
             state,

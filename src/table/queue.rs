@@ -87,12 +87,21 @@ impl KeyQueue {
     }
 }
 
+/// The length of a lease in whole seconds.
+pub(super) fn as_len(lease: Duration) -> u32 {
+    u32::try_from(lease.as_secs()).unwrap_or(u32::MAX)
+}
+
 /// The place of a waiter or of a holder. A waiter that becomes a holder keeps its place.
 pub(super) struct Place {
     pub(super) conn: ConnId,
     /// Valid unless the place has ended.
     pub(super) key: KeyId,
+    /// The lease that was asked for in the claim.
     pub(super) lease: Duration,
+    /// The length of the lease that runs now, in seconds. It is for operators only, and so small
+    /// that it fits between the other fields.
+    pub(super) lease_len: u32,
     pub(super) weight: Weight,
     pub(super) salt: Salt,
     pub(super) state: PlaceState,

@@ -48,6 +48,10 @@ pub struct PlaceSnapshot {
     pub weight: Weight,
     /// The numbers of its slots, if the holder has asked for them.
     pub numbers: Arc<[u32]>,
+    /// Whether this is a kept grant: its client asked to keep it without a connection.
+    pub is_kept: bool,
+    /// How long the lease is that runs now, for a holder, or that is asked for.
+    pub lease: Duration,
     /// A holder's fence, and what is left of its lease.
     pub held: Option<(Fence, Duration)>,
 }
@@ -209,7 +213,9 @@ impl LockTable {
             numbers: self.places[id]
                 .fence()
                 .map_or_else(Arc::default, |fence| self.numbers.of(fence)),
+            is_kept: self.places[id].is_kept,
             age: now.saturating_duration_since(self.places[id].since),
+            lease: Duration::from_secs(self.places[id].lease_len.into()),
             held: self.places[id]
                 .lease_end()
                 .map(|(expires_at, fence)| (fence, expires_at.saturating_duration_since(now))),

@@ -212,7 +212,7 @@ fn a_usage_error_says_what_to_write_instead() {
         (
             &["run", "k", "--lease", "500ms", "--", "true"],
             "latch: invalid value '500ms' for --lease: expected 1-9223372036 in whole seconds, \
-             such as 90 or 1m30s",
+             such as 90 or 1m30s (units: ms, s, m, h, d, w)",
         ),
         (
             &["run", "k", "--limit", "0", "--", "true"],
@@ -1086,7 +1086,7 @@ fn a_late_refusal_leaves_its_reason_no_more_time_once() {
 #[test]
 fn a_connect_timeout_of_zero_is_refused() {
     let daemon = Daemon::start(&[]);
-    for time in ["0", "-1", "x", "1.5w"] {
+    for time in ["0", "-1", "x", "1.5y"] {
         let output = run(&daemon, &["ping", "--connect-timeout", time]);
         assert_eq!(output.status.code(), Some(64), "{time}");
         assert!(

@@ -284,3 +284,76 @@ fn a_lock_is_kept_over_a_new_connection() {
     let left = stats["locks"][0]["lease_expires_in_s"].as_f64();
     assert!(left.is_some_and(|left| left > 40.0), "{stats}");
 }
+
+#[test]
+fn a_kept_lock_is_renewed_and_adopted_by_its_token() {
+    let daemon = Daemon::start(&[]);
+    let client = Client::new([Address::Tcp(daemon.addr().to_string())]);
+    let guard = client.lock("k").acquire().expect("it is free");
+    let token = guard.token();
+    guard.keep_for(Duration::from_secs(60)).expect("it is kept");
+    let lock = client.lock("k").lease(Duration::from_secs(300));
+    assert_eq!(lock.renew(token).expect("held").as_secs(), 300);
+    let guard = lock.adopt(token).expect("held");
+    assert!(guard.is_held() && guard.renew());
+    assert_ne!(daemon.stats()["locks"][0]["owner_conn_id"], 0);
+    drop(guard);
+    assert!(!is_held(&daemon, "k"));
+    assert!(matches!(lock.adopt(token), Err(Error::Refused(_))));
+    assert!(matches!(lock.renew(token), Err(Error::Refused(_))));
+}
+
+#[test]
+fn a_kept_lock_says_whether_its_command_has_ended() {
+    let daemon = Daemon::start(&[]);
+    let job = [
+        "run",
+        "job",
+        "--at-least",
+        "600",
+        "--tag",
+        "backup",
+        "--",
+        "true",
+    ];
+    assert_eq!(status(&daemon, &job), 0);
+    let reserve = ["reserve", "board", "--for", "1h", "--tag", "Anna, tests"];
+    assert_eq!(status(&daemon, &reserve), 0);
+    for (key, tag, word) in [
+        ("job", "backup (ended)", "kept"),
+        ("board", "Anna, tests", "reserved"),
+    ] {
+        let shown = run(&daemon, &["status", key]);
+        let shown = text(&shown.stdout);
+        assert!(
+            shown.contains(&format!("\ntag: {tag}\nslots: 1 {word}\n")),
+            "{shown}"
+        );
+        let json = run(&daemon, &["status", key, "--json"]);
+        let json: serde_json::Value = serde_json::from_slice(&json.stdout).expect("JSON");
+        assert_eq!(json["holders"][0]["kept"], true, "{json}");
+        let table = run(&daemon, &["stats", key]);
+        assert!(
+            text(&table.stdout).contains(&format!("  1 {word}  ")),
+            "{table:?}"
+        );
+        let busy = run(&daemon, &["run", key, "-n", "--", "true"]);
+        let expected = format!("held by {tag} ({word}) for ");
+        assert!(text(&busy.stderr).contains(&expected), "{busy:?}");
+    }
+}
+
+#[test]
+fn an_age_is_written_in_one_way() {
+    let daemon = Daemon::start(&[]);
+    assert_eq!(status(&daemon, &["reserve", "k", "--for", "90"]), 0);
+    let shown = run(&daemon, &["status", "k"]);
+    let shown = text(&shown.stdout);
+    let ages = shown.lines().filter_map(|line| line.strip_prefix("age: "));
+    let leases = shown
+        .lines()
+        .filter_map(|line| line.strip_prefix("lease: "));
+    let times: Vec<&str> = ages.chain(leases).collect();
+    assert_eq!(times.len(), 2, "{shown}");
+    assert!(times.iter().all(|time| time.ends_with(" s")), "{shown}");
+}

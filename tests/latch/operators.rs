@@ -238,8 +238,9 @@ fn the_keys_with_most_waiters_come_first() {
     let words: Vec<&str> = busy.split(' ').collect();
     assert_eq!(words[..2], ["lock", "busy"], "{table}");
     assert!(words[2].starts_with("127.0.0.1:"), "{table}");
-    // Its age; the lease of 500 seconds; two waiters; without a tag.
-    assert_eq!(words[4..], ["s", "8", "m", "2", "-"], "{table}");
+    // One slot, its age; the lease of 500 seconds; two waiters; without a tag.
+    assert_eq!(words[3], "1", "{table}");
+    assert_eq!(words[5..], ["s", "8", "m", "2", "-"], "{table}");
     assert!(
         row(&table, "pool").starts_with("semaphore 2/2 pool"),
         "{table}"

@@ -138,7 +138,7 @@ fn a_browser_shows_keys_as_text_and_filters_them() {
     let mut browser = Browser::open(&chromium, &format!("http://{door}/"));
     browser.expect("#state", "live");
     browser.expect("#none", "No key is held or waited for.");
-    browser.expect("#keys > li", "");
+    browser.expect("#rows > tr", "");
 
     let script = "<script>document.title='script'</script>";
     let tag = "<img src=x onerror=document.title='tag'>";
@@ -151,11 +151,11 @@ fn a_browser_shows_keys_as_text_and_filters_them() {
     client.send("l\nnightly\n60\n");
     browser.expect("#count", "3 in use");
     // Who waits for longest is first.
-    browser.expect("#keys > li:first-child .key", "nightly");
-    browser.expect("#keys > li:first-child .kind", "lock, 1 waiting");
-    browser.expect("#keys > li:first-child .place .who", "backup.sh");
-    browser.expect("#keys > li:first-child .waiter .who", "report.sh");
-    let waiter = browser.text("#keys > li:first-child .waiter .peer");
+    browser.expect("#rows > tr:first-child .key", "nightly");
+    browser.expect("#rows > tr:first-child .kind", "lock, 1 waiting");
+    browser.expect("#rows > tr:first-child .place .who", "backup.sh");
+    browser.expect("#rows > tr:first-child .waiter .who", "report.sh");
+    let waiter = browser.text("#rows > tr:first-child .waiter .peer");
     assert!(waiter.starts_with("127.0.0.1:"), "{waiter}");
     browser.filter("SCRIPT>");
     browser.expect("#count", "1 of 3 in use");
@@ -209,10 +209,75 @@ fn a_browser_says_how_a_key_is_held() {
         browser.expect(".key", key);
         browser.expect(".kind", kind);
     }
+    browser.filter("pool");
+    browser.expect(".badge", "2 slots");
+    browser.filter("report");
+    browser.expect(".badge", "shared");
     browser.filter("kept");
     browser.expect(".key", "kept");
+    browser.expect(".badge", "reserved");
     let peer = browser.text(".place .peer");
     assert!(peer.starts_with("no connection · fence "), "{peer}");
+    // An hour is left of an hour.
+    let width = browser.value("document.querySelector('.lease i').style.width");
+    let width = width
+        .as_str()
+        .and_then(|it| it.strip_suffix('%')?.parse::<f64>().ok());
+    assert!(width.is_some_and(|width| width > 90.0), "{width:?}");
+}
+
+#[test]
+fn a_browser_goes_to_a_key_and_keeps_the_filter_in_the_url() {
+    let chromium = needs!("chromium");
+    let (daemon, door) = daemon_with_door(&[]);
+    let mut client = daemon.connect();
+    let quote = "it's";
+    for key in ["nightly", "nightly-2", quote] {
+        client.acquire(key, 0);
+    }
+    let mut browser = Browser::open(&chromium, &format!("http://{door}/#q=nightly-2"));
+    browser.expect("#count", "1 of 3 in use");
+    browser.expect(".key", "nightly-2");
+    browser.filter("it");
+    browser.expect(".key", quote);
+    assert_eq!(browser.value("location.hash"), "#q=it");
+    browser.value("document.querySelector('.break').click()");
+    let fence = browser.text(".place .peer");
+    let fence = fence
+        .split("fence ")
+        .nth(1)
+        .and_then(|rest| rest.split(' ').next());
+    let fence = fence.expect("a fence").to_owned();
+    browser.expect("#text", &format!("latch break 'it'\\''s' --fence {fence}"));
+    browser.filter("");
+    browser.value(
+        "[...document.querySelectorAll('.key')].find((it) => it.innerText === 'nightly').click()",
+    );
+    browser.expect("#count", "1 of 3 in use");
+    browser.expect(".key", "nightly");
+    browser.value("document.getElementById('all').click()");
+    browser.expect("#count", "3 in use");
+    assert!(browser.complaints.is_empty(), "{:?}", browser.complaints);
+}
+
+#[test]
+fn a_browser_shows_what_it_has_not_seen() {
+    let chromium = needs!("chromium");
+    let (daemon, door) = daemon_with_door(&[]);
+    let mut client = daemon.connect();
+    client.acquire("k", 0);
+    eventually(PATIENCE, "two samples", || {
+        let samples = super::http::json(door, "/v1/stats/history");
+        samples["samples"]
+            .as_array()
+            .is_some_and(|all| all.len() > 1)
+    });
+    let mut browser = Browser::open(&chromium, &format!("http://{door}/"));
+    browser.expect("#state", "live");
+    let count = browser.value("samples.length").as_u64();
+    assert!(count.is_some_and(|count| count > 2), "{count:?}");
+    // No claim has been granted for a while: that is no wait of no length.
+    browser.expect("#plots > :last-child .value", "no grant");
 }
 
 #[test]
@@ -227,7 +292,7 @@ fn a_browser_shows_the_first_200_of_5000_keys() {
     browser.expect("#count", "5,000 in use");
     browser.expect("#more", "4,800 more");
     assert_eq!(
-        browser.value("document.querySelectorAll('#keys > li').length"),
+        browser.value("document.querySelectorAll('#rows > tr').length"),
         200
     );
     let first = browser.value("answeredAt").as_f64();

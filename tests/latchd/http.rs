@@ -41,7 +41,7 @@ fn get(addr: SocketAddr, path: &str) -> (u16, String) {
     get_with(addr, path, "")
 }
 
-fn json(addr: SocketAddr, path: &str) -> serde_json::Value {
+pub(super) fn json(addr: SocketAddr, path: &str) -> serde_json::Value {
     let (status, body) = get(addr, path);
     assert_eq!(status, 200, "{body}");
     serde_json::from_str(&body).expect("JSON")
@@ -149,6 +149,12 @@ fn the_page_loads_nothing_from_elsewhere() {
             assert!(!text.contains(word), "{word} in the {name}");
         }
     }
+    // A proxy may put the page below a path.
+    for name in ["src=\"/", "href=\"/"] {
+        assert!(!page.contains(name), "{name}");
+    }
+    // Without JavaScript, nothing would change this.
+    assert!(!page.contains("connecting"));
     for path in ["/page.css", "/icon.svg"] {
         assert_eq!(get(door, path).0, 200, "{path}");
     }

@@ -929,7 +929,7 @@ fn bad_usage_gives_one_line_and_touches_nothing() {
         ),
         (&["acquire", "g", "--timeout="], "invalid timeout value"),
         (
-            &["acquire", "g", "--timeout", "1w"],
+            &["acquire", "g", "--timeout", "1y"],
             "invalid timeout value",
         ),
         (
@@ -1015,8 +1015,9 @@ fn bad_usage_gives_one_line_and_touches_nothing() {
         (&["hold", "g", "h"], "unexpected argument: h"),
         (&["hold", "g", "-w", "1m30"], "invalid timeout value"),
         (
-            &["run", "g", "--kill-after", "1w", "--", "true"],
-            "invalid value '1w' for --kill-after: expected a time, such as 90, 1m30s or 500ms",
+            &["run", "g", "--kill-after", "1y", "--", "true"],
+            "invalid value '1y' for --kill-after: expected a time, such as 90, 1m30s or 500ms \
+             (units: ms, s, m, h, d, w)",
         ),
         (
             &["hold", "g", "--kill-after", "1"],

@@ -1,11 +1,12 @@
 //! The introduction: what a client tells a server about itself before its first claim over a
 //! connection.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::{Abilities, Connection, Error, Reply, Request};
 use crate::client::address::LONGEST_ATTEMPT;
 use crate::client::settings::share_of;
+use crate::client::slot::ended_tag;
 
 /// A request that is sent before the caller's first request, and whose reply is still to come.
 #[derive(Clone, Copy, Debug)]
@@ -34,6 +35,18 @@ impl Connection {
     /// Sends the introduction over later streams only, not over this one.
     pub(in crate::client) fn introduce_later(&mut self, tag: &str) {
         self.tag = Some(tag.to_owned());
+    }
+
+    /// Makes the tag say that the work of this client has ended, if the client has introduced
+    /// itself. Waits for the answer for at most `within`.
+    pub(in crate::client) fn end_tag(&mut self, within: Duration) -> Result<(), Error> {
+        let Some(tag) = self.tag.as_deref().map(ended_tag) else {
+            return Ok(());
+        };
+        // A server that does not know the request answers `error`, and shows no tags.
+        let answered = self.exchange(&Request::Tag(&tag), Instant::now().checked_add(within));
+        self.tag = Some(tag);
+        answered.map(drop)
     }
 
     /// Queues the auth token and the introduction, to be sent before the first request over a new

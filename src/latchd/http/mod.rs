@@ -5,6 +5,7 @@
 //! their locks. Each connection gets one answer, within a time limit.
 
 mod answer;
+mod history;
 mod host_names;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod pieces;
@@ -13,6 +14,7 @@ mod request;
 use std::io::Read;
 use std::net::{IpAddr, Shutdown};
 use std::sync::Arc;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use log::debug;
@@ -21,6 +23,7 @@ use super::listen_host::ListenHost;
 use super::rules::{SessionRules, AUTH_COOLDOWN, CLOSING_TIME};
 use super::statistics::{StatisticsSource, PAGE_LEN};
 use crate::arbiter::Arbiter;
+use crate::cluster::ClusterNode;
 use crate::net::connections::Connections;
 use crate::net::listener::{accept_from_all, Listener};
 use crate::net::stream::Stream;
@@ -30,10 +33,11 @@ use crate::protocol::metrics::exposition;
 use crate::server::{self, no_thread};
 use crate::sys::memory::{self, Purpose};
 use answer::{refuse_full, HttpAnswer, Sent, FULL, JSON, METRICS};
+use history::History;
 use request::{Arrived, HttpRequest, Resource, MAX_HEAD_LEN};
 
 /// The maximum number of connections at once.
-pub(super) const MAX_CONNECTIONS: usize = 16;
+const MAX_CONNECTIONS: usize = 16;
 /// The maximum number of connections at once from one address.
 const MAX_PER_ADDRESS: usize = 8;
 
@@ -41,7 +45,11 @@ const MAX_PER_ADDRESS: usize = 8;
 const REQUEST_TIME: Duration = Duration::from_secs(5);
 
 /// The maximum number of connections over these limits that are told so at once. More are closed.
-pub(super) const MAX_REFUSED: usize = 16;
+const MAX_REFUSED: usize = 16;
+
+/// The maximum number of threads of the door: those for its connections, and one that keeps the
+/// history.
+pub(super) const MAX_THREADS: usize = MAX_CONNECTIONS + MAX_REFUSED + 1;
 
 /// How long a client that is told so may take to read it.
 const REFUSAL_TIME: Duration = Duration::from_secs(1);
@@ -65,6 +73,7 @@ struct Guide {
     arbiter: Arc<Arbiter>,
     rules: Arc<SessionRules>,
     names: Vec<String>,
+    history: Arc<History>,
 }
 
 impl Door {
@@ -111,11 +120,15 @@ impl Door {
         arbiter: &Arc<Arbiter>,
         rules: &Arc<SessionRules>,
     ) -> Result<(), String> {
+        let history = Arc::<History>::default();
         let guide = Guide {
             arbiter: Arc::clone(arbiter),
             rules: Arc::clone(rules),
             names: self.names,
+            history: Arc::clone(&history),
         };
+        let (arbiter, rules) = (Arc::clone(arbiter), Arc::clone(rules));
+        server::spawn("http-history", move || keep(&history, &arbiter, &rules))?;
         let workers = Workers::new(move |admission| match admission.exceeds {
             None => guide.serve(&admission.stream),
             Some(_) => refuse(&admission.stream),
@@ -123,6 +136,17 @@ impl Door {
         let connections = Connections::new(MAX_CONNECTIONS, Some(MAX_PER_ADDRESS), FULL);
         let connections = Arc::new(connections.admitting_refused(MAX_REFUSED));
         accept_from_all("http", &self.listeners, &connections, &workers).map_err(no_thread)
+    }
+}
+
+/// Takes a sample now and then, until the process ends. A standby has nothing to count.
+fn keep(history: &History, arbiter: &Arbiter, rules: &SessionRules) {
+    loop {
+        if rules.node.as_deref().is_none_or(ClusterNode::is_active) {
+            let (_, snapshot) = arbiter.counters();
+            history.note(&snapshot, Instant::now());
+        }
+        thread::sleep(history::INTERVAL);
     }
 }
 
@@ -193,9 +217,11 @@ impl Guide {
                 answer.whole("text/javascript; charset=utf-8", include_bytes!("page.js"))
             }
             Resource::Icon => answer.whole("image/svg+xml", include_bytes!("icon.svg")),
-            Resource::Metrics | Resource::Keys | Resource::Holders | Resource::Counters => {
-                self.show(request.resource, answer)
-            }
+            Resource::Metrics
+            | Resource::Keys
+            | Resource::Holders
+            | Resource::Counters
+            | Resource::History => self.show(request.resource, answer),
         }
     }
 
@@ -210,7 +236,7 @@ impl Guide {
         if !is_let_in && request.secret.is_some() {
             let refusals = &self.rules.auth_refusals;
             refusals.warn(format_args!("auth-refused peer={stream}"), stream.source());
-            std::thread::sleep(AUTH_COOLDOWN);
+            thread::sleep(AUTH_COOLDOWN);
         }
         is_let_in
     }
@@ -252,6 +278,11 @@ impl Guide {
                 let mut out = Vec::new();
                 statistics.write_counters(&mut out);
                 out.push(b'\n');
+                answer.whole(JSON, &out)
+            }
+            Resource::History => {
+                let mut out = Vec::new();
+                self.history.write_json(Instant::now(), &mut out);
                 answer.whole(JSON, &out)
             }
             Resource::Keys => answer.in_pieces(|out, send| statistics.write_keys(out, send)),

@@ -9,13 +9,14 @@ const PATIENCE_MS = 5000;
 const GAP_MS = 15000;
 
 const byId = (id) => document.getElementById(id);
-const history = [];
+const samples = [];
 const rows = new Map();
-const leases = new Map();
 let keys = [];
 let shownCount = KEYS_AT_ONCE;
 let last = null;
 let answeredAt = null;
+// The key that the URL names, if it names one.
+let only = null;
 
 function element(name, className, parent) {
   const made = document.createElement(name);
@@ -41,13 +42,19 @@ function say(node, text) {
   if (node.textContent !== text) node.textContent = text;
 }
 
-function time(seconds) {
-  if (seconds < 0.9995) return `${Math.round(seconds * 1000)} ms`;
-  if (seconds < 9.95) return `${seconds.toFixed(1)} s`;
-  if (seconds < 120) return `${Math.round(seconds)} s`;
-  if (seconds < 7200) return `${Math.floor(seconds / 60)} min`;
+// An age, or what is left of a lease, written as latch does.
+function age(time) {
+  const seconds = Math.floor(time + 0.5);
+  if (seconds < 120) return `${seconds} s`;
+  if (seconds < 7200) return `${Math.floor(seconds / 60)} m`;
   if (seconds < 172800) return `${Math.floor(seconds / 3600)} h`;
   return `${Math.floor(seconds / 86400)} d`;
+}
+
+// The length of a wait, which may be short.
+function time(seconds) {
+  if (seconds < 0.9995) return `${Math.round(seconds * 1000)} ms`;
+  return seconds < 9.95 ? `${seconds.toFixed(1)} s` : age(seconds);
 }
 
 function number(value) {
@@ -75,7 +82,7 @@ for (const [id, name] of [
 }
 
 const SVG = "http://www.w3.org/2000/svg";
-function plot(name, unit, measure) {
+function plot(name, unit, nothing, measure) {
   const { made, value } = card(byId("plots"), "plot", name);
   const svg = document.createElementNS(SVG, "svg");
   svg.setAttribute("viewBox", "0 0 300 100");
@@ -90,21 +97,22 @@ function plot(name, unit, measure) {
   paths[1].setAttribute("d", "M0 100H300");
   made.append(svg);
   const foot = element("div", "foot", made);
-  say(element("span", "", foot), `${MINUTES} min ago`);
+  say(element("span", "", foot), `${MINUTES} m ago`);
   const peak = element("span", "", foot);
   return (now) => {
-    const points = history.map((sample) => [sample.at, measure(sample)]);
+    const points = samples.map((sample) => [sample.at, measure(sample)]);
     const values = points.map((point) => point[1]).filter((it) => it !== null);
     const highest = Math.max(0, ...values);
-    const latest = values.length ? values[values.length - 1] : null;
-    say(value, latest === null ? "–" : unit(latest));
+    const latest = points.length ? points[points.length - 1][1] : null;
+    say(value, latest === null ? nothing : unit(latest));
     say(peak, highest > 0 ? `peak ${unit(highest)}` : "now");
     const x = (at) => (300 - (now - at) / (MINUTES * 200)).toFixed(1);
     const y = (it) => (100 - (highest > 0 ? it / highest : 0) * 94).toFixed(1);
-    // A gap in what was seen is a gap in the line.
+    // A gap in what was seen is a gap in the line. A point between two gaps is a dot.
     let line = "", area = "", start = null, before = null;
     const close = () => {
       if (start !== null) area += `L${x(before)} 100L${x(start)} 100Z`;
+      if (start !== null && start === before) line += "h0.1";
       start = null;
     };
     for (const [at, it] of points) {
@@ -123,23 +131,39 @@ function plot(name, unit, measure) {
 }
 
 const plots = [
-  plot("Grants a second", number, (sample) => sample.rate),
-  plot("Clients waiting", number, (sample) => sample.waiters),
-  plot("Wait for a grant", time, (sample) => sample.wait),
+  plot("Grants a second", number, "–", (sample) => sample.rate),
+  plot("Clients waiting", number, "–", (sample) => sample.waiters),
+  plot("Wait for a grant", time, "no grant", (sample) => sample.wait),
 ];
+
+// Adds what has happened since the sample before.
+function addSample(at, grants, count, sum, waiters) {
+  const sample = { at, rate: null, wait: null, waiters };
+  // A server that has been started again counts from 0.
+  if (last && at > last.at && grants >= last.grants && count >= last.count) {
+    sample.rate = (grants - last.grants) / ((at - last.at) / 1000);
+    const waits = count - last.count;
+    // A grant that nobody waited for took no time. Without any grant there is no wait to show.
+    if (waits > 0) sample.wait = Math.max(0, sum - last.sum) / waits;
+    else if (grants > last.grants) sample.wait = 0;
+  }
+  last = { at, grants, count, sum };
+  samples.push(sample);
+  while (samples[0].at < at - MINUTES * 60000) samples.shift();
+}
+
+// Takes over what the server has seen while this page did not look.
+function restore(seen, now) {
+  samples.length = 0;
+  last = null;
+  for (const it of seen) {
+    addSample(now - it.age_s * 1000, it.grants, it.wait_count, it.wait_sum_s, it.waiters);
+  }
+}
 
 function note(counters, now) {
   const { counters: counts, grant_waits: waits, gauges } = counters;
-  const sample = { at: now, rate: null, wait: null, waiters: gauges.waiters };
-  // A server that has been started again counts from 0.
-  if (last && now > last.at && counts.grants >= last.grants && waits.count >= last.count) {
-    sample.rate = (counts.grants - last.grants) / ((now - last.at) / 1000);
-    const count = waits.count - last.count;
-    sample.wait = count > 0 ? Math.max(0, waits.sum_s - last.sum) / count : 0;
-  }
-  last = { at: now, grants: counts.grants, count: waits.count, sum: waits.sum_s };
-  history.push(sample);
-  while (history[0].at < now - MINUTES * 60000) history.shift();
+  addSample(now, counts.grants, waits.count, waits.sum_s, gauges.waiters);
 
   const inUse = gauges.keys.lock + gauges.keys.semaphore;
   const oldest = (kind) => (gauges.oldest_wait_s[kind] > 0 ? kind : null);
@@ -152,13 +176,13 @@ function note(counters, now) {
   show("keys", number(inUse), `${number(gauges.idle_keys)} idle`);
   show("holders", number(gauges.holders), `${number(counts.grants)} granted`);
   show("waiters", number(gauges.waiters), `${number(counts.wait_timeouts)} gave up`);
-  show("oldest", kind ? time(gauges.oldest_wait_s[kind]) : "–",
+  show("oldest", kind ? age(gauges.oldest_wait_s[kind]) : "–",
     kind ? plain(counters.oldest_wait[kind]) : "nobody waits");
   show("connections", number(gauges.connections), `${number(counts.disconnects)} closed`);
   show("expiries", number(counts.expiries), `${number(counts.breaks)} broken`);
   for (const draw of plots) draw(now);
   say(byId("place"), `${location.host} · ${counters.version}`);
-  const settling = gauges.settling_s > 0 ? `grants begin in ${time(gauges.settling_s)}` : "";
+  const settling = gauges.settling_s > 0 ? `grants begin in ${age(gauges.settling_s)}` : "";
   const state = gauges.draining === 1 ? "draining" : settling;
   document.body.classList.toggle("draining", state !== "");
   say(byId("state"), state || "live");
@@ -177,13 +201,47 @@ function matches(key, words) {
   return words.every((word) => all.includes(word));
 }
 
-// The length of a lease is the most that has been seen of it.
-function leaseLength(holder) {
-  const left = holder.lease_expires_in_s;
-  const known = leases.get(holder.fence);
-  const length = Math.max(left, known ? known.length : Math.min(left + holder.age_s, left * 1.5));
-  leases.set(holder.fence, { length, seen: answeredAt });
-  return length;
+// The end of the tag of a grant that is kept after the work under it has ended.
+const ENDED = "(ended)";
+
+// What is special about a holder or a waiter.
+function badges(place, parent) {
+  const badge = (text) => say(element("span", "badge", parent), text);
+  if (place.slots > 1) badge(`${number(place.slots)} slots`);
+  if (place.slot !== undefined) badge(`slot ${place.slot}`);
+  if (place.slot_numbers) badge(`slots ${place.slot_numbers.join(", ")}`);
+  if (place.shared) badge("shared");
+  if (place.kept) badge((place.tag || "").endsWith(ENDED) ? "kept" : "reserved");
+}
+
+// A word for the shell.
+function quoted(word) {
+  if (/^[\w./:@%+=,-]+$/.test(word) && !word.startsWith("-")) return word;
+  const escapes = { "\\": "\\\\", "'": "\\'" };
+  if (!/\p{Cc}/u.test(word)) return `'${word.replaceAll("'", "'\\''")}'`;
+  const hex = (c) => `\\x${c.codePointAt(0).toString(16).padStart(2, "0")}`;
+  const inside = word.replace(/[\\']/g, (c) => escapes[c]);
+  return `$'${inside.replace(/[\x00-\x1f\x7f]/g, hex)}'`;
+}
+
+function offerBreak(key, holder) {
+  say(byId("text"), `latch break ${quoted(key.key)} --fence ${holder.fence}`);
+  say(byId("copied"), "");
+  byId("command").hidden = false;
+  byId("copy").focus();
+}
+
+async function copyCommand() {
+  getSelection().selectAllChildren(byId("text"));
+  let isCopied = false;
+  try {
+    // Only a page that came over TLS, or from this host, has the clipboard.
+    if (navigator.clipboard) await navigator.clipboard.writeText(byId("text").textContent);
+    isCopied = navigator.clipboard ? true : document.execCommand("copy");
+  } catch {
+    // It stays selected.
+  }
+  say(byId("copied"), isCopied ? "copied" : "selected");
 }
 
 function who(place, parent) {
@@ -195,18 +253,28 @@ function who(place, parent) {
   return place.tag ? peer : "";
 }
 
-function showHolder(holder, parent) {
+function showHolder(key, holder, parent) {
   const made = element("div", "place", parent);
   const peer = who(holder, made);
-  say(element("div", "age", made), time(holder.age_s));
+  say(element("div", "age", made), age(holder.age_s));
   const from = element("div", "peer", made);
   if (peer) sayOf(from, peer);
-  from.append(peer ? ` · fence ${holder.fence}` : `fence ${holder.fence}`);
+  from.append(peer ? ` · fence ${holder.fence} ` : `fence ${holder.fence} `);
+  badges(holder, from);
+  const button = element("button", "break", from);
+  button.type = "button";
+  say(button, "break…");
+  button.title = "Show the command that ends this grant";
+  button.addEventListener("click", () => offerBreak(key, holder));
   const left = holder.lease_expires_in_s;
-  say(element("div", "left", made), `${time(left)} left`);
-  const share = Math.min(1, left / leaseLength(holder));
+  const ofLease = `${age(left)} left of a lease of ${age(holder.lease_s)}`;
+  const rest = element("div", "left", made);
+  say(rest, `${age(left)} left`);
+  rest.title = ofLease;
+  const share = Math.min(1, left / Math.max(1, holder.lease_s));
   const level = share < 0.1 ? " out" : share < 0.3 ? " low" : "";
   const lease = element("div", `lease${level}`, made);
+  lease.title = ofLease;
   element("i", "", lease).style.width = `${(100 * share).toFixed(1)}%`;
 }
 
@@ -216,7 +284,8 @@ function showWaiter(waiter, turn, parent) {
   const claimed = element("div", "claimed", made);
   const peer = who(waiter, claimed);
   if (peer) sayOf(element("div", "peer", claimed), peer);
-  say(element("div", "age", made), time(waiter.age_s));
+  badges(waiter, claimed);
+  say(element("div", "age", made), age(waiter.age_s));
 }
 
 function showRest(count, listed, name, parent) {
@@ -230,24 +299,36 @@ function kind(key) {
   return isShared ? `lock, shared by ${key.holder_count}` : "lock";
 }
 
+// Styles take the roles of a table away, so they are named.
+function cell(name, role, className, row) {
+  const made = element(name, className, row);
+  made.setAttribute("role", role);
+  return made;
+}
+
 function showKey(key, row) {
   row.className = key.waiter_count > 0 ? "waits" : "";
   row.replaceChildren();
-  const title = element("div", "title", row);
-  sayOf(element("div", "key", title), key.key);
+  const title = cell("th", "rowheader", "title", row);
+  title.scope = "row";
+  const link = element("a", "key", title);
+  link.href = `#key=${encodeURIComponent(key.key)}`;
+  sayOf(link, key.key);
   const waiting = key.waiter_count > 0 ? `, ${number(key.waiter_count)} waiting` : "";
   say(element("div", "kind", title), kind(key) + waiting);
-  const holders = element("div", "places", row);
-  for (const holder of key.holders) showHolder(holder, holders);
+  const holders = cell("td", "cell", "places", row);
+  for (const holder of key.holders) showHolder(key, holder, holders);
   showRest(key.holder_count, key.holders.length, "holders", holders);
-  const waiters = element("div", "places", row);
+  const waiters = cell("td", "cell", "places", row);
   key.waiters.forEach((waiter, at) => showWaiter(waiter, at + 1, waiters));
   showRest(key.waiter_count, key.waiters.length, "waiting", waiters);
 }
 
 function showKeys() {
   const words = byId("filter").value.toLowerCase().split(/\s+/).filter(Boolean);
-  const found = words.length ? keys.filter((key) => matches(key, words)) : keys;
+  const isMeant = (key) => (only === null ? matches(key, words) : key.key === only);
+  const isFiltered = only !== null || words.length > 0;
+  const found = isFiltered ? keys.filter(isMeant) : keys;
   const shown = found.slice(0, shownCount);
   const names = new Set(shown.map((key) => key.key));
   for (const [name, row] of rows) {
@@ -255,20 +336,27 @@ function showKeys() {
     row.remove();
     rows.delete(name);
   }
-  const list = byId("keys");
+  const list = byId("rows");
   // What a person has selected stays until they let go of it.
   const selection = getSelection();
   const isSelecting = selection && !selection.isCollapsed && list.contains(selection.anchorNode);
   shown.forEach((key, at) => {
     let row = rows.get(key.key);
-    if (!row) rows.set(key.key, row = document.createElement("li"));
+    if (!row) {
+      row = document.createElement("tr");
+      row.setAttribute("role", "row");
+      rows.set(key.key, row);
+    }
     if (!isSelecting || !row.firstChild) showKey(key, row);
     if (list.children[at] !== row) list.insertBefore(row, list.children[at] || null);
   });
   const all = `${number(keys.length)} in use`;
-  say(byId("count"), words.length ? `${number(found.length)} of ${all}` : all);
+  say(byId("count"), isFiltered ? `${number(found.length)} of ${all}` : all);
+  byId("all").hidden = only === null;
+  byId("keys").hidden = found.length === 0;
   byId("none").hidden = found.length > 0;
-  say(byId("none"), keys.length ? "No key, tag or address is like that." : "No key is held or waited for.");
+  const missing = only === null ? "No key, tag or address is like that." : `${plain(only)} is not in use.`;
+  say(byId("none"), keys.length || only !== null ? missing : "No key is held or waited for.");
   byId("more").hidden = found.length <= shownCount;
   say(byId("more"), `${number(found.length - shownCount)} more`);
 }
@@ -278,16 +366,37 @@ function take(answer) {
   keys.sort((one, other) => waited(other) - waited(one)
     || other.waiter_count - one.waiter_count
     || (other.holders[0] ? other.holders[0].age_s : 0) - (one.holders[0] ? one.holders[0].age_s : 0));
+  byId("list").hidden = false;
   showKeys();
-  for (const [fence, lease] of leases) if (lease.seen < answeredAt - 60000) leases.delete(fence);
+}
+
+// ---- the URL: #q=WORDS is a filter, #key=KEY one key
+
+function readUrl() {
+  const asked = new URLSearchParams(location.hash.slice(1));
+  only = asked.get("key");
+  const words = asked.get("q") || "";
+  if (byId("filter").value !== words) byId("filter").value = words;
+  shownCount = KEYS_AT_ONCE;
+  showKeys();
+}
+
+function writeUrl() {
+  const words = byId("filter").value;
+  const hash = words ? `#q=${encodeURIComponent(words)}` : "#";
+  // Each letter would be a page to go back to.
+  window.history.replaceState(null, "", hash);
 }
 
 // ---- asking
 
+// Where the page is: a proxy may have put it below a path. Its URL may have a user and a password in
+// it, with which nothing can be fetched.
+const base = new URL(".", location.origin + location.pathname);
+
 async function ask(path) {
-  // The page's own URL may have a user and a password in it, with which nothing can be fetched.
   const signal = AbortSignal.timeout(PATIENCE_MS);
-  const answer = await fetch(new URL(path, location.origin), { signal });
+  const answer = await fetch(new URL(path, base), { signal });
   if (!answer.ok) throw new Error((await answer.text()).trim() || `status ${answer.status}`);
   return answer.json();
 }
@@ -295,7 +404,7 @@ async function ask(path) {
 function showGone(error) {
   document.body.className = "gone";
   const isAnswer = error instanceof Error && error.name === "Error";
-  const since = answeredAt === null ? "" : ` for ${time((Date.now() - answeredAt) / 1000)}`;
+  const since = answeredAt === null ? "" : ` for ${age((Date.now() - answeredAt) / 1000)}`;
   say(byId("state"), isAnswer ? error.message : `no answer${since}`);
 }
 
@@ -304,7 +413,10 @@ async function refresh() {
   let pause = 1000;
   try {
     if (document.hidden) return;
-    const [counters, holders] = await Promise.all([ask("/v1/stats/counters"), ask("/v1/stats/holders")]);
+    if (answeredAt === null || began - answeredAt > GAP_MS) {
+      restore((await ask("v1/stats/history")).samples, Date.now());
+    }
+    const [counters, holders] = await Promise.all([ask("v1/stats/counters"), ask("v1/stats/holders")]);
     answeredAt = Date.now();
     document.body.className = "live";
     note(counters, answeredAt);
@@ -321,11 +433,18 @@ async function refresh() {
 }
 
 byId("filter").addEventListener("input", () => {
+  only = null;
   shownCount = KEYS_AT_ONCE;
+  writeUrl();
   showKeys();
 });
+addEventListener("hashchange", readUrl);
+byId("copy").addEventListener("click", copyCommand);
+byId("close").addEventListener("click", () => { byId("command").hidden = true; });
 byId("more").addEventListener("click", () => {
   shownCount += KEYS_AT_ONCE;
   showKeys();
 });
+say(byId("state"), "connecting");
+readUrl();
 refresh();

@@ -23,6 +23,8 @@ pub(super) enum Resource {
     Keys,
     Holders,
     Counters,
+    /// The samples of the last five minutes, as JSON.
+    History,
     /// The HTML page. The next three are its stylesheet, script and icon.
     Page,
     Style,
@@ -30,13 +32,14 @@ pub(super) enum Resource {
     Icon,
 }
 
-const RESOURCES: [(&str, Resource); 10] = [
+const RESOURCES: [(&str, Resource); 11] = [
     ("/health", Resource::Health),
     ("/ready", Resource::Ready),
     ("/metrics", Resource::Metrics),
     ("/v1/stats", Resource::Keys),
     ("/v1/stats/holders", Resource::Holders),
     ("/v1/stats/counters", Resource::Counters),
+    ("/v1/stats/history", Resource::History),
     ("/", Resource::Page),
     ("/page.css", Resource::Style),
     ("/page.js", Resource::Script),
