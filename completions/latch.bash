@@ -24,7 +24,7 @@ _latch() {
             option=
         else
             case $word in
-                --timeout | -w | --lease | --limit | --slots | --max-waiters | --busy-status | -E | --and | --tag | --kill-after | --leftovers | --on-lost | --at-least | --server | --auth-token-file | --connect-timeout | --tls-ca | --tls-name | --for | --format | --fence | --admin-token-file) option=$word ;;
+                --timeout | -w | --lease | --limit | --slots | --max-waiters | --busy-status | -E | --and | --tag | --kill-after | --leftovers | --on-lost | --pick | --pick-from | --at-least | --server | --auth-token-file | --connect-timeout | --tls-ca | --tls-name | --for | --format | --fence | --admin-token-file) option=$word ;;
                 -*) ;;
                 *) if [[ -z $command ]]; then command=$word; else ((operand += 1)); fi ;;
             esac
@@ -35,11 +35,11 @@ _latch() {
     fi
     case $option in
         '') ;;
-        --shared | --nested | --tls | --json | --watch)
+        --shared | --nested | --tls | --json | --missing-ok)
             COMPREPLY=($(compgen -W 'yes no' -- "$cur"))
             return
             ;;
-        --auth-token-file | --tls-ca | --admin-token-file)
+        --pick-from | --auth-token-file | --tls-ca | --admin-token-file)
             _latch_files
             return
             ;;
@@ -59,13 +59,13 @@ _latch() {
     esac
     case $command in
         '') words='--help --version' ;;
-        'run') words='--timeout --nonblock --lease --limit --shared --slots --max-waiters --busy-status --and --tag --kill-after --leftovers --on-lost --nested --at-least --busy-ok --retry --quiet --verbose --server --auth-token-file --connect-timeout --tls --tls-ca --tls-name --help --version --' ;;
+        'run') words='--timeout --nonblock --lease --limit --shared --slots --max-waiters --busy-status --and --tag --kill-after --leftovers --on-lost --nested --pick --pick-from --at-least --busy-ok --retry --quiet --verbose --server --auth-token-file --connect-timeout --tls --tls-ca --tls-name --help --version --' ;;
         'hold') words='--timeout --nonblock --lease --limit --shared --slots --max-waiters --busy-status --tag --retry --quiet --verbose --server --auth-token-file --connect-timeout --tls --tls-ca --tls-name --help --version' ;;
         'wait') words='--timeout --nonblock --limit --server --auth-token-file --connect-timeout --tls --tls-ca --tls-name --help --version' ;;
-        'acquire') words='--timeout --nonblock --lease --limit --tag --server --auth-token-file --connect-timeout --tls --tls-ca --tls-name --help --version' ;;
-        'reserve') words='--for --tag --timeout --nonblock --limit --server --auth-token-file --connect-timeout --tls --tls-ca --tls-name --help --version' ;;
+        'acquire') words='--timeout --nonblock --lease --limit --shared --json --tag --server --auth-token-file --connect-timeout --tls --tls-ca --tls-name --help --version' ;;
+        'reserve') words='--for --tag --timeout --nonblock --limit --shared --json --server --auth-token-file --connect-timeout --tls --tls-ca --tls-name --help --version' ;;
         'renew') words='--lease --limit --server --auth-token-file --connect-timeout --tls --tls-ca --tls-name --help --version' ;;
-        'release') words='--limit --server --auth-token-file --connect-timeout --tls --tls-ca --tls-name --help --version' ;;
+        'release') words='--limit --missing-ok --server --auth-token-file --connect-timeout --tls --tls-ca --tls-name --help --version' ;;
         'stats') words='--format --json --watch --server --auth-token-file --connect-timeout --tls --tls-ca --tls-name --help --version' ;;
         'status') words='--json --server --auth-token-file --connect-timeout --tls --tls-ca --tls-name --help --version' ;;
         'break') words='--fence --admin-token-file --server --auth-token-file --connect-timeout --tls --tls-ca --tls-name --help --version' ;;

@@ -24,7 +24,7 @@ _sema() {
             option=
         else
             case $word in
-                --timeout | -w | --stale | --stale-rule | --tag | --slots | --pid | --token | --mode | --settle | --busy-status | -E | --on-lost | --kill-after | --leftovers) option=$word ;;
+                --timeout | -w | --stale | --stale-rule | --tag | --slots | --of | --pid | --token | --mode | --settle | --busy-status | -E | --on-lost | --kill-after | --leftovers) option=$word ;;
                 -*) ;;
                 *) if [[ -z $command ]]; then command=$word; else ((operand += 1)); fi ;;
             esac

@@ -102,6 +102,16 @@ impl Row {
     }
 }
 
+/// All names of the options, long and short.
+#[cfg(test)]
+pub fn names<'a>(rows: impl IntoIterator<Item = &'a Row>) -> Vec<String> {
+    let names = |row: &Row| {
+        let short = row.short.map(|short| format!("-{short}"));
+        [Some(row.option()), short].into_iter().flatten()
+    };
+    rows.into_iter().flat_map(names).collect()
+}
+
 /// All names of the options that need no value.
 pub fn switches<'a>(rows: impl IntoIterator<Item = &'a Row>) -> Vec<String> {
     let switches = rows.into_iter().filter(|row| row.is_switch());

@@ -1,7 +1,7 @@
 //! The servers, the auth token and the certificates that environment variables name.
 
 use std::env::{self, VarError};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use super::address::{Address, InvalidAddress};
@@ -75,6 +75,27 @@ pub(crate) fn settings(options: &Overrides<'_>) -> Result<Settings, Error> {
             Some(read.map_err(|error| Error::AuthTokenFile(file.clone(), error))?);
     }
     Ok(settings)
+}
+
+/// The options that ask for the same settings on a command line elsewhere, with absolute paths.
+pub(crate) fn restated(options: &Overrides<'_>) -> Result<Vec<(&'static str, String)>, Error> {
+    let absolute = |path: PathBuf| {
+        let path = std::path::absolute(&path).unwrap_or(path);
+        path.to_string_lossy().into_owned()
+    };
+    let token_file = options.auth_token_file.map(Path::to_owned);
+    let token_file = or_variable(token_file, AUTH_TOKEN_FILE)?.map(absolute);
+    let token_file = token_file.map(|file| ("--auth-token-file", file));
+    let (mut ca_file, mut name, mut switch) = (None, None, None);
+    if tls(options)?.is_some() {
+        ca_file = or_variable(options.tls_ca.map(Path::to_owned), TLS_CA)?.map(absolute);
+        name = or_variable(options.tls_name.map(str::to_owned), TLS_NAME)?;
+        switch = (ca_file.is_none() && name.is_none()).then(|| ("--tls", String::new()));
+    }
+    let ca_file = ca_file.map(|file| ("--tls-ca", file));
+    let name = name.map(|name| ("--tls-name", name));
+    let all = [token_file, switch, ca_file, name];
+    Ok(all.into_iter().flatten().collect())
 }
 
 /// How to speak TLS; `None` if nothing asks for it. A CA file or a server name asks for TLS, too.

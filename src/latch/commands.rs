@@ -64,6 +64,7 @@ pub(super) fn release(options: &options::Release) -> CommandResult {
         })
     });
     match released {
+        Err(Error::Refused(_)) if options.missing_ok => Ok(0),
         // An earlier attempt may have released the lock, and its answer may have been lost.
         Err(Error::Refused(_)) if asked_count > 1 => {
             let why = "it is no longer held; an earlier attempt may have released it";

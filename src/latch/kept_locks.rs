@@ -3,11 +3,13 @@
 use std::fmt::Write;
 use std::time::Duration;
 
+use serde_json::Value;
+
 use crate::cli::failure::{CommandResult, Failure};
 use crate::cli::output;
-use crate::client::{Error, Granted, Token};
+use crate::client::{Address, Error, Granted, Token};
 use crate::supervise::EndBySignal;
-use crate::text::Plain;
+use crate::text::{is_unseen, without_hidden, Plain};
 
 use super::servers::{Target, ROUND_TRIP};
 use super::{options, unprintable, PROGRAM};
@@ -16,11 +18,16 @@ use super::{options, unprintable, PROGRAM};
 pub(super) fn acquire(options: &options::Acquire, ending: &EndBySignal) -> CommandResult {
     let timeout = options::timeout(options.timeout, options.nonblock);
     let client = options.client(timeout)?;
-    let target = Target::new(client, &options.key, options.lease, options.limit);
+    let mut target = Target::new(client, &options.key, options.lease, options.limit);
+    target.slot.is_shared = options.shared;
     let target = target.tagged(options.tag.as_deref(), PROGRAM).keepable();
     let granted = target.claim(timeout)?;
     let lease = granted.grant.lease;
-    let text = format!("{}\n", granted.grant.token);
+    let text = if options.json {
+        format!("{{{}}}\n", members(&target, &granted, lease))
+    } else {
+        format!("{}\n", granted.grant.token)
+    };
     keep(&target, granted, lease, &text, ending)
 }
 
@@ -28,10 +35,26 @@ pub(super) fn acquire(options: &options::Acquire, ending: &EndBySignal) -> Comma
 pub(super) fn reserve(options: &options::Reserve, ending: &EndBySignal) -> CommandResult {
     let timeout = options::timeout(options.timeout, options.nonblock);
     let client = options.client(timeout)?;
-    let target = Target::new(client, &options.key, None, options.limit);
+    let mut target = Target::new(client, &options.key, None, options.limit);
+    target.slot.is_shared = options.shared;
     let target = target.tagged(options.tag.as_deref(), PROGRAM).keepable();
+    let elsewhere = options.restated()?;
     let granted = target.claim(timeout)?;
-    let text = instructions(options, &target, &granted);
+    let release = release_command(options, &target, &granted, &elsewhere);
+    let text = if options.json {
+        format!(
+            "{{{},\"release\":{}}}\n",
+            members(&target, &granted, options.duration),
+            json(&release)
+        )
+    } else {
+        format!(
+            "key: {}\ntoken: {}\nseconds: {}\nrelease: {release}\n",
+            Plain(options.key.as_bytes()),
+            granted.grant.token,
+            options.duration.as_secs()
+        )
+    };
     keep(&target, granted, options.duration, &text, ending)
 }
 
@@ -84,33 +107,101 @@ fn release(target: &Target, token: Token) -> Result<(), Error> {
     target.ask(|connection| connection.release(&target.key, target.slot, token))
 }
 
-/// Lines of `key: value` about a reservation. The last line has the command that releases it.
-fn instructions(options: &options::Reserve, target: &Target, granted: &Granted) -> String {
+/// What JSON says of a lock that is kept for this time: the members of an object.
+fn members(target: &Target, granted: &Granted, time: Duration) -> String {
     let token = granted.grant.token;
-    let mut release = format!("latch release {} {token}", quoted(&options.key));
-    if let Some(limit) = options.limit {
-        let _ = write!(release, " --limit {limit}");
-    }
-    if !options.server.is_empty() {
-        let _ = write!(
-            release,
-            " --server {}",
-            quoted(&target.server().to_string())
-        );
-    }
+    // The fence is a string, because many JSON readers round a number as large as a fence.
     format!(
-        "key: {}\ntoken: {token}\nseconds: {}\nrelease: {release}\n",
-        Plain(options.key.as_bytes()),
-        options.duration.as_secs()
+        "\"key\":{},\"token\":\"{token}\",\"fence\":\"{}\",\"seconds\":{},\"server\":{}",
+        json(&target.key),
+        token.fence(),
+        time.as_secs(),
+        json(&target.server().to_string())
     )
 }
 
-/// Quotes a word for the shell, if necessary.
+fn json(text: &str) -> String {
+    without_hidden(&Value::from(text).to_string())
+}
+
+/// The command that releases a reservation. It names the server and how to reach it, so that it
+/// also works in another directory and in another environment.
+fn release_command(
+    options: &options::Reserve,
+    target: &Target,
+    granted: &Granted,
+    elsewhere: &[(&'static str, String)],
+) -> String {
+    let token = granted.grant.token;
+    let mut release = format!("latch release {} {token}", quoted(&options.key));
+    if let Some(limit) = options.limit {
+        let _ = write!(release, " --of {limit}");
+    }
+    let server = match target.server() {
+        Address::Unix(path) => {
+            let path = std::path::absolute(path).unwrap_or_else(|_| path.clone());
+            path.to_string_lossy().into_owned()
+        }
+        server => server.to_string(),
+    };
+    let _ = write!(release, " --server {}", quoted(&server));
+    for (name, value) in elsewhere {
+        let _ = if value.is_empty() {
+            write!(release, " {name}")
+        } else {
+            write!(release, " {name} {}", quoted(value))
+        };
+    }
+    // A pipe gives a secret only once.
+    let is_pipe = |value: &str| ["/dev/", "/proc/"].iter().any(|it| value.starts_with(it));
+    let mut files = elsewhere.iter();
+    if files.any(|(name, value)| *name == "--auth-token-file" && is_pipe(value)) {
+        release += " # give the auth token again";
+    }
+    release
+}
+
+/// Quotes a word for the shell, if necessary. Invisible characters become escapes in `$'...'`,
+/// which bash, zsh and the shells of POSIX.1-2024 know.
 fn quoted(word: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "_-./:@%+=,".contains(c);
-    if word.chars().all(is_plain) {
+    if !word.is_empty() && word.chars().all(is_plain) {
         return word.to_owned();
     }
-    let plain = Plain(word.as_bytes()).to_string();
-    format!("'{}'", plain.replace('\'', "'\\''"))
+    if !word.contains(is_unseen) {
+        return format!("'{}'", word.replace('\'', "'\\''"));
+    }
+    let mut text = "$'".to_owned();
+    for c in word.chars() {
+        if is_unseen(c) {
+            for byte in c.encode_utf8(&mut [0; 4]).bytes() {
+                // Three octal digits, which no digit after them can continue.
+                let _ = write!(text, "\\{byte:03o}");
+            }
+        } else {
+            let is_special = matches!(c, '\'' | '\\');
+            text.extend(is_special.then_some('\\'));
+            text.push(c);
+        }
+    }
+    text + "'"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_word_is_quoted_for_the_shell() {
+        for (word, quoted_word) in [
+            ("a-b.c", "a-b.c"),
+            ("", "''"),
+            ("two words", "'two words'"),
+            ("it's", "'it'\\''s'"),
+            ("a\u{1b}[2J'\\1", "$'a\\033[2J\\'\\\\1'"),
+            ("\u{202e}x", "$'\\342\\200\\256x'"),
+        ] {
+            assert_eq!(quoted(word), quoted_word);
+        }
+    }
 }

@@ -8,6 +8,7 @@ mod hold;
 mod kept_locks;
 mod nesting;
 mod options;
+mod picking;
 mod prometheus;
 mod queue;
 mod releasing;
@@ -17,6 +18,7 @@ mod stats;
 mod stats_table;
 mod status;
 mod variables;
+mod words;
 
 use std::env;
 use std::ffi::OsString;
@@ -30,6 +32,7 @@ use crate::cli::arguments::{self, Parsed, Program};
 use crate::cli::failure::{CommandResult, Failure, SYSTEM_ERROR};
 use crate::cli::output;
 use crate::cli::service_links::is_service_link;
+use crate::cli::values::duration;
 use crate::client::environment::VARIABLES;
 use crate::client::{Auth, Error, InvalidToken, Token};
 use crate::supervise::{self, EndBySignal};
@@ -72,7 +75,7 @@ pub fn main() -> ExitCode {
     supervise::second_instance(PROGRAM);
     let mut arguments = env::args_os().skip(1);
     let ours = arguments.by_ref().take_while(|argument| argument != "--");
-    let ours = with_options_for_words(ours.collect());
+    let ours = words::normal_form(with_options_for_words(ours.collect()));
     let command: Vec<OsString> = arguments.collect();
     let words = ours.iter().cloned().enumerate();
     let words = words.map(|(at, word)| {
@@ -91,6 +94,9 @@ pub fn main() -> ExitCode {
             warn_of_unknown_variables();
             dispatch(&flags.command, &command)
         }
+        Parsed::Print(text) if text.starts_with("Usage") && means_host(&ours, &command) => Err(
+            usage("-h is --help, and nothing was run; use --server HOST:PORT"),
+        ),
         Parsed::Print(text) if is_run && text.starts_with("Usage") => {
             // The usage line of argh lacks the part after `--`.
             print(&text.replacen('\n', " -- COMMAND [ARGS]\n", 1))
@@ -99,6 +105,14 @@ pub fn main() -> ExitCode {
         Parsed::Usage(reason) => Err(usage(with_hint(reason, &ours, &command))),
     };
     ExitCode::from(ended.unwrap_or_else(explain))
+}
+
+/// Whether `-h` was meant for a host: a word or a command follows it.
+fn means_host(ours: &[OsString], command: &[OsString]) -> bool {
+    let at = ours.iter().position(|word| word == "-h");
+    let next = at.and_then(|at| ours.get(at + 1));
+    let is_word = |word: &OsString| !word.to_string_lossy().starts_with('-');
+    at.is_some_and(|at| at > 0) && (next.is_some_and(is_word) || !command.is_empty())
 }
 
 /// Replaces the words `help`, `help COMMAND` and `version` by the options that they stand for.
@@ -136,13 +150,24 @@ fn with_hint(reason: String, ours: &[OsString], command: &[OsString]) -> String 
     let first = ours.first().and_then(|word| word.to_str());
     let first = first.unwrap_or_default();
     if let Some(option) = reason.strip_prefix("unknown option: ") {
+        let word = option.split("; ").next().unwrap_or_default();
+        if let Some(advice) = words::advice(word) {
+            return format!("unknown option: {word}; {advice}");
+        }
         if first.split('=').next() == Some(option) {
             return format!("options come after the command: {option}");
         }
     } else if let Some(word) = reason.strip_prefix("unexpected argument: ") {
         if first == "run" && command.is_empty() {
             return "put -- before the command".into();
+        } else if first == "run" && ours.iter().any(|word| word == "--and") {
+            return format!("{reason}; write --and before each further key");
+        } else if first == "reserve" && duration(word).is_some() {
+            return format!("{reason}; write --for {word}");
         } else if first == word {
+            if let Some(advice) = words::advice(word) {
+                return format!("unknown command: {word}; {advice}");
+            }
             let hint = arguments::hint(first, command_names());
             return format!("unknown command: {word}{hint}");
         }

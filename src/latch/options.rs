@@ -11,18 +11,19 @@ use crate::cli::arguments::{self, IfGiven, Row, Rows};
 use crate::cli::failure::Failure;
 use crate::cli::values::{choice, number, path, seconds, time, yes_or_no, BusyOk};
 use crate::cli::waiting::Verbosity;
-use crate::client::environment::{Overrides, Servers};
+use crate::client::environment::{self, Overrides, Servers};
 use crate::client::limits::{MAX_LIMIT, MAX_SECONDS};
 use crate::client::Client;
 use crate::supervise::Leftovers;
 use crate::text::Escaped;
 
 use super::claim::Asking;
+use super::picking::{names, names_in, PickList};
 use super::servers::{self, Target};
-use super::BUSY;
+use super::{usage, BUSY};
 
 /// The options of all sub-commands that ask a server.
-const ALL_ROWS: [&[Row]; 11] = [
+pub(super) const ALL_ROWS: [&[Row]; 11] = [
     Run::ROWS,
     Hold::ROWS,
     Wait::ROWS,
@@ -106,16 +107,20 @@ macro_rules! command {
         }
 
         impl $name {
-            /// Makes a client of the servers. `wait` is the timeout of a command that waits.
-            pub(super) fn client(&self, wait: Option<Duration>) -> Result<Client, Failure> {
-                let options = Overrides {
+            fn overrides(&self) -> Overrides<'_> {
+                Overrides {
                     auth_token_file: self.auth_token_file.as_deref(),
                     tls: self.tls,
                     tls_ca: self.tls_ca.as_deref(),
                     tls_name: self.tls_name.as_deref(),
-                };
+                }
+            }
+
+            /// Makes a client of the servers. `wait` is the timeout of a command that waits.
+            pub(super) fn client(&self, wait: Option<Duration>) -> Result<Client, Failure> {
                 let servers = self.server.iter().flat_map(|listed| &listed.0);
-                servers::client(servers.cloned().collect(), &options, self.connect_timeout, wait)
+                let (servers, options) = (servers.cloned().collect(), self.overrides());
+                servers::client(servers, &options, self.connect_timeout, wait)
                     .map_err(servers::unusable)
             }
         }
@@ -141,13 +146,13 @@ macro_rules! holding_command {
                 /// length of the lease (the server's default)
                 #[argh(option, arg_name = "time", from_str_fn(lease))]
                 lease: Option<Duration>,
-                /// take one of this many slots of a semaphore
+                /// take one slot of a semaphore of this many slots; --of is the same
                 #[argh(option, arg_name = "count", from_str_fn(limit))]
                 limit: Option<u32>,
                 /// share the lock with other clients that use --shared
                 #[argh(option, arg_name = "bool", default = "false", from_str_fn(yes_or_no))]
                 shared: bool,
-                /// take this many slots of the semaphore of --limit at once (1)
+                /// take this many slots of the semaphore at once; --of says how many it has (1)
                 #[argh(option, arg_name = "count", from_str_fn(slot_count))]
                 slots: Option<u32>,
                 /// do not wait if this many claims wait already, as if the timeout were over
@@ -174,8 +179,14 @@ macro_rules! holding_command {
             /// What the command asks for. Without `--tag`, the tag contains the name of `command`.
             pub(super) fn asking(&self, command: impl AsRef<Path>) -> Result<Asking, Failure> {
                 let timeout = timeout(self.timeout, self.nonblock);
+                let limit = self.slot_limit();
+                if self.slots.is_some() && limit.is_none() {
+                    return Err(usage(
+                        "--slots takes several slots of a semaphore; say with --of how many it has",
+                    ));
+                }
                 let client = self.client(timeout)?;
-                let mut target = Target::new(client, &self.key, self.lease, self.limit);
+                let mut target = Target::new(client, &self.key, self.lease, limit);
                 target.slot.is_shared = self.shared;
                 target.slot.slots = self.slots;
                 target.slot.max_waiters = self.max_waiters;
@@ -223,6 +234,12 @@ holding_command! {
         /// if this runs under the lock already, run the command without a second one
         #[argh(option, arg_name = "bool", default = "false", from_str_fn(yes_or_no))]
         nested: bool,
+        /// take a name from this list, separated by commas, that no other holder has
+        #[argh(option, arg_name = "names", from_str_fn(names))]
+        pick: Option<PickList>,
+        /// take a name from the lines of this file
+        #[argh(option, arg_name = "path", from_str_fn(names_in))]
+        pick_from: Option<PickList>,
         /// keep the lock for at least this long after the grant, even if the command ends sooner,
         /// so that it runs at most once in that time
         #[argh(option, arg_name = "time", from_str_fn(lease))]
@@ -282,6 +299,12 @@ command! {
         /// take one of this many slots of a semaphore
         #[argh(option, arg_name = "count", from_str_fn(limit))]
         limit: Option<u32>,
+        /// share the lock with other clients that use --shared
+        #[argh(option, arg_name = "bool", default = "false", from_str_fn(yes_or_no))]
+        shared: bool,
+        /// print a json object in one line
+        #[argh(option, arg_name = "bool", default = "false", from_str_fn(yes_or_no))]
+        json: bool,
         /// what the server shows operators about this holder (latch@HOST pid N)
         #[argh(option, arg_name = "text")]
         tag: Option<String>,
@@ -310,6 +333,12 @@ command! {
         /// take one of this many slots of a semaphore
         #[argh(option, arg_name = "count", from_str_fn(limit))]
         limit: Option<u32>,
+        /// share the lock with other clients that use --shared
+        #[argh(option, arg_name = "bool", default = "false", from_str_fn(yes_or_no))]
+        shared: bool,
+        /// print a json object in one line
+        #[argh(option, arg_name = "bool", default = "false", from_str_fn(yes_or_no))]
+        json: bool,
     }
 }
 
@@ -345,6 +374,9 @@ command! {
         /// the key is a semaphore with this many slots
         #[argh(option, arg_name = "count", from_str_fn(limit))]
         limit: Option<u32>,
+        /// exit with 0 if the lock is not held with this token
+        #[argh(option, arg_name = "bool", default = "false", from_str_fn(yes_or_no))]
+        missing_ok: bool,
     }
 }
 
@@ -362,9 +394,9 @@ command! {
         /// the same as --format json
         #[argh(option, arg_name = "bool", default = "false", from_str_fn(yes_or_no))]
         json: bool,
-        /// print again every two seconds
-        #[argh(option, arg_name = "bool", default = "false", from_str_fn(yes_or_no))]
-        watch: bool,
+        /// print again every two seconds, or after this time
+        #[argh(option, arg_name = "time", default = "WatchTime(None)", from_str_fn(watch))]
+        watch: IfGiven<WatchTime>,
     }
 }
 
@@ -404,6 +436,13 @@ command! {
     Ping {}
 }
 
+impl Reserve {
+    /// The options that reach the same server from elsewhere.
+    pub(super) fn restated(&self) -> Result<Vec<(&'static str, String)>, Failure> {
+        environment::restated(&self.overrides()).map_err(servers::unusable)
+    }
+}
+
 impl Run {
     /// The keys to hold, sorted. The error says which keys or options cannot be combined.
     pub(super) fn keys(&self) -> Result<Vec<&str>, String> {
@@ -416,11 +455,45 @@ impl Run {
                 Escaped(twice[0].as_bytes())
             ));
         }
-        let is_refined = self.limit.is_some() || self.shared || self.nested;
+        let is_refined = self.slot_limit().is_some() || self.shared || self.nested;
         if keys.len() > 1 && is_refined {
             return Err("--and takes plain locks, and no --limit, --shared or --nested".into());
         }
         Ok(keys)
+    }
+
+    /// The names of which the command gets one for each of its slots, if there are any.
+    pub(super) fn names(&self) -> Option<&[String]> {
+        let names = self.pick.as_ref().or(self.pick_from.as_ref());
+        names.map(|names| names.0.as_slice())
+    }
+
+    /// Fails if the options about the names contradict others.
+    pub(super) fn check_names(&self) -> Result<(), String> {
+        let Some(names) = self.names() else {
+            return Ok(());
+        };
+        if self.pick.is_some() && self.pick_from.is_some() {
+            return Err("--pick and --pick-from exclude each other".into());
+        }
+        let count = names.len();
+        match self.limit {
+            Some(limit) if limit as usize != count => Err(format!(
+                "there are {count} names to pick from, but --of {limit}"
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    fn slot_limit(&self) -> Option<u32> {
+        let count = self.names().and_then(|names| names.len().try_into().ok());
+        count.or(self.limit)
+    }
+}
+
+impl Hold {
+    fn slot_limit(&self) -> Option<u32> {
+        self.limit
     }
 }
 
@@ -446,6 +519,21 @@ fn on_lost(text: &str) -> Result<OnLost, String> {
 
 fn leftovers(text: &str) -> Result<Leftovers, String> {
     choice(text, Leftovers::NAMES)
+}
+
+/// The time after which `stats --watch` prints again, if it does.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct WatchTime(pub(super) Option<Duration>);
+
+/// Parses what follows `--watch=`: a time, or yes or no.
+fn watch(text: &str) -> Result<WatchTime, String> {
+    const USUAL: Duration = Duration::from_secs(2);
+    // A number is a time, although it could also mean yes or no.
+    match (positive_time(text), yes_or_no(text)) {
+        (Ok(time), _) => Ok(WatchTime(Some(time))),
+        (Err(_), Ok(is_on)) => Ok(WatchTime(is_on.then_some(USUAL))),
+        (Err(error), Err(_)) => Err(error),
+    }
 }
 
 /// The form in which statistics are printed.
@@ -476,7 +564,7 @@ impl Stats {
             (false, Some(StatsForm::Prometheus)) if self.key.is_some() => {
                 Err("--format prometheus is about whole servers, and takes no key")
             }
-            (false, Some(StatsForm::Prometheus)) if self.watch => {
+            (false, Some(StatsForm::Prometheus)) if self.watch.0.is_some() => {
                 Err("--format prometheus prints once, and takes no --watch")
             }
             (false, format) => Ok(format.unwrap_or(StatsForm::Table)),
@@ -504,8 +592,16 @@ pub(super) fn timeout(timeout: Option<Duration>, nonblock: bool) -> Option<Durat
     }
 }
 
+/// Parses how long to wait. The protocol has whole seconds, so a fraction is rounded up.
 fn wait_time(text: &str) -> Result<Duration, String> {
-    seconds(text, 0..=MAX_SECONDS)
+    let rounded = time(text).ok().and_then(|time| {
+        let more = u64::from(time.subsec_nanos() > 0);
+        time.as_secs().checked_add(more)
+    });
+    match rounded {
+        Some(rounded) if rounded <= MAX_SECONDS => Ok(Duration::from_secs(rounded)),
+        _ => seconds(text, 0..=MAX_SECONDS),
+    }
 }
 
 fn lease(text: &str) -> Result<Duration, String> {

@@ -17,7 +17,7 @@ use super::nesting::OuterGrants;
 use super::options::OnLost;
 use super::releasing::{finish_releases, release_all};
 use super::servers::{lost_lock, place_of_guard};
-use super::{complain, explain, options, shown, usage, variables, PROGRAM};
+use super::{complain, explain, options, shown, usage, variables, PROGRAM, UNAVAILABLE};
 
 /// Waits for the locks, runs the command while holding them, releases them, and exits in the same
 /// way as the command.
@@ -26,6 +26,13 @@ pub(super) fn run(options: &options::Run, command: &[OsString]) -> CommandResult
         return Err(usage("missing command to run, after --"));
     }
     let mut asking = options.asking(&command[0])?;
+    options.check_names().map_err(usage)?;
+    for key in options.and.iter().filter(|key| key.contains(',')) {
+        complain(format_args!(
+            "--and {} names one key; write --and before each key",
+            shown(key)
+        ));
+    }
     asking.busy_ok = options.busy_ok;
     let mut target = asking.targets.remove(0).numbered();
     if options.at_least.is_some() {
@@ -41,7 +48,43 @@ pub(super) fn run(options: &options::Run, command: &[OsString]) -> CommandResult
     let program_file = ProgramFile::find().map_err(Failure::cannot_start_process)?;
     let mut signals = SignalWatch::new().map_err(Failure::cannot_catch_signals)?;
     let guards = wait(asking, None, &mut signals)?;
-    run_under(guards, &program_file, options, command, &mut signals)
+    match picked(&guards, options) {
+        Ok(picked) => run_under(
+            guards,
+            &program_file,
+            options,
+            command,
+            picked,
+            &mut signals,
+        ),
+        Err(failure) => {
+            release_all(guards, Some(&mut signals));
+            Err(failure)
+        }
+    }
+}
+
+/// The names for the slots of the lock, with blanks between them; `None` if there are no names to
+/// pick from. A slot number is the index of its name.
+fn picked(guards: &Guards, options: &options::Run) -> Result<Option<String>, Failure> {
+    let Some(names) = options.names() else {
+        return Ok(None);
+    };
+    let guard = guards.iter().next().expect("--pick takes one key");
+    let numbers = guard.slot_numbers().iter();
+    let picked: Vec<&str> = numbers
+        .filter_map(|number| names.get(*number as usize).map(String::as_str))
+        .collect();
+    match picked.is_empty() {
+        true => Err(Failure::new(
+            UNAVAILABLE,
+            format_args!(
+                "{}: the server does not number the slots, as --pick needs",
+                place_of_guard(guard)
+            ),
+        )),
+        false => Ok(Some(picked.join(" "))),
+    }
 }
 
 /// If this process runs under a lock that covers the claim, becomes the command under that lock and
@@ -70,6 +113,7 @@ fn run_under(
     program_file: &ProgramFile,
     options: &options::Run,
     command: &[OsString],
+    picked: Option<String>,
     signals: &mut SignalWatch,
 ) -> CommandResult {
     let kept_until = options.at_least.map(|time| Moment::now() + time);
@@ -100,7 +144,7 @@ fn run_under(
         program: PROGRAM,
         program_file,
         command,
-        environment: &variables::of_command(&guards, &options.key),
+        environment: &variables::of_command(&guards, &options.key, picked),
         loss_signal: match options.on_lost {
             OnLost::Send(signal) => signal,
             OnLost::Ignore => Signal::TERM,

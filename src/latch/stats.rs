@@ -2,7 +2,7 @@
 
 use std::io::{self, IsTerminal};
 use std::thread;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use rustix::termios::tcgetwinsize;
 use serde_json::Value;
@@ -15,9 +15,6 @@ use crate::text::without_hidden;
 use super::options::StatsForm;
 use super::stats_table::{fit, Statistics, Table};
 use super::{failure, options, prometheus, report, shown, unprintable, usage};
-
-/// How often `stats --watch` asks the servers.
-const WATCH_INTERVAL: Duration = Duration::from_secs(2);
 
 /// The size assumed for a window that does not report it, in lines and columns.
 const USUAL_SIZE: (usize, usize) = (24, 80);
@@ -39,22 +36,23 @@ pub(super) fn show(options: &options::Stats) -> CommandResult {
     if form == StatsForm::Prometheus {
         return prometheus::show(&client);
     }
+    let is_watch = options.watch.0.is_some();
     let mut is_watching = false;
     let mut rates: Vec<GrantRate> = servers.iter().map(|_| GrantRate::default()).collect();
     loop {
         let asked = servers.iter().copied().zip(&mut rates);
         let answers: Answers<'_> = asked
             .map(|(server, rate)| {
-                let rate = options.watch.then_some(rate);
+                let rate = is_watch.then_some(rate);
                 (server, ask(&client, server, key, form, rate))
             })
             .collect();
         // Once a watch has begun, it continues while a server restarts.
-        is_watching |= options.watch && answers.iter().any(|(_, answer)| answer.is_ok());
+        is_watching |= is_watch && answers.iter().any(|(_, answer)| answer.is_ok());
         let (text, failures) = if is_watching && on_terminal && form == StatsForm::Table {
             (screen(answers), Vec::new())
         } else {
-            page(answers, form, options.watch)
+            page(answers, form, is_watch)
         };
         let printed = output::print(&text);
         let status = report(failures);
@@ -62,7 +60,7 @@ pub(super) fn show(options: &options::Stats) -> CommandResult {
             // The reader of the output has closed the pipe.
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Ok(status),
             Err(error) => return Err(unprintable(&error)),
-            Ok(()) if is_watching => thread::sleep(WATCH_INTERVAL),
+            Ok(()) if is_watching => thread::sleep(options.watch.0.unwrap_or_default()),
             Ok(()) => return Ok(status),
         }
     }

@@ -8,9 +8,9 @@ use crate::cli::locks_around::{locks_around, with_locks_around};
 use crate::client::{Guards, Token};
 
 /// The names: the key, the token, the fence, the number of its semaphore slot if it has one, the
-/// numbers of the slots if it has several, the keys and tokens of all its locks, and those of the
-/// locks around it, too.
-pub(super) const NAMES: [&str; 7] = [
+/// numbers of the slots if it has several, the keys and tokens of all its locks, those of the
+/// locks around it, too, and the names that `--pick` gives to the slots.
+pub(super) const NAMES: [&str; 8] = [
     "LATCH_KEY",
     "LATCH_TOKEN",
     "LATCH_FENCE",
@@ -18,13 +18,18 @@ pub(super) const NAMES: [&str; 7] = [
     "LATCH_SLOTS",
     "LATCH_TOKENS",
     ALL_TOKENS,
+    "LATCH_PICK",
 ];
 
 /// The variable with the keys and tokens of the locks of all `latch run`s around a command.
 const ALL_TOKENS: &str = "LATCH_ALL_TOKENS";
 
 /// The variables of the command. A variable about a single lock describes the lock of `key`.
-pub(super) fn of_command(guards: &Guards, key: &str) -> [(&'static str, Option<OsString>); 7] {
+pub(super) fn of_command(
+    guards: &Guards,
+    key: &str,
+    picked: Option<String>,
+) -> [(&'static str, Option<OsString>); 8] {
     let guard = guards.iter().find(|guard| guard.key() == key);
     let guard = guard.expect("its key is one of those that are held");
     let tokens = guards
@@ -44,13 +49,15 @@ pub(super) fn of_command(guards: &Guards, key: &str) -> [(&'static str, Option<O
         Some(tokens.join("\n")),
     ];
     let values = values.map(|value| value.map(OsString::from));
-    let mut values = values.into_iter().chain([Some(all_tokens)]);
+    let mut values = values
+        .into_iter()
+        .chain([Some(all_tokens), picked.map(OsString::from)]);
     NAMES.map(|name| (name, values.next().flatten()))
 }
 
 /// The tokens, from the environment, of the locks of `key` under which this process runs.
 pub(super) fn tokens_for(key: &str) -> Vec<Token> {
-    let [outer_key, token, _, _, _, tokens, _] =
+    let [outer_key, token, _, _, _, tokens, _, _] =
         NAMES.map(|name| env::var(name).unwrap_or_default());
     let all = locks_around(ALL_TOKENS);
     let all = all.iter().filter_map(|line| line.to_str());

@@ -52,7 +52,8 @@ impl Oldest {
             (&mut self.waits[at], &key.waiters),
             (&mut self.holds[at], &key.holders),
         ] {
-            let Some(first) = places.first() else {
+            // A grant that its client has asked to keep is held for as long as it was meant to be.
+            let Some(first) = places.iter().find(|place| !place.is_kept) else {
                 continue;
             };
             if oldest.as_ref().is_none_or(|(_, age)| first.age > *age) {
@@ -252,6 +253,17 @@ mod tests {
             holders: vec![place(held_for)],
             waiters: waited_for.map(place).into_iter().collect(),
         }
+    }
+
+    #[test]
+    fn a_kept_grant_is_no_long_hold() {
+        let mut oldest = Oldest::default();
+        let mut kept = key("kept", Kind::Lock, 9, None);
+        kept.holders[0].is_kept = true;
+        oldest.add(&kept);
+        oldest.add(&key("other", Kind::Lock, 3, None));
+        let held = oldest.holds[0].as_ref().map(|(key, _)| key.as_str());
+        assert_eq!(held, Some("other"));
     }
 
     #[test]

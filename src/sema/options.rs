@@ -151,7 +151,7 @@ const OPTIONS: [OptionRow; 22] = [
         "say who holds the lock while it waits, even if stderr is not a terminal",
     ),
     row(
-        "--slots count",
+        "--of, --slots count",
         &[Try, Acquire, Release, Status, Wait, Run, Hold],
         "use one of this many locks, PATH.0.lock and so on",
     ),

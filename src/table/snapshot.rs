@@ -15,6 +15,9 @@ use crate::token::Fence;
 /// that neither the time in the table's mutex nor the memory grows with the number of keys.
 pub const KEYS_AT_ONCE: usize = 48;
 
+/// The number of holders of a key among which the first that is not a kept grant is looked for.
+const KEPT_AT_ONCE: usize = 64;
+
 /// The number of holders and waiters after which [`LockTable::queues`] stops. The descriptions of
 /// so many keys and places, including those of the clients, take less than 40 KB.
 const PLACES_AT_ONCE: usize = 64;
@@ -67,7 +70,8 @@ pub struct Listing {
 
 impl LockTable {
     /// Describes up to `at_most` keys in sorted order, including idle keys, each with its first
-    /// holder and its first waiter. Returns the position to continue from if there may be more
+    /// holder and its first waiter. If the first holder is a kept grant, the first one that is not
+    /// follows it. Returns the position to continue from if there may be more
     /// keys.
     pub fn snapshot(
         &mut self,
@@ -78,7 +82,16 @@ impl LockTable {
         self.end_due(Scope::Everything, now);
         let mut page = Vec::new();
         let next = self.list(listing, at_most, |key| {
-            page.push(self.describe_queue(key, 1, now));
+            let mut queue = self.describe_queue(key, 1, now);
+            if queue.holders.first().is_some_and(|first| first.is_kept) {
+                let others = self.keys[key].holders.iter(&self.places);
+                let mut others = others.take(KEPT_AT_ONCE);
+                let other = others.find(|id| !self.places[*id].is_kept);
+                queue
+                    .holders
+                    .extend(other.map(|id| self.describe_place(id, now)));
+            }
+            page.push(queue);
             true
         });
         (page, next)

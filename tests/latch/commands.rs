@@ -207,7 +207,39 @@ fn a_usage_error_says_what_to_write_instead() {
         ),
         (
             &["run", "k", "-x", "--", "true"],
-            "latch: unknown option: -x",
+            "latch: unknown option: -x; a lock is exclusive unless --shared is given",
+        ),
+        (
+            &["run", "k", "--ttl", "5", "--", "true"],
+            "latch: unknown option: --ttl; use --lease TIME",
+        ),
+        (
+            &["run", "k", "-n=3", "--", "true"],
+            "latch: unknown option: -n=3; use --of COUNT",
+        ),
+        (
+            &["unlock", "k"],
+            "latch: unknown command: unlock; use latch release",
+        ),
+        (
+            &["run", "k", "-h", "db1", "--", "true"],
+            "latch: -h is --help, and nothing was run; use --server HOST:PORT",
+        ),
+        (
+            &["run", "k", "--and", "b", "c", "--", "true"],
+            "latch: unexpected argument: c; write --and before each further key",
+        ),
+        (
+            &["reserve", "k", "2h"],
+            "latch: unexpected argument: 2h; write --for 2h",
+        ),
+        (
+            &["run", "k", "--slots", "2", "--", "true"],
+            "latch: --slots takes several slots of a semaphore; say with --of how many it has",
+        ),
+        (
+            &["run", "k", "--pick", "a,b", "--of", "3", "--", "true"],
+            "latch: there are 2 names to pick from, but --of 3",
         ),
         (
             &["run", "k", "--lease", "500ms", "--", "true"],
@@ -266,7 +298,9 @@ fn a_usage_error_says_what_to_write_instead() {
         let output = run(&daemon, arguments);
         assert_eq!(output.status.code(), Some(64), "{arguments:?}");
         let help = match arguments[0] {
-            command @ ("run" | "stats" | "ping" | "renew") => format!("latch {command} --help"),
+            command @ ("run" | "stats" | "ping" | "renew" | "reserve") => {
+                format!("latch {command} --help")
+            }
             _ => "latch --help".to_owned(),
         };
         let expected = format!("{hint}\nlatch: see {help}\n");

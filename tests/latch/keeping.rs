@@ -215,7 +215,8 @@ fn a_reservation_is_given_back_as_it_says() {
     let mut shell = Command::new("sh");
     let release = value("release: ");
     shell.arg("-c").arg(&release);
-    shell.env("LATCH_SERVER", daemon.addr().to_string());
+    // Where it is pasted, nothing names the server.
+    shell.env_remove("LATCH_SERVER");
     assert_eq!(output(&mut shell).status.code(), Some(0), "{release}");
     assert!(!is_held(&daemon, "the'bench"));
 }
@@ -356,4 +357,48 @@ fn an_age_is_written_in_one_way() {
     let times: Vec<&str> = ages.chain(leases).collect();
     assert_eq!(times.len(), 2, "{shown}");
     assert!(times.iter().all(|time| time.ends_with(" s")), "{shown}");
+}
+
+#[test]
+fn a_reservation_is_given_back_with_secrets_and_sockets() {
+    let dir = tempfile::tempdir().expect("there is room for a directory");
+    let (socket, secret) = (dir.path().join("sck"), dir.path().join("secret"));
+    std::fs::write(&secret, "s3cret\n").expect("it is ours");
+    let _daemon = Daemon::start(&[
+        "--unix",
+        socket.to_str().expect("text"),
+        "--auth-token-file",
+        secret.to_str().expect("text"),
+    ]);
+    let latch = || {
+        let mut latch = Command::new(program("latch"));
+        latch.env_remove("LATCH_SERVER").current_dir(dir.path());
+        latch
+    };
+    let mut reserve = latch();
+    reserve.args(["reserve", "a\u{1}b'", "--for", "60", "--json", "--shared"]);
+    reserve.args(["--server", "./sck"]);
+    let reserved = output(reserve.env("LATCH_AUTH_TOKEN_FILE", "secret"));
+    let json: serde_json::Value = serde_json::from_slice(&reserved.stdout).expect("JSON");
+    assert_eq!(json["key"], "a\u{1}b'");
+    let release = json["release"].as_str().expect("a command").to_owned();
+    let mut shell = Command::new("bash");
+    shell
+        .arg("-c")
+        .arg(release.replacen("latch", &program("latch"), 1));
+    shell.env_remove("LATCH_SERVER").current_dir("/");
+    let released = output(&mut shell);
+    assert_eq!(released.status.code(), Some(0), "{release}: {released:?}");
+}
+
+#[test]
+fn a_unit_may_release_what_is_not_held() {
+    let daemon = Daemon::start(&[]);
+    let acquired = run(&daemon, &["acquire", "k", "--json"]);
+    let json: serde_json::Value = serde_json::from_slice(&acquired.stdout).expect("JSON");
+    let token = json["token"].as_str().expect("a token");
+    let release = ["release", "k", token];
+    assert_eq!(status(&daemon, &release), 0);
+    assert_eq!(status(&daemon, &release), 70);
+    assert_eq!(status(&daemon, &["release", "k", token, "--missing-ok"]), 0);
 }

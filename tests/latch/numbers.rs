@@ -136,3 +136,41 @@ fn a_number_outlives_a_restart_of_the_server() {
     let next = [(); 2].map(|()| guard(daemon.addr()));
     assert_eq!(next.each_ref().map(Guard::slot_numbers), [[0], [3]]);
 }
+
+#[test]
+fn each_holder_picks_a_name_of_its_own() {
+    let daemon = Daemon::start(&[]);
+    let pool = client_of(&daemon);
+    let pick = |more: &[&str]| {
+        let print = ["--", "sh", "-c", "echo $LATCH_PICK"];
+        let picking = ["run", "pool", "-n", "--pick", "red,green,blue"];
+        let arguments = [&picking[..], more, &print].concat();
+        text(&output(&mut latch(&daemon, &arguments)).stdout)
+    };
+    assert_eq!(pick(&[]), "red\n");
+    let first = pool.semaphore("pool", 3).numbered().acquire();
+    assert_eq!(pick(&[]), "green\n");
+    assert_eq!(pick(&["--slots", "2"]), "green blue\n");
+    drop(first);
+    let file = tempfile::NamedTempFile::new().expect("there is room for a file");
+    std::fs::write(file.path(), "# hosts\nhost1\n\nhost2\n").expect("it is ours");
+    let path = file.path().to_str().expect("text");
+    let arguments = [
+        "run",
+        "hosts",
+        "--pick-from",
+        path,
+        "--",
+        "sh",
+        "-c",
+        "echo $LATCH_PICK",
+    ];
+    assert_eq!(
+        text(&output(&mut latch(&daemon, &arguments)).stdout),
+        "host1\n"
+    );
+}
+
+fn client_of(daemon: &Daemon) -> Client {
+    Client::new([Address::Tcp(daemon.addr().to_string())])
+}

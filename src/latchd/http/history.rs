@@ -1,5 +1,5 @@
-//! The last five minutes of the server, for the plots of the page: a browser that opens the page, or
-//! that was in the background, has not seen them.
+//! The last five minutes of the server, for the plots of the page: a browser that opens the page,
+//! or that was in the background, has not seen them.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -17,7 +17,7 @@ const SAMPLE_COUNT: usize = 60;
 
 /// A ring of samples. It needs less than four kilobytes.
 #[derive(Default)]
-pub(super) struct History(Mutex<VecDeque<Sample>>);
+pub(super) struct RecentSamples(Mutex<VecDeque<Sample>>);
 
 struct Sample {
     at: Instant,
@@ -28,7 +28,7 @@ struct Sample {
     waiters: usize,
 }
 
-impl History {
+impl RecentSamples {
     /// Adds a sample, in the place of the oldest one if there are enough.
     pub(super) fn note(&self, snapshot: &CountersSnapshot, now: Instant) {
         let counters = &snapshot.counters;
@@ -75,7 +75,7 @@ mod tests {
 
     #[test]
     fn the_oldest_samples_give_way() {
-        let history = History::default();
+        let history = RecentSamples::default();
         let began = Instant::now();
         let mut snapshot = CountersSnapshot {
             counters: Counters::default(),

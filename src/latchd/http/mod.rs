@@ -33,7 +33,7 @@ use crate::protocol::metrics::exposition;
 use crate::server::{self, no_thread};
 use crate::sys::memory::{self, Purpose};
 use answer::{refuse_full, HttpAnswer, Sent, FULL, JSON, METRICS};
-use history::History;
+use history::RecentSamples;
 use request::{Arrived, HttpRequest, Resource, MAX_HEAD_LEN};
 
 /// The maximum number of connections at once.
@@ -73,7 +73,7 @@ struct Guide {
     arbiter: Arc<Arbiter>,
     rules: Arc<SessionRules>,
     names: Vec<String>,
-    history: Arc<History>,
+    history: Arc<RecentSamples>,
 }
 
 impl Door {
@@ -120,7 +120,7 @@ impl Door {
         arbiter: &Arc<Arbiter>,
         rules: &Arc<SessionRules>,
     ) -> Result<(), String> {
-        let history = Arc::<History>::default();
+        let history = Arc::<RecentSamples>::default();
         let guide = Guide {
             arbiter: Arc::clone(arbiter),
             rules: Arc::clone(rules),
@@ -140,7 +140,7 @@ impl Door {
 }
 
 /// Takes a sample now and then, until the process ends. A standby has nothing to count.
-fn keep(history: &History, arbiter: &Arbiter, rules: &SessionRules) {
+fn keep(history: &RecentSamples, arbiter: &Arbiter, rules: &SessionRules) {
     loop {
         if rules.node.as_deref().is_none_or(ClusterNode::is_active) {
             let (_, snapshot) = arbiter.counters();

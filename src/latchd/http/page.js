@@ -355,7 +355,8 @@ function showKeys() {
   byId("all").hidden = only === null;
   byId("keys").hidden = found.length === 0;
   byId("none").hidden = found.length > 0;
-  const missing = only === null ? "No key, tag or address is like that." : `${plain(only)} is not in use.`;
+  const nothingLike = "No key, tag or address is like that.";
+  const missing = only === null ? nothingLike : `${plain(only)} is not in use.`;
   say(byId("none"), keys.length || only !== null ? missing : "No key is held or waited for.");
   byId("more").hidden = found.length <= shownCount;
   say(byId("more"), `${number(found.length - shownCount)} more`);
@@ -390,8 +391,8 @@ function writeUrl() {
 
 // ---- asking
 
-// Where the page is: a proxy may have put it below a path. Its URL may have a user and a password in
-// it, with which nothing can be fetched.
+// Where the page is: a proxy may have put it below a path. Its URL may have a user and a password
+// in it, with which nothing can be fetched.
 const base = new URL(".", location.origin + location.pathname);
 
 async function ask(path) {
@@ -416,7 +417,8 @@ async function refresh() {
     if (answeredAt === null || began - answeredAt > GAP_MS) {
       restore((await ask("v1/stats/history")).samples, Date.now());
     }
-    const [counters, holders] = await Promise.all([ask("v1/stats/counters"), ask("v1/stats/holders")]);
+    const paths = ["v1/stats/counters", "v1/stats/holders"];
+    const [counters, holders] = await Promise.all(paths.map(ask));
     answeredAt = Date.now();
     document.body.className = "live";
     note(counters, answeredAt);
