@@ -1,7 +1,9 @@
 //! The servers, the auth token and the certificates that environment variables name.
 
 use std::env::{self, VarError};
-use std::path::{Path, PathBuf};
+use std::path::Path;
+#[cfg(feature = "programs")]
+use std::path::PathBuf;
 use std::str::FromStr;
 
 use super::address::{Address, InvalidAddress};
@@ -78,6 +80,7 @@ pub(crate) fn settings(options: &Overrides<'_>) -> Result<Settings, Error> {
 }
 
 /// The options that ask for the same settings on a command line elsewhere, with absolute paths.
+#[cfg(feature = "programs")]
 pub(crate) fn restated(options: &Overrides<'_>) -> Result<Vec<(&'static str, String)>, Error> {
     let absolute = |path: PathBuf| {
         let path = std::path::absolute(&path).unwrap_or(path);

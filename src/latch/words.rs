@@ -60,7 +60,7 @@ pub(super) fn advice(word: &str) -> Option<&'static str> {
     let name = word.split('=').next().unwrap_or_default();
     let is_it = |known: &&str| *known == name || known.ends_with('=') && word.starts_with(*known);
     let mut all = FOREIGN.iter();
-    let found = all.find(|(words, _)| words.iter().any(|known| is_it(known)));
+    let found = all.find(|(words, _)| words.iter().any(is_it));
     found.map(|(_, advice)| *advice)
 }
 

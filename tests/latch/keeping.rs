@@ -385,7 +385,7 @@ fn a_reservation_is_given_back_with_secrets_and_sockets() {
     let mut shell = Command::new("bash");
     shell
         .arg("-c")
-        .arg(release.replacen("latch", &program("latch"), 1));
+        .arg(release.replacen("latch", program("latch"), 1));
     shell.env_remove("LATCH_SERVER").current_dir("/");
     let released = output(&mut shell);
     assert_eq!(released.status.code(), Some(0), "{release}: {released:?}");
