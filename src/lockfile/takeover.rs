@@ -3,22 +3,25 @@
 //! Pure: all I/O is behind the trait [`Files`].
 //!
 //! A lock file has a name and an inode. The process that has the inode locked decides alone what
-//! happens to both. Holders and takers lock the inode for reading by fcntl(2), and then by
-//! flock(2). However, any process that may read the file can keep it locked by flock(2). In that
-//! case a write lock by fcntl(2) is enough, because it is not granted while a holder or a taker has
-//! the inode locked.
+//! happens to both. Holders and takers get a read lock by fcntl(2) on the inode, and then a lock by
+//! flock(2). But flock(2) alone proves nothing: any process that may read the file can lock it in
+//! this way and keep it locked. If a taker finds such a lock, it tries to get a write lock by
+//! fcntl(2) instead. That lock is enough, because it is not granted while a holder or another taker
+//! has its read lock.
 //!
-//! 1. The name is created by a link, which replaces nothing. If a lock on a file does not hold
-//!    under a second name, the name is created with an empty file instead. The creator then locks
-//!    the file, checks that it is still empty and still has the name, and only then writes the
-//!    record.
+//! 1. A new file is completed and locked under another name, and then linked to the lock's name.
+//!    The link replaces nothing. On some file systems, a lock that was taken under one name of a
+//!    file does not count under another one. There, the creator makes an empty file under the
+//!    lock's name. It then locks the file, checks that it is still empty and still has the name,
+//!    and only then writes the record.
 //! 2. A taker rewrites a stale file in place. It first locks the file, judges it again, and then
 //!    checks that the file still has the name. If the file still has the name after the rewrite,
 //!    the lock belongs to the taker. A taker that has only a write lock by fcntl(2) removes the
 //!    name instead.
-//! 3. A process removes the name only while it has the inode locked, and after it has checked that
-//!    the inode still has the name. There are two exceptions: a forced release, and the release of
-//!    a lock that is not stale and that no guard keeps locked. No taker has such a file locked.
+//! 3. A process removes the name only after it has locked the inode, and has then checked that the
+//!    inode still has the name. Two kinds of release need not have the inode locked: a forced one,
+//!    and that of a lock that is not stale and that no guard keeps locked. No taker has the file of
+//!    such a lock locked.
 //! 4. Two inode numbers are compared only while the older inode is open, so that its number cannot
 //!    have passed to a new inode.
 //!
@@ -29,9 +32,9 @@
 //!
 //! Each call on [`Files`] is one step, except the rewrite, which is three steps. A taker that dies
 //! during the rewrite leaves its own record, perhaps followed by the end of the old one. Locking
-//! takes several system calls. If another process acts between two of them, its own attempt to lock
-//! can fail, but nothing else can go wrong. The tests run this code through every order of the
-//! steps of several processes.
+//! counts as one step although it takes several system calls. If another process tries to lock the
+//! file between two of them, its attempt can fail, but nothing else can go wrong. The tests run
+//! this code through every order of the steps of several processes.
 
 use std::io;
 use std::time::Duration;
@@ -55,8 +58,9 @@ pub(super) trait Files {
     /// An open file. Once locked, it stays locked until it is dropped.
     type File;
 
-    /// How a new file gets the lock's name here. Fails if a lock on a file does not keep other
-    /// processes out here. This is not a step, because other processes cannot change the result.
+    /// How a new file gets the lock's name in this directory. Fails if other processes would not
+    /// notice a lock on a file here. This is not a step, because other processes cannot change the
+    /// result.
     fn creation(&self) -> io::Result<Creation>;
     /// Makes a file that is complete and locked before it gets the lock's name; `None` if the name
     /// is taken. Fails with [`io::ErrorKind::Unsupported`] if the file system has no hard links.
@@ -66,7 +70,8 @@ pub(super) trait Files {
     /// Locks a new file in the same way as a holder. Waits for [`LOCK_PATIENCE`] at most; `None` if
     /// another process keeps the file locked.
     fn lock_new(&self, file: &Self::File) -> io::Result<Option<HeldLocks>>;
-    /// Writes the record into an empty file. If this fails, the file has lost the lock's name.
+    /// Writes the record into an empty file. If that fails, removes the lock's name if the file
+    /// still has it.
     fn write(&self, file: &Self::File, record: &[u8]) -> io::Result<()>;
     /// Opens the file under the lock's name.
     fn open(&self) -> io::Result<Entry<Self::File>>;
@@ -137,7 +142,7 @@ pub(super) enum After {
     Takeover,
 }
 
-/// The record that a process that wants the lock would write, and what it may take over.
+/// A process that wants the lock: the record that it would write, and what it may take over.
 pub(super) struct Taker<'a> {
     /// Makes the record to write. The record names the locks if the holder keeps the file open.
     pub(super) record: &'a RecordFor<'a>,
@@ -151,9 +156,10 @@ pub(super) type Verdict = Result<(), Obstacle>;
 /// The result of an attempt to take or to remove the lock.
 #[must_use]
 pub(super) enum Outcome<T> {
-    /// Success: the file of the lock that was taken, or whether there was a lock to remove.
+    /// The attempt has succeeded. An attempt to take the lock returns the lock's file. An attempt
+    /// to remove it returns whether there was a lock.
     Done(T),
-    /// The obstacle, and the content of the file if it could be read.
+    /// This obstacle prevents it. The content is that of the file, if it could be read.
     Blocked(Obstacle, Option<Content>),
 }
 
@@ -314,19 +320,20 @@ fn take_over<F: Files>(
     if let Err(why) = (taker.may_take)(&content) {
         return Ok(Takeover::Blocked(why, content));
     }
-    // Fails if a lock on the file would not keep other takers out.
+    // A takeover needs a lock on the file that keeps other takers out.
     check_place(files)?;
-    // The file may have changed, or lost its name, before this process locked it.
+    // The file may have changed, or lost its name, before this process locked it. So it is judged
+    // again.
     let locked = lock(files, found, Duration::ZERO)?;
-    let can_rewrite = match can_rewrite(files, &locked)? {
-        Ok(can_rewrite) => can_rewrite,
+    let way = match way_to_take(files, &locked)? {
+        Ok(way) => way,
         Err(why) => return Ok(Takeover::Blocked(why, locked.content)),
     };
     let (file, judged) = (locked.file, locked.content);
     let verdict = (taker.may_take)(&judged);
-    // The name is checked after the judgement. Until then, the lock may turn out not to be stale,
-    // and its holder could release it although this process has the file locked. A stale lock
-    // cannot be released in this way.
+    // Check the name only after the judgement. The holder of a lock that is not stale may release
+    // it even while this process has the file locked, and that would take the name away after an
+    // earlier check. The holder of a stale lock may not.
     let id = files.id(&file)?;
     if files.identity()? != Some(id) {
         return Ok(Takeover::NameGone);
@@ -339,17 +346,14 @@ fn take_over<F: Files>(
         has_read_lock: true,
         file_system: judged.file_system,
     });
-    let changed = files.prepare(&record).and_then(|mode| {
-        if can_rewrite {
-            files.rewrite(&file, &record, mode)
-        } else {
-            files.remove()
-        }
+    let changed = files.prepare(&record).and_then(|mode| match way {
+        Way::Rewrite => files.rewrite(&file, &record, mode),
+        Way::Remove => files.remove(),
     });
     match changed {
         // If another program has removed the name before the rewrite, the record is in a file
         // without a name, where it does no harm.
-        Ok(()) if can_rewrite && files.identity()? == Some(id) => Ok(Takeover::Taken(file)),
+        Ok(()) if way == Way::Rewrite && files.identity()? == Some(id) => Ok(Takeover::Taken(file)),
         Ok(()) => Ok(Takeover::NameGone),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Takeover::NameGone),
         Err(error) if error.kind() == io::ErrorKind::ReadOnlyFilesystem => {
@@ -360,16 +364,28 @@ fn take_over<F: Files>(
     }
 }
 
-/// Whether the file of a stale lock can be rewritten. If not, a taker has to remove it. The
-/// obstacle says why this process can do neither.
-fn can_rewrite<F: Files>(
+/// What a taker does with the file of a stale lock.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Way {
+    /// Rewrites the file in place, and has the lock then.
+    Rewrite,
+    /// Removes the file, and then tries to make a new one.
+    Remove,
+}
+
+/// How this process can take over the lock whose file it has tried to lock; the obstacle says why
+/// it cannot.
+fn way_to_take<F: Files>(
     files: &F,
-    locked: &LockedFile<F::File>,
-) -> io::Result<Result<bool, Obstacle>> {
+    locked: &LockAttempt<F::File>,
+) -> io::Result<Result<Way, Obstacle>> {
     Ok(match locked.flock {
-        Flock::Acquired => Ok(locked.is_writable && files.may_rewrite(&locked.file)?),
-        // A rewrite would need flock(2), because a guard keeps its file locked in this way.
-        Flock::HeldByNonParticipant => Ok(false),
+        Flock::Acquired if locked.is_writable && files.may_rewrite(&locked.file)? => {
+            Ok(Way::Rewrite)
+        }
+        Flock::Acquired => Ok(Way::Remove),
+        // The guard of the new lock would need the flock(2) on its file, and cannot get it.
+        Flock::HeldByNonParticipant => Ok(Way::Remove),
         Flock::HeldByOther => Err(Obstacle::Locked),
         Flock::Unknown => Err(Obstacle::NoLocks),
     })
@@ -386,12 +402,14 @@ pub(super) fn could_acquire<F: Files>(
         Found::Unusable(why) => return Ok(Outcome::Blocked(why, None)),
         Found::File(found) => found,
     };
-    // Fails if `acquire` would fail for this reason.
+    // `acquire` fails if a lock on the file would not keep other takers out, so fail, too.
     check_place(files)?;
     let locked = lock(files, found, Duration::ZERO)?;
-    let verdict = match can_rewrite(files, &locked)? {
-        Ok(can_rewrite) if can_rewrite || files.may_remove()? => may_take(&locked.content),
-        Ok(_) => may_take(&locked.content).and(Err(Obstacle::NotRemovable)),
+    let verdict = match way_to_take(files, &locked)? {
+        Ok(Way::Remove) if !files.may_remove()? => {
+            may_take(&locked.content).and(Err(Obstacle::NotRemovable))
+        }
+        Ok(_) => may_take(&locked.content),
         Err(why) => Err(why),
     };
     Ok(match verdict {
@@ -400,8 +418,8 @@ pub(super) fn could_acquire<F: Files>(
     })
 }
 
-/// A file that this process has tried to lock.
-pub(super) struct LockedFile<F> {
+/// A file that this process has tried to lock, and the result.
+pub(super) struct LockAttempt<F> {
     file: F,
     is_writable: bool,
     pub(super) flock: Flock,
@@ -409,13 +427,13 @@ pub(super) struct LockedFile<F> {
     content: Content,
 }
 
-/// Locks the file, for writing if this process may write it, and reads it. Waits for `patience` at
-/// most.
+/// Tries for at most `patience` to lock the file, and then reads it. Opens it for writing first, if
+/// this process may write it.
 pub(super) fn lock<F: Files>(
     files: &F,
     found: F::File,
     patience: Duration,
-) -> io::Result<LockedFile<F::File>> {
+) -> io::Result<LockAttempt<F::File>> {
     let writable = files.open_to_write(&found)?;
     let is_writable = writable.is_some();
     let file = writable.unwrap_or(found);
@@ -424,7 +442,7 @@ pub(super) fn lock<F: Files>(
     if flock == Flock::HeldByOther && !patience.is_zero() {
         content = read_until_stable(files, &file, content)?;
     }
-    Ok(LockedFile {
+    Ok(LockAttempt {
         file,
         is_writable,
         flock: flock.corrected_for(&content.record),
@@ -432,8 +450,9 @@ pub(super) fn lock<F: Files>(
     })
 }
 
-/// Reads a file that another process may be rewriting, again and again until two reads agree. A
-/// mixture of two records could have the new time, and so look like a lock that is not stale and
+/// Reads a file until two reads in a row agree, because another process may be rewriting it.
+/// `content` is the first read. A mixture of the old and the new record must not be judged: it may
+/// have the time of the new one. It would then look like a lock that is not stale, and so like one
 /// that no taker has locked.
 fn read_until_stable<F: Files>(
     files: &F,
@@ -451,7 +470,8 @@ fn read_until_stable<F: Files>(
     Ok(content)
 }
 
-/// Returns the grant, unless another process that judged the old file has removed ours.
+/// Returns our new file, unless it has lost the lock's name. Another process may have judged the
+/// old file and then have removed ours, so this waits for such a process first.
 fn unless_removed<F: Files>(
     files: &F,
     after: After,
@@ -463,7 +483,7 @@ fn unless_removed<F: Files>(
     Ok(Outcome::Done(ours))
 }
 
-/// Fails if a lock on a file does not keep other processes out here.
+/// Fails if other processes would not notice a lock on a file in this directory.
 fn check_place(files: &impl Files) -> io::Result<()> {
     files.creation().map(drop)
 }
@@ -473,8 +493,8 @@ pub(super) fn is_still_ours<F: Files>(files: &F, ours: &F::File) -> io::Result<b
     Ok(files.identity()? == Some(files.id(ours)?))
 }
 
-/// Releases the lock whose file this process has kept open and locked since the grant. If the lock
-/// is lost, returns false and changes nothing.
+/// Releases the lock of a guard. `ours` is its file, which the guard has kept open and locked since
+/// the grant. If the lock is lost, returns false and changes nothing.
 pub(super) fn release<F: Files>(files: &F, ours: &F::File) -> io::Result<bool> {
     Ok(is_still_ours(files, ours)? && remove_name(files)?)
 }
@@ -488,9 +508,10 @@ fn remove_name<F: Files>(files: &F) -> io::Result<bool> {
     }
 }
 
-/// Checks that a release may go on. Any process that may read the file can lock it, and must not
-/// prevent the release. But if the lock is stale, the process that has the file locked may be a
-/// taker. `is_stale` is the judgement for the case that no process has the file locked.
+/// Checks that a release may remove a file that another process may have locked. If the lock is not
+/// stale, no taker has the file locked, and no other process may prevent the release. If the lock
+/// is stale, the other process may be a taker, which the release must not disturb. `is_stale` tells
+/// whether the lock would be stale if no process had its file locked.
 pub(super) fn may_pass(flock: Flock, is_stale: bool) -> Verdict {
     match flock {
         Flock::HeldByOther if is_stale => Err(Obstacle::Locked),

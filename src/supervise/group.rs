@@ -304,7 +304,7 @@ impl<'a> Group<'a> {
         self.guard.start_if_due();
     }
 
-    pub(super) fn kill_if_due(&mut self) {
+    pub(super) fn escalate_if_due(&mut self) {
         match self.ending {
             Escalation::TermAt(time) if time <= Moment::now() => self.terminate(Signal::TERM),
             Escalation::KillAt(time) if time <= Moment::now() => {

@@ -117,7 +117,7 @@ pub fn run(job: &Job<'_>, signals: &mut SignalWatch) -> io::Result<JobEnd> {
             group.resume();
         }
         group.follow_if_due();
-        group.kill_if_due();
+        group.escalate_if_due();
         group.start_guard_if_due();
         if let Some(finish) = group.end() {
             return Ok(match finish {
