@@ -88,10 +88,13 @@
 //!
 //! - *claim*: what a client asks for, until it is granted or has failed.
 //! - *place*: the record of a claim in the table, in its key's queue or among its holders.
+//! - *phase one*: the time from `e`, by which a connection enqueues for a key, to `w`, by which it
+//!   waits for the grant. The claim may be granted in this time.
 //! - *ticket*: the right of a session to the result of a claim that waits.
 //! - *grant*: a claim that has been granted. It has one token, one lease and any number of slots.
 //! - *holder*: the client of a grant, or its place in the table.
 //! - *slot*: the unit of weight. A semaphore has as many as its limit; a lock is taken whole.
+//! - *turn*: of the first waiter of a key, as soon as enough slots are free for its claim.
 //! - *owed*: of a waiter whose turn it is, but for which there is no fence or no room yet.
 //! - *lease*: how long a grant lasts unless it is renewed.
 //! - *fence*: the number of a grant. *Salt*: the secret that makes a token of it.
@@ -128,6 +131,14 @@
 //! - A metric: `protocol/counters` and `protocol/metrics`.
 //! - When a lease begins and ends, and whether it may be renewed, and for how long: `table/leases`;
 //!   when a client renews it: `client/guard/timing`.
+//! - A cap on locks, grants, waiters or connections: `Caps` in `table/types` for those of the table.
+//!   `latchd/mod` fills it in from the options, and `latchd/machine` has the defaults that depend on
+//!   the memory. The number of connections: `latchd/capacity`.
+//! - What a server restores from its state file after a crash, and for how long it then grants
+//!   nothing: `latchd/state_file/start`. What is written to the file before a reply:
+//!   `table/lasting` and `latchd/state_file/unwritten`.
+//! - What a server does at SIGTERM: `run` in `latchd/shutdown`. lfpd: the end of `serve_all` in
+//!   `lfpd/mod`.
 //! - How a holder is written in a file or in etcd: `protocol/record`; what the table puts into the
 //!   record: `record` in `table/changes`.
 //! - Which claim is next, for a lock and for a semaphore: `next_in_line` and `must_wait` in
@@ -141,7 +152,7 @@
 //!   `client/address`.
 //! - What a guard does without a connection: `client/guard/keeper/phase` has its phases, and
 //!   `reconnecting` beside it what is done in them. When it tries again: `client/attempts`.
-//! - `--at-least`: `latch/run` sets it for the claim, and `keepable_for` in `client/guard` asks the
+//! - `--at-least`: `latch/run` sets it for the claim, and `test_keep` in `client/guard` asks the
 //!   server at the grant whether it would keep it. When the command has ended, `latch/releasing`
 //!   calls `keep_for` in `client/guard`, which asks the server to keep the grant. There, `keep` in
 //!   `table/orphans` does.

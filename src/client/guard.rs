@@ -106,7 +106,7 @@ impl Shared {
                 loss: None,
                 on_lost: None,
                 on_silence: None,
-                asking: Vec::new(),
+                unsent_callbacks: Vec::new(),
                 order: None,
                 outcome: None,
             }),
@@ -142,7 +142,7 @@ struct Hold {
     on_silence: Option<OnSilence>,
     /// The callbacks for the outcome of the next renewal. If there are any, the renewal is due at
     /// once.
-    asking: Vec<RenewalCallback>,
+    unsent_callbacks: Vec<RenewalCallback>,
     /// The guard's order to end the hold; `None` until the guard gives it.
     order: Option<Order>,
     /// The result of that order, or the error of a lost lock. After a loss, the keeper closes the
@@ -158,7 +158,8 @@ enum Order {
     KeepUntil(Moment),
 }
 
-/// The callback for a server that does not answer.
+/// The callback for a server that does not answer, and for the end of the last lease that the
+/// server allows.
 struct OnSilence {
     /// How long before the deadline the callback is called.
     lead: Duration,
@@ -203,7 +204,7 @@ impl Granted {
     /// that, has the server keep it, and takes it back: no request asks without keeping. If this
     /// process dies in between, the server keeps the lock for `time`. Blocks for at most three
     /// times the reply timeout, and after an error for as long as [`Guard::release`].
-    pub(super) fn keepable_for(mut self, time: Duration) -> Result<Granted, Error> {
+    pub(super) fn test_keep(mut self, time: Duration) -> Result<Granted, Error> {
         self.connection.cancelled_by.clear();
         match self.keep_and_take_back(time) {
             Ok(()) => Ok(self),
@@ -380,7 +381,7 @@ impl Guard {
     pub(crate) fn renew_and(&self, answer: impl FnOnce(bool) + Send + 'static) {
         let mut hold = self.shared.lock();
         if hold.loss.is_none() {
-            hold.asking.push(Box::new(answer));
+            hold.unsent_callbacks.push(Box::new(answer));
         }
         drop(hold);
         self.shared.bell.set();

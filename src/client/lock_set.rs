@@ -137,7 +137,7 @@ impl Guards {
         }
         let guard = match claimed? {
             Claimed::Granted(granted) => match keep_time {
-                Some(time) => granted.keepable_for(time)?.into_guard()?,
+                Some(time) => granted.test_keep(time)?.into_guard()?,
                 None => granted.into_guard()?,
             },
             Claimed::InVain(connection) => return Ok(Some(connection)),

@@ -5,7 +5,7 @@ use crate::cli::output;
 use crate::supervise::{SignalWatch, StdinWatch};
 
 use super::claim::wait;
-use super::releasing::{finish_releases, release_all};
+use super::releasing::{release_all, release_or_keep_all};
 use super::{options, unprintable, PROGRAM};
 
 /// Waits for the lock, prints its token and its fence, and keeps the lock until the standard input
@@ -23,6 +23,6 @@ pub(super) fn hold(options: &options::Hold) -> CommandResult {
         return Err(unprintable(&error));
     }
     let killed = signals.wait_for(&[&input.closed, &guards.lost]).err();
-    let killed_later = finish_releases(guards, None, &mut signals, Err)?;
+    let killed_later = release_or_keep_all(guards, None, &mut signals, Err)?;
     Ok(killed.or(killed_later).map_or(0, |killed| killed.follow()))
 }

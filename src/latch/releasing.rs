@@ -38,7 +38,7 @@ enum Release {
 /// Releases the locks in reverse order, or has the servers keep them until `kept_until`. Calls
 /// `lost` with the failure of each lock that had been lost before, and returns the first failure
 /// that `lost` returns. Returns the signal that has ended the wait for a server, if there is one.
-pub(super) fn finish_releases(
+pub(super) fn release_or_keep_all(
     guards: Guards,
     kept_until: Option<Moment>,
     signals: &mut SignalWatch,
@@ -46,8 +46,8 @@ pub(super) fn finish_releases(
 ) -> Result<Option<Killed>, Failure> {
     let mut patience = Patience::new(&guards, Some(signals));
     let mut outcome = Ok(());
-    for (place, release) in begin_releases(guards, kept_until) {
-        let finished = finish_release(&place, release(&mut patience));
+    for (place, release) in begin_all(guards, kept_until) {
+        let finished = report_unless_done(&place, release(&mut patience));
         outcome = outcome.and(finished.or_else(&mut lost));
     }
     outcome.map(|()| patience.ended_by())
@@ -57,7 +57,7 @@ pub(super) fn finish_releases(
 /// server. Without `signals`, another thread receives them.
 pub(super) fn release_all(guards: Guards, signals: Option<&mut SignalWatch>) {
     let mut patience = Patience::new(&guards, signals);
-    for (_, release) in begin_releases(guards, None) {
+    for (_, release) in begin_all(guards, None) {
         release(&mut patience);
     }
 }
@@ -119,8 +119,9 @@ impl<'a> Patience<'a> {
     }
 }
 
-/// Starts all releases at once, so that their timeouts do not add up if a server does not answer.
-fn begin_releases(
+/// Starts to release or keep all locks at once, so that their timeouts do not add up if a server
+/// does not answer.
+fn begin_all(
     guards: Guards,
     kept_until: Option<Moment>,
 ) -> Vec<(String, impl FnOnce(&mut Patience<'_>) -> Release)> {
@@ -128,12 +129,17 @@ fn begin_releases(
     let guards = guards.into_vec().into_iter().rev();
     let begun = guards.map(|guard| {
         let place = place_of_guard(&guard);
-        (place, begin_release(guard, kept_until, wake.clone()))
+        (
+            place,
+            begin_release_or_keep(guard, kept_until, wake.clone()),
+        )
     });
     begun.collect()
 }
 
-fn finish_release(place: &str, release: Release) -> Result<(), Failure> {
+/// Tells the user if the server has not released or kept the lock as asked; fails if the lock was
+/// lost.
+fn report_unless_done(place: &str, release: Release) -> Result<(), Failure> {
     match release {
         Release::Done => {}
         Release::Unheard(left) => complain(format_args!(
@@ -151,7 +157,7 @@ fn finish_release(place: &str, release: Release) -> Result<(), Failure> {
 /// Starts to release the lock, or to have the server keep it until `kept_until`. The returned
 /// function waits for the result. A release does not wait long for a silent server while the lock
 /// is held: the end of this process ends the connection, and that releases the lock, too.
-fn begin_release(
+fn begin_release_or_keep(
     guard: Guard,
     kept_until: Option<Moment>,
     wake: Event,

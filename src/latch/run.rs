@@ -15,7 +15,7 @@ use crate::text::reason;
 use super::claim::{wait, Asking};
 use super::nesting::OuterGrants;
 use super::options::OnLost;
-use super::releasing::{finish_releases, release_all};
+use super::releasing::{release_all, release_or_keep_all};
 use super::servers::{lost_lock, place_of_guard};
 use super::{complain, explain, options, shown, usage, variables, PROGRAM, UNAVAILABLE};
 
@@ -173,7 +173,7 @@ fn run_under(
         release_all(guards, Some(signals));
         return Err(failure);
     };
-    let killed = finish_releases(guards, kept_until, signals, |failure| match ignores_loss {
+    let killed = release_or_keep_all(guards, kept_until, signals, |failure| match ignores_loss {
         // The command has finished: its exit status counts.
         true => {
             explain(failure);

@@ -24,13 +24,13 @@ use phase::{ConnectionEvent, Phase};
 pub(super) struct Keeper {
     held: Granted,
     phase: Phase,
-    /// How the next renewal is sent. From the first adoption on, each renewal adopts the lock,
-    /// which may have moved to a connection that was given up.
+    /// How the next renewal is sent. From the first adoption on, every renewal adopts the lock, too:
+    /// an adoption without an answer may have moved it to a connection that was then given up.
     renewal: Renewal,
-    /// The attempts to connect during this outage or the previous one.
+    /// The attempts to connect during this outage; if there is none, during the last one.
     attempts: Attempts,
-    /// The callbacks for the outcome of the renewal that was sent.
-    answering: Vec<RenewalCallback>,
+    /// The callbacks that the answer to the sent renewal is passed to.
+    sent_callbacks: Vec<RenewalCallback>,
     shared: Arc<Shared>,
     alarm: Alarm,
 }
@@ -43,13 +43,14 @@ impl Keeper {
             phase: Phase::default(),
             renewal: Renewal::Renew,
             attempts: Attempts::none(),
-            answering: Vec::new(),
+            sent_callbacks: Vec::new(),
             shared,
             alarm: Alarm::new().map_err(Error::System)?,
         })
     }
 
-    /// Keeps the lock until it is released or lost.
+    /// The whole life of the keeper's thread: keeps the lock until it is released or lost, and then
+    /// tells the guard and its callbacks.
     pub(super) fn run(mut self) {
         // A callback that panics ends the keeper, and the connection with it. The panic's payload
         // is leaked, because dropping it may panic, too.
@@ -61,30 +62,33 @@ impl Keeper {
         let mut hold = self.shared.lock();
         hold.loss = Some(loss);
         let callback = hold.on_lost.take();
-        let unanswered = mem::take(&mut hold.asking);
+        let unsent_callbacks = mem::take(&mut hold.unsent_callbacks);
         drop(hold);
-        // Close the connection only after the loss is visible, because the server then releases the
-        // lock.
+        // When the connection closes, the server releases the lock. So close it only now that the
+        // guard shows the loss.
         self.held.connection.close();
         self.phase = Phase::default();
-        // Wake the guard only after the close, because its thread may ask for the same key at once.
+        // End the guard only after the close: its thread may then claim the same key at once, and
+        // must find it free.
         self.shared.end(Err(Error::Lost(self.held.asked(), loss)));
-        drop((unanswered, self.answering));
+        drop((unsent_callbacks, self.sent_callbacks));
         if let Some(callback) = callback {
             callback(loss);
         }
     }
 
-    /// Keeps the lock until it is released; fails if it is lost.
+    /// Renews the lease until the guard orders the end of the hold, and then carries out that order.
+    /// Fails if the lock is lost.
     fn work(&mut self) -> Result<(), Loss> {
         loop {
-            let [has_spoken, has_ended_silence] = self.sleep();
-            if has_spoken {
+            let [is_readable, silent_is_readable] = self.sleep();
+            if is_readable {
                 self.read_reply()?;
             }
-            if has_ended_silence {
+            if silent_is_readable {
                 self.read_late_reply()?;
             }
+            // A sent renewal is answered before the order is carried out.
             let order = self.shared.lock().order;
             if let (None, Some(order)) = (self.phase.sent_at(), order) {
                 let ended = self.carry_out(order);
@@ -102,7 +106,7 @@ impl Keeper {
             if now >= self.patience_ends_at() {
                 self.try_other_server();
             }
-            let is_asked = !self.shared.lock().asking.is_empty();
+            let is_asked = !self.shared.lock().unsent_callbacks.is_empty();
             let is_due = is_asked || self.phase.is_provisional() || now >= self.renew_at();
             match self.phase {
                 Phase::Away(_) if now >= self.attempts.next_at => self.attempt()?,
@@ -118,8 +122,8 @@ impl Keeper {
         }
     }
 
-    /// Sleeps until there is something to do. Returns whether the connection is readable, and
-    /// whether the connection to the silent server is.
+    /// Sleeps until there is something to do. The result tells whether the lock's connection is
+    /// readable, and whether the connection to the silent server is.
     fn sleep(&self) -> [bool; 2] {
         let connections = [Some(&self.held.connection), self.phase.silent()];
         let sockets = connections.map(|connection| connection.and_then(Connection::socket));
@@ -138,10 +142,10 @@ impl Keeper {
         let _ = poll(&mut watched, None);
         let mut polled = watched.iter().map(|polled| !polled.revents().is_empty());
         let mut next = || polled.next().unwrap_or_default();
-        let has_spoken = sockets.map(|socket| socket.is_some() && next());
+        let are_readable = sockets.map(|socket| socket.is_some() && next());
         // Clear the bell before reading the orders, so that a later order wakes the keeper again.
         self.shared.bell.take();
-        has_spoken
+        are_readable
     }
 
     /// The deadline, or the moment to call `on_silence` if that is earlier.
@@ -160,7 +164,8 @@ impl Keeper {
             let lead = self.lead().unwrap_or_default();
             return self.held.asked_at + renewal_interval(token, lease, lead);
         }
-        // The callback comes even if the server answers, so the renewals need not be sooner for it.
+        // Renewals are sooner only to avoid the callback for a silent server. At the end of the last
+        // lease, the callback is called even if the server answers, so sooner renewals gain nothing.
         let renew_at = self.held.asked_at + renewal_interval(token, lease, Duration::ZERO);
         if renew_at <= last_renewal_of(self.held.asked_at, lease) {
             renew_at
@@ -169,13 +174,15 @@ impl Keeper {
         }
     }
 
-    /// Whether the server has granted less than was asked for. It then allows no later end, except
-    /// that it does not tell the last fraction of a second.
+    /// Whether the server has granted less than was asked for. Then it allows no later end than that
+    /// of this lease. The true end can be up to a second later than the one it has told, because it
+    /// rounds replies down to whole seconds.
     fn is_last_lease(&self) -> bool {
         self.held.grant.lease < self.held.wanted_lease()
     }
 
-    /// When the callback for a silent server is due, which is also the one for a last lease.
+    /// When to call `on_silence`: before the end of the last lease, and before the deadline if the
+    /// server does not answer. `None` if there is no such callback, and while neither is the case.
     fn silent_at(&self) -> Option<Moment> {
         let (lead, lease) = (self.lead()?, self.held.grant.lease);
         if self.is_last_lease() {
@@ -185,7 +192,8 @@ impl Keeper {
         Some(timing::silent_at(began, self.held.asked_at, lease, lead))
     }
 
-    /// How long before the deadline the callback for a silent server is due.
+    /// How long before the deadline to call `on_silence`; `None` if there is no such callback, or
+    /// if the lease is too short for it.
     fn lead(&self) -> Option<Duration> {
         let hold = self.shared.lock();
         let lead = hold.on_silence.as_ref().map(|silence| silence.lead);
@@ -194,7 +202,8 @@ impl Keeper {
 
     fn send(&mut self, now: Moment) -> Result<(), Loss> {
         let left = self.deadline().saturating_since(now);
-        self.answering.append(&mut self.shared.lock().asking);
+        self.sent_callbacks
+            .append(&mut self.shared.lock().unsent_callbacks);
         if self.phase.outage().is_some() {
             self.renewal = Renewal::Adopt;
         }
@@ -217,7 +226,7 @@ impl Keeper {
             return Ok(());
         };
         match self.held.connection.renewal_reply() {
-            Ok(Some(lease)) => self.renewed(lease, sent_at, ConnectionEvent::Answered),
+            Ok(Some(lease)) => self.note_renewal(lease, sent_at, ConnectionEvent::Answered),
             Ok(None) => {}
             Err(error) => return self.handle_error(&error),
         }
@@ -240,7 +249,7 @@ impl Keeper {
     }
 
     /// Notes the answer to a renewal that was sent at `sent_at`.
-    fn renewed(&mut self, lease: Duration, sent_at: Moment, answered: ConnectionEvent) {
+    fn note_renewal(&mut self, lease: Duration, sent_at: Moment, answered: ConnectionEvent) {
         self.note_lease(lease, sent_at);
         let deadline = self.deadline();
         let mut hold = self.shared.lock();
@@ -248,7 +257,7 @@ impl Keeper {
         hold.is_last_lease = self.is_last_lease();
         drop(hold);
         self.note(answered);
-        for answer in self.answering.drain(..) {
+        for answer in self.sent_callbacks.drain(..) {
             answer(Moment::now() < deadline);
         }
     }

@@ -89,7 +89,7 @@ impl Keeper {
             Ok(None) => outage.silent = Some(silent),
             Ok(Some(lease)) => {
                 self.held.connection = *silent;
-                self.renewed(lease, sent_at, ConnectionEvent::AnsweredLate(self.renewal));
+                self.note_renewal(lease, sent_at, ConnectionEvent::AnsweredLate(self.renewal));
             }
             Err(Error::Refused(_)) => return Err(self.refused(Loss::Refused)),
             Err(_) => self.note(ConnectionEvent::SilentGone),
