@@ -367,7 +367,7 @@ fn take_over<F: Files>(
 /// What a taker does with the file of a stale lock.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Way {
-    /// Rewrites the file in place, and has the lock then.
+    /// Rewrites the file in place. The lock is then the taker's, if the file still has the name.
     Rewrite,
     /// Removes the file, and then tries to make a new one.
     Remove,

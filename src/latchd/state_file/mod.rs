@@ -274,7 +274,7 @@ impl StateFile {
         match &written {
             Ok(()) => {
                 open.was_written = true;
-                self.unwritten.are_written(number);
+                self.unwritten.note_written(number);
             }
             Err(_) if open.was_written => self.unwritten.failed(RETRY_AFTER),
             // The server is not serving yet, and does not start.

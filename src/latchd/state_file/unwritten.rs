@@ -143,7 +143,7 @@ impl Unwritten {
     }
 
     /// Notes that the file has all changes up to this number, and wakes the sessions that waited.
-    pub fn are_written(&self, number: u64) {
+    pub fn note_written(&self, number: u64) {
         let mut state = self.state.lock();
         state.written = number;
         state.retry_at = None;
@@ -220,10 +220,10 @@ mod tests {
         let mut both = unwritten.awaited("b", false);
         both.add(unwritten.awaited("a", true));
         let first = unwritten.awaited("a", true);
-        waits_until(&unwritten, first, || unwritten.are_written(number));
+        waits_until(&unwritten, first, || unwritten.note_written(number));
         assert!(unwritten.is_written("a") && !unwritten.is_written("b"));
         waits_until(&unwritten, both, || {
-            unwritten.are_written(unwritten.take().1)
+            unwritten.note_written(unwritten.take().1)
         });
         assert!(!unwritten.is_any());
     }
@@ -236,7 +236,7 @@ mod tests {
         unwritten.take();
         waits_until(&unwritten, released, || unwritten.failed(HOUR));
         unwritten.wait(released);
-        waits_until(&unwritten, kept, || unwritten.are_written(1));
+        waits_until(&unwritten, kept, || unwritten.note_written(1));
         assert!(!unwritten.has_failed());
     }
 
