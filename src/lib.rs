@@ -131,9 +131,9 @@
 //! - A metric: `protocol/counters` and `protocol/metrics`.
 //! - When a lease begins and ends, and whether it may be renewed, and for how long: `table/leases`;
 //!   when a client renews it: `client/guard/timing`.
-//! - A cap on locks, grants, waiters or connections: `Caps` in `table/types` for those of the table.
-//!   `latchd/mod` fills it in from the options, and `latchd/machine` has the defaults that depend on
-//!   the memory. The number of connections: `latchd/capacity`.
+//! - A cap on locks, grants, waiters or connections: `Caps` in `table/types` for those of the
+//!   table. `latchd/mod` fills it in from the options, and `latchd/machine` has the defaults that
+//!   depend on the memory. The number of connections: `latchd/capacity`.
 //! - What a server restores from its state file after a crash, and for how long it then grants
 //!   nothing: `latchd/state_file/start`. What is written to the file before a reply:
 //!   `table/lasting` and `latchd/state_file/unwritten`.

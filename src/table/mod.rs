@@ -323,10 +323,10 @@ impl LockTable {
         }
     }
 
-    /// Releases a grant. Many clients enqueue, and do not send `w` if they get the grant at once. So
-    /// if the grant belongs to a phase-one entry of `conn`, and its client knows the token, that
-    /// entry ends, too. Refuses with [`Refusal::NotHeld`] unless `token`
-    /// belongs to a live holder of `key` and the key is used as `kind`.
+    /// Releases a grant. Many clients enqueue, and do not send `w` if they get the grant at once.
+    /// So if the grant belongs to a phase-one entry of `conn`, and its client knows the token, that
+    /// entry ends, too. Refuses with [`Refusal::NotHeld`] unless `token` belongs to a live holder
+    /// of `key` and the key is used as `kind`.
     pub fn release(
         &mut self,
         conn: ConnId,
@@ -509,9 +509,9 @@ impl LockTable {
 
     /// Grants free slots to the waiters of `key`, and then owed slots to the waiters of other keys;
     /// a key without holders and waiters becomes idle. Every operation that removes a holder or a
-    /// waiter calls this at its end, except a drain, which leaves no waiters. `grants_before` is the
-    /// number of grants before that operation: a waiter that replaces a holder needs no room under
-    /// the cap.
+    /// waiter calls this at its end, except a drain, which leaves no waiters. `grants_before` is
+    /// the number of grants before that operation: a waiter that replaces a holder needs no room
+    /// under the cap.
     fn promote(&mut self, key: KeyId, grants_before: usize, now: Instant) {
         let mut at_most = STEP;
         let max_held = grants_before.max(self.caps.max_grants);

@@ -24,8 +24,8 @@ use phase::{ConnectionEvent, Phase};
 pub(super) struct Keeper {
     held: Granted,
     phase: Phase,
-    /// How the next renewal is sent. From the first adoption on, every renewal adopts the lock, too:
-    /// an adoption without an answer may have moved it to a connection that was then given up.
+    /// How the next renewal is sent. From the first adoption on, every renewal adopts the lock,
+    /// too: an adoption without an answer may have moved it to a connection that was then given up.
     renewal: Renewal,
     /// The attempts to connect during this outage; if there is none, during the last one.
     attempts: Attempts,
@@ -77,8 +77,8 @@ impl Keeper {
         }
     }
 
-    /// Renews the lease until the guard orders the end of the hold, and then carries out that order.
-    /// Fails if the lock is lost.
+    /// Renews the lease until the guard orders the end of the hold, and then carries out that
+    /// order. Fails if the lock is lost.
     fn work(&mut self) -> Result<(), Loss> {
         loop {
             let [is_readable, silent_is_readable] = self.sleep();
@@ -164,8 +164,9 @@ impl Keeper {
             let lead = self.lead().unwrap_or_default();
             return self.held.asked_at + renewal_interval(token, lease, lead);
         }
-        // Renewals are sooner only to avoid the callback for a silent server. At the end of the last
-        // lease, the callback is called even if the server answers, so sooner renewals gain nothing.
+        // Renewals are sooner only to avoid the callback for a silent server. At the end of the
+        // last lease, the callback is called even if the server answers, so sooner renewals gain
+        // nothing.
         let renew_at = self.held.asked_at + renewal_interval(token, lease, Duration::ZERO);
         if renew_at <= last_renewal_of(self.held.asked_at, lease) {
             renew_at
@@ -174,9 +175,9 @@ impl Keeper {
         }
     }
 
-    /// Whether the server has granted less than was asked for. Then it allows no later end than that
-    /// of this lease. The true end can be up to a second later than the one it has told, because it
-    /// rounds replies down to whole seconds.
+    /// Whether the server has granted less than was asked for. Then it allows no later end than
+    /// that of this lease. The true end can be up to a second later than the one it has told,
+    /// because it rounds replies down to whole seconds.
     fn is_last_lease(&self) -> bool {
         self.held.grant.lease < self.held.wanted_lease()
     }
