@@ -266,7 +266,10 @@ fn a_usage_error_says_what_to_write_instead() {
             &["runs", "--help"],
             "latch: unknown command: runs; did you mean run?",
         ),
-        (&["help", "lock"], "latch: unknown command: lock"),
+        (
+            &["help", "lock"],
+            "latch: unknown command: lock; use latch run, hold or acquire",
+        ),
         (
             &["--server", "localhost", "run", "k", "--", "true"],
             "latch: options come after the command: --server",
