@@ -132,6 +132,8 @@ impl Seat {
         } else {
             self.wait_until_decided(&mut state, key, ticket, wait_timeout, on_long)
         };
+        // From here on, no other thread may send the grant: asking the socket releases the mutex.
+        self.state_in(&mut state).wait = WaitState::NotWaiting;
         if let (false, Ok(Answer::Granted(grant))) = (waited.is_sent, waited.answer) {
             // The peer may have hung up shortly before the grant. Then the slot passes to the next
             // waiter, as if the hang-up had been noticed in time.
@@ -141,7 +143,6 @@ impl Seat {
                 waited.answer = Ok(Answer::Gone);
             }
         }
-        self.state_in(&mut state).wait = WaitState::NotWaiting;
         waited.answer = state.table.counted(waited.answer);
         self.arbiter.unlock_and_wake(state);
         waited
