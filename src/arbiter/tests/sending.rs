@@ -48,6 +48,30 @@ impl ClientSocket for DeadSocket {
     fn end(&self) {}
 }
 
+/// A socket during whose look for a hang-up another thread visits the table.
+struct VisitedSocket {
+    arbiter: Arc<Arbiter>,
+    sending: Sender<Grant>,
+}
+
+impl ClientSocket for VisitedSocket {
+    fn peer(&self) -> String {
+        "elsewhere".into()
+    }
+
+    fn send_grant(&self, grant: Grant) -> bool {
+        self.sending.send(grant).expect("it is received");
+        true
+    }
+
+    fn has_hung_up(&self) -> bool {
+        self.arbiter.counters();
+        false
+    }
+
+    fn end(&self) {}
+}
+
 /// A waiter whose grants go through a socket.
 struct Served {
     blocked: Blocked<WaitEnd>,
@@ -111,6 +135,26 @@ fn a_grant_on_its_way_beats_a_time_out_and_a_hang_up() {
         WaitEnd::unsent(Ok(Answer::Granted(sent)))
     );
     releasing.join().expect("no panic");
+}
+
+#[test]
+fn a_grant_that_its_own_session_found_is_sent_by_no_other_thread() {
+    let arbiter = unreaped(Holdings::Release);
+    let holder = arbiter.connect(ConnId(1), None);
+    granted(&holder, Duration::from_secs(10));
+    let (sending, sent) = bounded(9);
+    let socket = VisitedSocket {
+        arbiter: Arc::clone(&arbiter),
+        sending,
+    };
+    let waiter = arbiter.connect(ConnId(2), Some(Arc::new(socket)));
+    let answer = waiter.acquire(&lock(FOREVER));
+    arbiter.advance(Duration::from_secs(10));
+    // It finds the lease over, and so its own grant.
+    let waited = waited(&waiter, answer, FOREVER);
+    assert!(matches!(waited.answer, Ok(Answer::Granted(_))));
+    assert!(!waited.is_sent);
+    assert!(sent.is_empty());
 }
 
 #[test]
