@@ -478,21 +478,22 @@ impl Arbiter {
             // claim.
             let may_send = wake_ups.sending_count < SENT_AT_ONCE && !seat.is_gone;
             let socket = seat.socket.as_ref().filter(|_| may_send);
+            let (recorders, table) = (&state.recorders, &mut state.table);
             let mut sending = None;
-            if let (WaitState::Queued(ticket), Some(socket)) = (&seat.wait, socket) {
-                let (recorders, table) = (&state.recorders, &mut state.table);
-                let collected = match recorders.let_others_send(table, *ticket) {
-                    true => table.collect(*ticket, state.now),
-                    false => Ok(Answer::WouldWait),
-                };
-                match collected {
-                    Ok(Answer::WouldWait) => {}
-                    Ok(Answer::Granted(grant)) => {
-                        sending = Some((Arc::clone(socket), grant));
-                        seat.wait = WaitState::BeingSent;
+            match (&seat.wait, socket) {
+                (WaitState::Queued(ticket), Some(socket))
+                    if recorders.let_others_send(table, *ticket) =>
+                {
+                    match table.collect(*ticket, state.now) {
+                        Ok(Answer::WouldWait) => {}
+                        Ok(Answer::Granted(grant)) => {
+                            sending = Some((Arc::clone(socket), grant));
+                            seat.wait = WaitState::BeingSent;
+                        }
+                        answer => seat.wait = WaitState::Decided(WaitEnd::unsent(answer)),
                     }
-                    answer => seat.wait = WaitState::Decided(WaitEnd::unsent(answer)),
                 }
+                _ => {}
             }
             wake_ups.add(WakeUp {
                 conn,
