@@ -583,15 +583,8 @@ fn lists_all_keys(request: &Request<'_>) -> bool {
 
 fn key_of<'a>(request: &Request<'a>) -> Option<&'a str> {
     match request {
-        Request::Acquire(wanted, _) | Request::Enqueue(wanted) => Some(wanted.key),
-        Request::Wait { key, .. }
-        | Request::Release { key, .. }
-        | Request::Renew { key, .. }
-        | Request::Adopt { key, .. }
-        | Request::Keep { key, .. }
-        | Request::Break { key, .. } => Some(key),
         Request::Queues(key) => *key,
-        _ => None,
+        _ => request.changes(),
     }
 }
 

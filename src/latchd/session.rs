@@ -122,10 +122,7 @@ impl<'s, 'a> Session<'s, 'a> {
             _ => {}
         }
         let answered = carry_out(&request, self.seat, self.rules.offer, self.outbox)?;
-        if let Some(key) = request.changes() {
-            let is_keep = matches!(request, Request::Keep { .. });
-            self.outbox.await_changes(key, &answered.reply, is_keep);
-        }
+        self.outbox.await_changes(&request, &answered.reply);
         self.input.end_frame();
         match answered.delivery {
             Delivery::Due => self.warn_of_cap(&answered.reply),

@@ -96,7 +96,6 @@ pub enum Request<'a> {
 
 impl<'a> Request<'a> {
     /// The key whose holders the request may change; `None` if it changes none.
-    #[cfg(feature = "programs")]
     pub fn changes(&self) -> Option<&'a str> {
         match *self {
             Request::Acquire(wanted, _) | Request::Enqueue(wanted) => Some(wanted.key),

@@ -11,6 +11,7 @@ use crate::latchd::state_file::AwaitedWrites;
 use crate::net::hangup::{HangupWatch, InputReports};
 use crate::net::stream::Stream;
 use crate::protocol::reply::{Grant, Reply};
+use crate::protocol::request::Request;
 use crate::sys::memory::{self, Purpose};
 use crate::sys::trusted::is_own_or_root;
 use crate::table::ConnId;
@@ -77,11 +78,15 @@ impl<'a> Outbox<'a> {
         self.end_reply(promise)
     }
 
-    /// Lets the next reply wait until the state file has the changes that concern its key.
-    /// `is_keep` says whether the request was to keep a grant.
+    /// Lets the reply to this request wait until the state file has the changes that concern its
+    /// key.
     #[inline]
-    pub(in crate::latchd) fn await_changes(&mut self, key: &str, reply: &Reply, is_keep: bool) {
-        if let Some(state) = self.rules.state.as_ref().filter(|it| it.has_unwritten()) {
+    pub(in crate::latchd) fn await_changes(&mut self, request: &Request<'_>, reply: &Reply) {
+        let Some(state) = self.rules.state.as_ref().filter(|it| it.has_unwritten()) else {
+            return;
+        };
+        if let Some(key) = request.changes() {
+            let is_keep = matches!(request, Request::Keep { .. });
             self.awaited.add(state.awaited(key, reply.lease(), is_keep));
         }
     }
