@@ -286,6 +286,12 @@ impl StateFile {
     fn open_state(&self, open: &OpenState) -> ServerState {
         let (now, time) = (Instant::now(), ClockTimes::now());
         let grants = open.grants.values();
+        let grants = grants.filter_map(|grant| grant.saved(now, time));
+        self.state_at(time, open, grants.collect())
+    }
+
+    /// The state of an open file that is written at this time, with these grants.
+    fn state_at(&self, time: ClockTimes, open: &OpenState, grants: Vec<SavedGrant>) -> ServerState {
         ServerState {
             condition: Condition::Open,
             next_fence: open.next_fence,
@@ -293,7 +299,7 @@ impl StateFile {
             settling_left: Duration::ZERO,
             boot_id: self.boot_id.clone(),
             written_at: time.wall,
-            grants: grants.filter_map(|grant| grant.saved(now, time)).collect(),
+            grants,
         }
     }
 
@@ -301,16 +307,15 @@ impl StateFile {
     /// an error the file stays open, because this server continues.
     pub fn close(&self, handover: Handover) -> io::Result<()> {
         let open = self.open.lock();
-        let state = self.open_state(&open);
         let time = ClockTimes::now();
         let holders = handover.holders.into_iter();
+        let grants = holders.map(|holder| handed_over(holder, time)).collect();
         let closed = ServerState {
             condition: Condition::Closed,
             // Without a fence, all reserved ones have been used.
             next_fence: handover.next_fence.unwrap_or(open.next_fence),
             settling_left: handover.settling_left,
-            grants: holders.map(|holder| handed_over(holder, time)).collect(),
-            ..state
+            ..self.state_at(time, &open, grants)
         };
         self.replace(&closed)?;
         if let Err(error) = sync_name(&self.path) {
