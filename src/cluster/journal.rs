@@ -445,27 +445,21 @@ impl FenceSource for Arc<Journal> {
 mod tests {
     use super::*;
     use crate::arbiter::ReplyPromise;
-    use crate::table::{HolderRecord, Key};
-    use crate::terms::{Kind, Limit, Weight};
+    use crate::table::HolderRecord;
     use crate::token::{Salt, Token};
     use std::sync::atomic::{AtomicBool, Ordering};
     use std::thread;
 
     fn held(fence: u64, seconds: u64) -> Change {
-        Change::Held(HolderRecord {
-            is_kept: false,
-            tag: None,
-            key: Key::from("k"),
-            kind: Kind::Lock,
-            limit: Limit::ONE,
-            weight: Weight::WHOLE,
-            numbers: [].into(),
-            token: Token {
-                fence: Fence(fence),
-                salt: Salt(0),
-            },
-            lease: Duration::from_secs(seconds),
-        })
+        let token = Token {
+            fence: Fence(fence),
+            salt: Salt(0),
+        };
+        Change::Held(HolderRecord::of_lock(
+            "k",
+            token,
+            Duration::from_secs(seconds),
+        ))
     }
 
     fn record(journal: &Arc<Journal>, changes: &[Change]) {

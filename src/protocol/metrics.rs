@@ -206,25 +206,16 @@ fn quoted(value: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Duration;
 
     use crate::protocol::counters::Oldest;
-    use crate::table::{Counters, CountersSnapshot};
+    use crate::table::CountersSnapshot;
 
     /// A figure without a metric would be in the JSON alone, a metric without one in no text.
     #[test]
     fn each_figure_of_a_server_has_its_metric() {
         let snapshot = CountersSnapshot {
-            counters: Counters::default(),
-            lock_count: 0,
-            semaphore_count: 0,
-            idle_key_count: 0,
-            holder_count: 0,
-            kept_count: 0,
-            waiter_count: 0,
             fences_left: Some(1),
-            is_draining: false,
-            settling_left: Duration::ZERO,
+            ..CountersSnapshot::default()
         };
         let figures = Figures::new(1, 0, 0, &snapshot, &Oldest::default());
         let sorted = |mut names: Vec<&'static str>| {

@@ -64,6 +64,24 @@ impl HolderRecord {
     }
 }
 
+#[cfg(test)]
+impl HolderRecord {
+    /// An exclusive lock that is not kept, of a client without a tag.
+    pub fn of_lock(key: &str, token: Token, lease: Duration) -> HolderRecord {
+        HolderRecord {
+            key: Key::from(key),
+            kind: Kind::Lock,
+            limit: Limit::ONE,
+            weight: Weight::WHOLE,
+            numbers: Arc::default(),
+            token,
+            lease,
+            is_kept: false,
+            tag: None,
+        }
+    }
+}
+
 /// The changes that have not been taken yet.
 #[derive(Default)]
 pub(super) struct PendingChanges {
@@ -91,9 +109,10 @@ impl LockTable {
     /// order of their fences. Returns `false` if the record contradicts the other holders.
     pub fn restore(&mut self, record: &HolderRecord, now: Instant) -> bool {
         let Token { fence, salt } = record.token;
-        let lease = match record.is_kept {
-            true => record.lease.min(self.caps.max_keep_time),
-            false => record.lease,
+        let lease = if record.is_kept {
+            record.lease.min(self.caps.max_keep_time)
+        } else {
+            record.lease
         };
         let ask = Ask {
             key: record.key.as_str(),

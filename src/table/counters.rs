@@ -51,6 +51,7 @@ pub struct WaitHistogram {
 
 /// The counters, and the contents of the table at the same moment.
 #[derive(Clone, Debug)]
+#[cfg_attr(test, derive(Default))]
 pub struct CountersSnapshot {
     pub counters: Counters,
     /// Locks that are held or waited for.

@@ -1,8 +1,7 @@
 //! What a journal is told, and when.
 
 use super::*;
-use crate::table::{Change, HolderRecord, Key};
-use crate::terms::Weight;
+use crate::table::{Change, HolderRecord};
 use crate::token::{Fence, Salt, Token};
 
 /// Keeps the changes, in short: `+fence` and `-fence`.
@@ -101,17 +100,7 @@ fn a_restored_holder_is_adopted_and_then_ends_with_its_seat() {
         fence: Fence(0),
         salt: Salt(7),
     };
-    let record = HolderRecord {
-        is_kept: false,
-        tag: None,
-        key: Key::from("k"),
-        kind: Kind::Lock,
-        limit: Limit::ONE,
-        weight: Weight::WHOLE,
-        numbers: [].into(),
-        token,
-        lease: FOREVER,
-    };
+    let record = HolderRecord::of_lock("k", token, FOREVER);
     let notes = Notes::of(&arbiter);
     let twice = [record.clone(), record.clone()];
     assert_eq!(arbiter.restore(&twice), [&record]);

@@ -71,23 +71,14 @@ impl RecentSamples {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::table::Counters;
 
     #[test]
     fn the_oldest_samples_give_way() {
         let history = RecentSamples::default();
         let began = Instant::now();
         let mut snapshot = CountersSnapshot {
-            counters: Counters::default(),
-            lock_count: 0,
-            semaphore_count: 0,
-            idle_key_count: 0,
-            holder_count: 0,
-            kept_count: 0,
             waiter_count: 3,
-            fences_left: None,
-            is_draining: false,
-            settling_left: Duration::ZERO,
+            ..CountersSnapshot::default()
         };
         for number in 0..100 {
             snapshot.counters.grants = number;

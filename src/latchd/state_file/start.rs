@@ -141,8 +141,6 @@ impl Circumstances<'_> {
 mod tests {
     use super::*;
 
-    use crate::table::Key;
-    use crate::terms::{Kind, Limit, Weight};
     use crate::token::{Fence, Salt, Token};
 
     const OWN: Duration = Duration::from_secs(20);
@@ -240,19 +238,13 @@ mod tests {
     }
     /// A grant of which 100 seconds are left.
     fn grant(fence: u64, is_kept: bool, end: Option<ClockTimes>) -> SavedGrant {
+        let token = Token {
+            fence: Fence(fence),
+            salt: Salt(0),
+        };
         let record = HolderRecord {
-            key: Key::from("k"),
-            kind: Kind::Lock,
-            limit: Limit::ONE,
-            weight: Weight::WHOLE,
-            numbers: [].into(),
-            token: Token {
-                fence: Fence(fence),
-                salt: Salt(0),
-            },
-            lease: Duration::from_secs(100),
             is_kept,
-            tag: None,
+            ..HolderRecord::of_lock("k", token, Duration::from_secs(100))
         };
         SavedGrant { record, end }
     }

@@ -285,15 +285,9 @@ fn without_auto_release_a_connection_leaves_orphans() {
 fn a_renewal_leaves_a_restored_holder_an_orphan() {
     let mut world = World::new();
     let record = HolderRecord {
-        key: Key::from("k"),
-        kind: Kind::Lock,
-        limit: Limit::ONE,
-        weight: Weight::WHOLE,
-        numbers: [].into(),
-        token: token(7),
-        lease: secs(10),
         is_kept: true,
         tag: Some(Arc::from("backup")),
+        ..HolderRecord::of_lock("k", token(7), secs(10))
     };
     assert!(world.table.restore(&record, world.now));
     world.renew_over(1, "k", token(7), 20);

@@ -11,17 +11,7 @@ fn settling() -> World {
 
 fn restored(world: &mut World, key: &str, lease: u64) -> Token {
     let token = token(0);
-    let record = HolderRecord {
-        key: Key::from(key),
-        kind: Kind::Lock,
-        limit: Limit::ONE,
-        weight: Weight::WHOLE,
-        numbers: Arc::default(),
-        token,
-        lease: secs(lease),
-        is_kept: false,
-        tag: None,
-    };
+    let record = HolderRecord::of_lock(key, token, secs(lease));
     assert!(world.table.restore(&record, world.now));
     token
 }
