@@ -101,10 +101,9 @@ impl Holder {
             let tag = self.party.tag.as_deref();
             tag.is_some_and(|tag| tag.ends_with(ENDED))
         };
-        let kept = self.is_kept.then(|| match has_ended() {
-            true => "kept",
-            false => "reserved",
-        });
+        let kept = self
+            .is_kept
+            .then(|| if has_ended() { "kept" } else { "reserved" });
         let shared = self.party.is_shared.then_some("shared");
         [shared, kept].into_iter().flatten()
     }

@@ -21,12 +21,13 @@ impl OuterGrants {
     /// timeout.
     pub(super) fn find(target: &Target, deadline: Option<Instant>) -> OuterGrants {
         let tokens = tokens_for(&target.key);
-        OuterGrants {
-            queues: match tokens.is_empty() {
-                true => Vec::new(),
-                false => target.holdings(&tokens, deadline),
-            },
-        }
+        // Without a token, there is nothing to ask the server about.
+        let queues = if tokens.is_empty() {
+            Vec::new()
+        } else {
+            target.holdings(&tokens, deadline)
+        };
+        OuterGrants { queues }
     }
 
     /// Whether one of the grants includes all that `target` asks for.

@@ -75,16 +75,16 @@ fn picked(guards: &Guards, options: &options::Run) -> Result<Option<String>, Fai
     let picked: Vec<&str> = numbers
         .filter_map(|number| names.get(*number as usize).map(String::as_str))
         .collect();
-    match picked.is_empty() {
-        true => Err(Failure::new(
+    if picked.is_empty() {
+        return Err(Failure::new(
             UNAVAILABLE,
             format_args!(
                 "{}: the server does not number the slots, as --pick needs",
                 place_of_guard(guard)
             ),
-        )),
-        false => Ok(Some(picked.join(" "))),
+        ));
     }
+    Ok(Some(picked.join(" ")))
 }
 
 /// If this process runs under a lock that covers the claim, becomes the command under that lock and

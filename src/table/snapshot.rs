@@ -71,8 +71,7 @@ pub struct Listing {
 impl LockTable {
     /// Describes up to `at_most` keys in sorted order, including idle keys, each with its first
     /// holder and its first waiter. If the first holder is a kept grant, the first one that is not
-    /// follows it. Returns the position to continue from if there may be more
-    /// keys.
+    /// follows it. Returns the position to continue from if there may be more keys.
     pub fn snapshot(
         &mut self,
         listing: Option<Listing>,
