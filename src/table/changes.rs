@@ -64,7 +64,7 @@ impl HolderRecord {
     }
 }
 
-#[cfg(test)]
+#[cfg(any(test, fuzzing))]
 impl HolderRecord {
     /// An exclusive lock that is not kept, of a client without a tag.
     pub fn of_lock(key: &str, token: Token, lease: Duration) -> HolderRecord {
