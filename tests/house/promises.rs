@@ -1,4 +1,4 @@
-//! Each promise of latchd(8) has tests that fail if it is broken.
+//! Each promise of latchd-security(7) has tests that fail if it is broken.
 
 use std::collections::BTreeSet;
 
@@ -19,13 +19,16 @@ fn promises(text: &str) -> Vec<(&str, Vec<&str>)> {
 
 #[test]
 fn each_promise_has_tests_that_exist() {
-    let section = section(&page("latchd.8"), "PROMISES");
+    let section = section(&page("latchd-security.7"), "PROMISES");
     let heads = section.lines().filter_map(|line| line.strip_prefix(".It "));
     let promised: Vec<&str> = heads.map(|head| head.trim_start_matches("\\&")).collect();
     let text = read(&crate::layering::root().join("tests/promises/PROMISES.md"));
     let promises = promises(&text);
     let names: Vec<&str> = promises.iter().map(|(name, _)| *name).collect();
-    assert_eq!(promised, names, "left: latchd(8), right: PROMISES.md");
+    assert_eq!(
+        promised, names,
+        "left: latchd-security(7), right: PROMISES.md"
+    );
     assert!(promises.len() > 10, "{} promises", promises.len());
     let texts: Vec<String> = all_code().iter().map(|file| read(file)).collect();
     let names: BTreeSet<&str> = texts.iter().flat_map(|text| test_names(text)).collect();

@@ -1,4 +1,4 @@
-//! The tunnels of latchd(8) work as they are written there.
+//! The tunnels of latchd-security(7) work as they are written there.
 
 use std::fs;
 use std::path::Path;
@@ -10,7 +10,7 @@ use crate::support::{Client, Daemon, Event, PATIENCE};
 
 /// The configurations of the manual page, the server's first.
 fn recipes() -> Vec<String> {
-    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("man/latchd.8");
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("man/latchd-security.7");
     let page = fs::read_to_string(page).expect("it is part of the source");
     let (_, tunnels) = page.split_once("\n.Sh TUNNELS\n").expect("there is one");
     let tunnels = tunnels.split("\n.Sh ").next().unwrap_or_default();

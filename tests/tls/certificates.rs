@@ -271,11 +271,11 @@ fn the_server_does_not_start_without_a_usable_certificate() {
     }
 }
 
-/// The line of openssl in latchd(8).
+/// The line of openssl in latchd-security(7).
 #[test]
 fn the_certificate_of_the_manual_serves_and_is_trusted() {
     let _ = needs!("openssl");
-    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/man/latchd.8");
+    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/man/latchd-security.7");
     let page = fs::read_to_string(page).expect("it is there");
     let (_, recipe) = page.split_once("\nopenssl req ").expect("it is shown");
     let (recipe, _) = recipe.split_once("\n.Ed").expect("it ends");
