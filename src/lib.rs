@@ -127,7 +127,7 @@
 //!   `LATCHD_BLESS=1 cargo test --test house completions`.
 //! - The rest of `--help`: `cli/help` for latch, latchd and lfpd, and `help` in `sema/options`.
 //! - A path of the HTTP server: `RESOURCES` in `latchd/http/request`, and `answer` in
-//!   `latchd/http/mod`. latchd(8), HTTP, describes the paths.
+//!   `latchd/http/mod`. latchd-operations(7), HTTP, describes the paths.
 //! - A metric: `protocol/counters` and `protocol/metrics`.
 //! - When a lease begins and ends, and whether it may be renewed, and for how long: `table/leases`;
 //!   when a client renews it: `client/guard/timing`.

@@ -1,4 +1,5 @@
-//! The counters and gauges of servers in the text format of Prometheus: see latchd(8), MONITORING.
+//! The counters and gauges of servers in the text format of Prometheus: see latchd-operations(7),
+//! MONITORING.
 
 use super::counters::{Amount, Figures, Histogram};
 

@@ -9,7 +9,7 @@ use std::process::{Command, Output};
 
 use crate::support::needs::{needs, Program};
 
-const FILES: [&str; 29] = [
+const FILES: [&str; 30] = [
     "bin/latch",
     "bin/sema",
     "sbin/latchd",
@@ -31,6 +31,7 @@ const FILES: [&str; 29] = [
     "share/man/man7/latch-protocol.7",
     "share/man/man7/latchd-cluster.7",
     "share/man/man7/latchd-migration.7",
+    "share/man/man7/latchd-operations.7",
     "share/man/man7/latchd-security.7",
     "share/man/man7/lfp-protocol.7",
     "share/man/man8/latchd.8",

@@ -1,4 +1,4 @@
-//! What the section MONITORING of latchd(8) shows for Prometheus, and the metrics of latch(1).
+//! What MONITORING in latchd-operations(7) shows for Prometheus, and the metrics of latch(1).
 
 use std::fs;
 use std::path::Path;
@@ -110,9 +110,9 @@ fn the_manual_of_latch_names_every_metric() {
     assert_eq!(metrics, named, "left: what is printed, right: man/latch.1");
 }
 
-/// Writes the display of latchd(8) after the comment `kind` into a file of that name.
+/// Writes the display of latchd-operations(7) after the comment `kind` into a file of that name.
 fn write_display(dir: &Path, kind: &str) {
-    let shown = displays("man/latchd.8", &[kind]);
+    let shown = displays("man/latchd-operations.7", &[kind]);
     let [(_, display)] = &shown[..] else {
         panic!("one display of the kind {kind}: {shown:?}");
     };

@@ -66,7 +66,11 @@ impl<'a> HttpAnswer<'a> {
     pub(super) fn refuse(&self, refusal: HttpRefusal) -> Sent {
         let (status, extra, why) = match refusal {
             HttpRefusal::Malformed => ("400 Bad Request", "", "not a request in HTTP\n"),
-            HttpRefusal::NotFound => ("404 Not Found", "", "latchd(8), HTTP lists what there is\n"),
+            HttpRefusal::NotFound => (
+                "404 Not Found",
+                "",
+                "latchd-operations(7), HTTP lists what there is\n",
+            ),
             HttpRefusal::OtherMethod => (
                 "405 Method Not Allowed",
                 "Allow: GET, HEAD\r\n",

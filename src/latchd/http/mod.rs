@@ -1,5 +1,5 @@
 //! The HTTP door: health, metrics, statistics and a page that shows them, all read-only. See
-//! latchd(8), HTTP.
+//! latchd-operations(7), HTTP.
 //!
 //! The door has its own limit of connections, so that its clients cannot keep other clients from
 //! their locks. Each connection gets one answer, within a time limit.

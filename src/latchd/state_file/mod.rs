@@ -1,5 +1,6 @@
 //! The state file, in which a server leaves for the next one what no client can bring back: while
-//! it runs, its lasting grants, and after an orderly end all its holders. See latchd(8), UPGRADES.
+//! it runs, its lasting grants, and after an orderly end all its holders. See
+//! latchd-operations(7), UPGRADES.
 //!
 //! While the server runs, the file is *open*. An orderly end *closes* it. A server that finds an
 //! open file follows a crash, and settles before it grants anything. The file is always replaced as
