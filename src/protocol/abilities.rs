@@ -1,5 +1,5 @@
 //! The abilities that clients and servers have beyond the first version of the protocol. `hello`
-//! and its reply name them: see latch-protocol(7), HELLO.
+//! and its reply name them: see latch-protocol(7), COMMANDS.
 
 use std::fmt;
 

@@ -1,4 +1,4 @@
-//! Encoding and parsing of replies, one line each: see latch-protocol(7), REPLIES.
+//! Encoding and parsing of replies, one line each: see latch-protocol(7), FRAMING.
 
 use std::io::{self, Write};
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! Encoding and parsing of requests, three lines each: see latch-protocol(7), REQUESTS.
+//! Encoding and parsing of requests, three lines each: see latch-protocol(7), FRAMING.
 //!
 //! There is no I/O and no clock here. A command is a variant of [`Request`]; `parse`,
 //! [`Request::write`] and `HELP` each have a line for it, and `latchd::requests` carries it out.

@@ -14,6 +14,7 @@ mod monitoring;
 mod ports;
 mod promises;
 mod readme;
+mod references;
 mod skips;
 mod supply;
 mod tidy;
