@@ -8,3 +8,4 @@ pub mod output;
 pub mod service_links;
 pub mod values;
 pub mod waiting;
+pub mod words;

@@ -107,12 +107,18 @@ pub fn main() -> ExitCode {
     ExitCode::from(ended.unwrap_or_else(explain))
 }
 
-/// Whether `-h` was meant for a host: a word or a command follows it.
+/// Whether `-h` was meant for a host, so that the user expects more than the help: the next word is
+/// not a command, or there is a command to run.
 fn means_host(ours: &[OsString], command: &[OsString]) -> bool {
-    let at = ours.iter().position(|word| word == "-h");
-    let next = at.and_then(|at| ours.get(at + 1));
-    let is_word = |word: &OsString| !word.to_string_lossy().starts_with('-');
-    at.is_some_and(|at| at > 0) && (next.is_some_and(is_word) || !command.is_empty())
+    let Some(at) = ours.iter().position(|word| word == "-h") else {
+        return false;
+    };
+    let is_host = |next: &OsString| {
+        let next = next.to_string_lossy();
+        let is_help_wanted = at == 0 && command_names().any(|name| name == next);
+        !next.starts_with('-') && !is_help_wanted
+    };
+    ours.get(at + 1).is_some_and(is_host) || !command.is_empty()
 }
 
 /// Replaces the words `help`, `help COMMAND` and `version` by the options that they stand for.

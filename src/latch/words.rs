@@ -1,9 +1,10 @@
-//! The words of the command line as users type them: joined short options, other spellings, and the
-//! options and commands of other programs.
+//! The words of `latch`'s command line as users type them: joined short options, other spellings,
+//! and the options and commands of other programs.
 
 use std::ffi::OsString;
 
 use crate::cli::values::time;
+use crate::cli::words::{self, Foreign};
 
 use super::options::{switches, ALL_ROWS};
 
@@ -11,9 +12,9 @@ use super::options::{switches, ALL_ROWS};
 const ALIASES: [(&str, &str); 1] = [("--of", "--limit")];
 
 /// Words that other programs know, with what to write instead.
-const FOREIGN: [(&[&str], &str); 26] = [
+const FOREIGN: [Foreign; 29] = [
     (&["--nowait", "--nb", "--nonblocking"], "use --nonblock"),
-    (&["--wait", "-timeout"], "use --timeout TIME"),
+    (&["--wait", "-timeout", "-try"], "use --timeout TIME"),
     (&["--conflict-exit-code"], "use --busy-status STATUS"),
     (&["-s"], "use --shared"),
     (
@@ -34,14 +35,20 @@ const FOREIGN: [(&[&str], &str); 26] = [
         &["-child-exit-code"],
         "the exit status is that of the command",
     ),
+    (&["-monitor-retry"], "use --retry TIME"),
+    (&["-token"], "use --auth-token-file PATH"),
+    (
+        &["-shell"],
+        "the command is run as it is; write sh -c COMMAND for a shell",
+    ),
     (&["--ttl"], "use --lease TIME"),
     (
-        &["--endpoints", "--host", "-p", "--port"],
+        &["--endpoints", "-http-addr", "--host", "-p", "--port"],
         "use --server HOST:PORT",
     ),
     (&["--signal"], "use --on-lost SIGNAL"),
     (&["-k"], "use --kill-after TIME"),
-    (&["--who", "--why"], "use --tag TEXT"),
+    (&["--who", "--why", "-name"], "use --tag TEXT"),
     (&["--list"], "use latch stats"),
     (&["--weight"], "use --slots COUNT with --of COUNT"),
     (&["--min", "--interval"], "use --at-least TIME"),
@@ -57,18 +64,19 @@ const FOREIGN: [(&[&str], &str); 26] = [
 
 /// What to write instead of an option or a command of another program.
 pub(super) fn advice(word: &str) -> Option<&'static str> {
-    let name = word.split('=').next().unwrap_or_default();
-    let is_it = |known: &&str| *known == name || known.ends_with('=') && word.starts_with(*known);
-    let mut all = FOREIGN.iter();
-    let found = all.find(|(words, _)| words.iter().any(is_it));
-    found.map(|(_, advice)| *advice)
+    words::advice(&FOREIGN, is_short, word)
+}
+
+/// Whether a sub-command has this short option.
+fn is_short(short: char) -> bool {
+    let mut rows = ALL_ROWS.into_iter().flatten();
+    rows.any(|row| row.short == Some(short))
 }
 
 /// The command line in the form that [`arguments::parse`] takes: joined short options are apart,
 /// and other spellings are replaced. The value of an option stays as it is.
 pub(super) fn normal_form(words: Vec<OsString>) -> Vec<OsString> {
     let switches = switches();
-    let shorts = || ALL_ROWS.into_iter().flatten().filter_map(|row| row.short);
     let is_switch = |name: &str| switches.iter().any(|switch| switch == name);
     let mut normal: Vec<OsString> = Vec::with_capacity(words.len());
     let mut words = words.into_iter().peekable();
@@ -103,11 +111,8 @@ pub(super) fn normal_form(words: Vec<OsString>) -> Vec<OsString> {
                 }
             }
         } else {
-            match apart(
-                text,
-                |short| shorts().any(|known| known == short),
-                is_switch,
-            ) {
+            let takes_value = |short| !is_switch(&format!("-{short}"));
+            match words::apart(text, is_short, takes_value) {
                 Some(parts) => {
                     let last = parts.last().cloned().unwrap_or_default();
                     let takes_next = last.len() == 2 && last.starts_with('-') && !is_switch(&last);
@@ -119,31 +124,6 @@ pub(super) fn normal_form(words: Vec<OsString>) -> Vec<OsString> {
         }
     }
     normal
-}
-
-/// The short options that are joined in a word, and perhaps the value of the last one: `-nE1` is
-/// `-n`, `-E` and `1`. `None` if the word is something else.
-fn apart(
-    word: &str,
-    is_short: impl Fn(char) -> bool,
-    is_switch: impl Fn(&str) -> bool,
-) -> Option<Vec<String>> {
-    let mut rest = word.strip_prefix('-')?;
-    let mut parts = Vec::new();
-    while let Some(short) = rest.chars().next() {
-        if !is_short(short) {
-            return None;
-        }
-        let option = format!("-{short}");
-        rest = &rest[short.len_utf8()..];
-        let takes_rest = !is_switch(&option);
-        parts.push(option);
-        if takes_rest && !rest.is_empty() {
-            parts.push(rest.to_owned());
-            break;
-        }
-    }
-    (!parts.is_empty()).then_some(parts)
 }
 
 #[cfg(test)]
@@ -194,6 +174,7 @@ mod tests {
         }
         assert_eq!(advice("--ttl=5"), Some("use --lease TIME"));
         assert_eq!(advice("-n=3"), Some("use --of COUNT"));
+        assert_eq!(advice("-xn"), advice("-x"));
         assert_eq!(advice("--nonblock"), None);
     }
 }

@@ -6,9 +6,9 @@ mod options;
 mod report;
 mod run;
 mod semats;
+mod words;
 
 use std::env;
-use std::ffi::OsString;
 use std::fmt::Display;
 use std::fs;
 use std::io;
@@ -126,7 +126,7 @@ pub fn main() -> ExitCode {
     if name == "semats" || name == "file-semaphore-ts" {
         return ExitCode::from(semats::main(arguments));
     }
-    let arguments: Vec<OsString> = arguments.collect();
+    let arguments = options::with_options_apart(arguments.collect());
     let command = options::command_in(&arguments);
     let is_like_latch = is_like_latch(command);
     let result = match options::parse(arguments.into_iter()) {

@@ -10,9 +10,12 @@ use std::time::Duration;
 
 use crate::cli::arguments::{hint, Parsed, TIMES};
 use crate::cli::values::{choice, mode, number, time, BusyOk};
+use crate::cli::words::{advice, apart};
 use crate::lockfile::{SemaphoreConfig, SemaphoreOptions, Settle, StaleRule, MAX_SLOT_COUNT};
 use crate::supervise::Leftovers;
 use crate::text::{invalid_value, Plain};
+
+use super::words::FOREIGN;
 
 /// The line for `--version`, with the name that the older program prints.
 const VERSION: &str = concat!("file-semaphore ", env!("CARGO_PKG_VERSION"), "\n");
@@ -400,8 +403,16 @@ pub(super) fn command_in(arguments: &[OsString]) -> Option<SemaCommand> {
 
 fn unknown_command(name: &OsStr) -> String {
     let commands = COMMANDS.iter().map(|(_, name, _)| *name);
-    let hint = hint(&name.to_string_lossy(), commands);
+    let hint = hint_or_advice(&name.to_string_lossy(), commands);
     format!("unknown command: {}{hint}", shown(name))
+}
+
+/// What to write instead of an unknown word, if it is one of another program or is mistyped.
+fn hint_or_advice(name: &str, known: impl Iterator<Item = &'static str>) -> String {
+    match advice(&FOREIGN, is_short, name) {
+        Some(advice) => format!("; {advice}"),
+        None => hint(name, known),
+    }
 }
 
 /// Whether the first word of a command line is neither an option nor a command.
@@ -424,7 +435,7 @@ fn set(
     let (name, attached) = split_value(argument);
     let Some(row) = OptionRow::of(name) else {
         let known = OPTIONS.iter().map(OptionRow::name);
-        let hint = hint(&String::from_utf8_lossy(name), known);
+        let hint = hint_or_advice(&String::from_utf8_lossy(name), known);
         return Err(format!("unknown option: {}{hint}", Plain(name)));
     };
     let name = row.name();
@@ -447,6 +458,43 @@ fn set(
         _ => invalid_value(&value.to_string_lossy(), name, &expected),
     })?;
     Ok(row)
+}
+
+/// The command line with joined short options apart. The value of an option stays as it is, and so
+/// does what follows `--`.
+pub(super) fn with_options_apart(words: Vec<OsString>) -> Vec<OsString> {
+    let mut normal: Vec<OsString> = Vec::with_capacity(words.len());
+    let mut words = words.into_iter();
+    while let Some(word) = words.next() {
+        if word == "--" {
+            normal.push(word);
+            break;
+        }
+        let text = word.to_str().unwrap_or_default();
+        match apart(text, is_short, takes_value) {
+            Some(parts) => normal.extend(parts.into_iter().map(OsString::from)),
+            None => normal.push(word),
+        }
+        if normal.last().is_some_and(|last| wants_value(last)) {
+            normal.extend(words.next());
+        }
+    }
+    normal.extend(words);
+    normal
+}
+
+/// Whether the value of this option is the next word.
+fn wants_value(word: &OsStr) -> bool {
+    let (name, attached) = split_value(word);
+    attached.is_none() && OptionRow::of(name).is_some_and(OptionRow::has_value)
+}
+
+fn is_short(short: char) -> bool {
+    OptionRow::of(format!("-{short}").as_bytes()).is_some()
+}
+
+fn takes_value(short: char) -> bool {
+    OptionRow::of(format!("-{short}").as_bytes()).is_some_and(OptionRow::has_value)
 }
 
 /// Splits `--name=value`. A short option has no attached value.
@@ -522,5 +570,42 @@ mod tests {
             let values = ["1", "age", "never", "term", "0644", "wait"];
             assert!(values.iter().any(is_set), "{name}");
         }
+    }
+
+    #[test]
+    fn joined_short_options_are_taken_apart() {
+        for (given, meant) in [
+            ("run k -w5", "run k -w 5"),
+            ("run k -nqE1 -v", "run k -n -q -E 1 -v"),
+            ("-qw 5 run k", "-q -w 5 run k"),
+            ("run k -w -n", "run k -w -n"),
+            ("run k --tag -w5 -w5", "run k --tag -w5 -w 5"),
+            ("run k -w5 -- sh -nq", "run k -w 5 -- sh -nq"),
+            ("run k --tag", "run k --tag"),
+            ("run k -", "run k -"),
+            ("run k -xn", "run k -xn"),
+        ] {
+            let words = given.split(' ').map(OsString::from).collect();
+            let meant: Vec<OsString> = meant.split(' ').map(OsString::from).collect();
+            assert_eq!(with_options_apart(words), meant, "{given}");
+        }
+    }
+
+    #[test]
+    fn advice_is_about_words_that_are_not_ours() {
+        for (words, instead) in FOREIGN {
+            for word in words {
+                assert!(OptionRow::of(word.as_bytes()).is_none(), "{word} is ours");
+            }
+            let named = instead.split([' ', ';']).filter(|it| it.starts_with("--"));
+            for option in named.filter(|option| *option != "--") {
+                let is_ours = OptionRow::of(option.as_bytes()).is_some();
+                assert!(is_ours || instead.contains("latch run"), "{option}");
+            }
+        }
+        let foreign = |word| advice(&FOREIGN, is_short, word);
+        assert_eq!(foreign("--wait=5"), Some("use --timeout TIME"));
+        assert_eq!(foreign("-xn"), foreign("-x"));
+        assert_eq!(foreign("--nonblock"), None);
     }
 }

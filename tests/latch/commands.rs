@@ -226,6 +226,14 @@ fn a_usage_error_says_what_to_write_instead() {
             "latch: -h is --help, and nothing was run; use --server HOST:PORT",
         ),
         (
+            &["-h", "db1", "run", "k", "--", "true"],
+            "latch: -h is --help, and nothing was run; use --server HOST:PORT",
+        ),
+        (
+            &["run", "k", "-xn", "--", "true"],
+            "latch: unknown option: -xn; a lock is exclusive unless --shared is given",
+        ),
+        (
             &["run", "k", "--and", "b", "c", "--", "true"],
             "latch: unexpected argument: c; write --and before each further key",
         ),

@@ -901,9 +901,15 @@ fn bad_usage_gives_one_line_and_touches_nothing() {
         (&[][..], "missing command"),
         (&["--json"], "missing command"),
         (&["try"], "missing lock path"),
-        (&["lock", "g"], "unknown command: lock"),
+        (
+            &["lock", "g"],
+            "unknown command: lock; use sema run, hold or acquire",
+        ),
         (&["TRY", "g"], "unknown command: TRY"),
-        (&["lock", "--help"], "unknown command: lock"),
+        (
+            &["lock", "--help"],
+            "unknown command: lock; use sema run, hold or acquire",
+        ),
         (&["tyr", "g"], "unknown command: tyr; did you mean try?"),
         (
             &["try", "g", "--slot=2"],
@@ -911,7 +917,18 @@ fn bad_usage_gives_one_line_and_touches_nothing() {
         ),
         (&["try", "g", "--bogus"], "unknown option: --bogus"),
         (&["try", "g", "--bogus=1"], "unknown option: --bogus"),
-        (&["try", "g", "-x"], "unknown option: -x"),
+        (
+            &["try", "g", "-x"],
+            "unknown option: -x; a lock file has one holder; leave the option out",
+        ),
+        (
+            &["run", "g", "--nb", "--", "true"],
+            "unknown option: --nb; use --nonblock",
+        ),
+        (
+            &["run", "g", "-nE256", "--", "true"],
+            "invalid value '256' for --busy-status: expected 0-255",
+        ),
         (
             &["try", "g", "--ta\u{1b}g"],
             "unknown option: --ta\\x1bg; did you mean --tag?",
@@ -1006,7 +1023,10 @@ fn bad_usage_gives_one_line_and_touches_nothing() {
         (&["run", "--", "true"], "missing lock path"),
         (&["run", "g", "date"], "put -- before the command"),
         (&["run", "g", "date", "-u"], "put -- before the command"),
-        (&["run", "-x", "g"], "unknown option: -x"),
+        (
+            &["run", "-x", "g"],
+            "unknown option: -x; a lock file has one holder; leave the option out",
+        ),
         (
             &["--tag", "t", "run", "g"],
             "missing command to run, after --",

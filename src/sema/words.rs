@@ -1,0 +1,52 @@
+//! The options and commands of other programs, which users type for those of `sema`.
+
+use crate::cli::words::Foreign;
+
+/// Words of flock(1), of the lockfile and dotlockfile programs and of latch(1), with what to write
+/// instead.
+pub(super) const FOREIGN: [Foreign; 20] = [
+    (&["--nowait", "--nb", "--nonblocking"], "use --nonblock"),
+    (&["--wait"], "use --timeout TIME"),
+    (&["--conflict-exit-code"], "use --busy-status STATUS"),
+    (
+        &["-s", "--shared"],
+        "a lock file has one holder; latch run --shared shares a lock of latchd",
+    ),
+    (
+        &["-x", "-e", "--exclusive"],
+        "a lock file has one holder; leave the option out",
+    ),
+    (
+        &["-u", "--unlock"],
+        "the lock is released when the program ends; see sema release",
+    ),
+    (
+        &["-o", "--close", "-F", "--no-fork"],
+        "the program does not get the lock's descriptor; leave the option out",
+    ),
+    (&["-c", "--command"], "write -- sh -c COMMAND"),
+    (
+        &["-r", "--retry", "-i"],
+        "it waits without polling; use --timeout TIME",
+    ),
+    (&["-p", "--use-pid"], "use --pid PID"),
+    (
+        &["-l", "--lock-name"],
+        "the path is that of the lock file itself",
+    ),
+    (
+        &["--ttl", "--lease"],
+        "a lock lasts as long as its holder; see --stale",
+    ),
+    (&["--limit"], "use --of COUNT"),
+    (&["--kill", "-k"], "use --kill-after TIME"),
+    (&["lock", "create"], "use sema run, hold or acquire"),
+    (&["unlock", "remove", "rm"], "use sema release"),
+    (&["break", "force-unlock"], "use sema release with --force"),
+    (&["check", "show", "list", "stats"], "use sema status"),
+    (
+        &["touch", "renew"],
+        "a lock lasts as long as its holder; see --stale",
+    ),
+    (&["reserve"], "use sema acquire"),
+];
