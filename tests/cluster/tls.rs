@@ -256,8 +256,8 @@ fn epoch(active: &Server) -> String {
 
 #[test]
 fn tls_clients_go_through_a_standby_and_a_failover() {
-    let programs = needs!("etcd", "etcdctl");
-    let etcd = Etcd::start(&programs, 1);
+    let [etcd, etcdctl, _openssl] = needs!("etcd", "etcdctl", "openssl");
+    let etcd = Etcd::start(&[etcd, etcdctl], 1);
     let (first, options) = active(&etcd);
     let second = start(&etcd, &options);
     second.wait_for("standby active=", 1);
@@ -289,8 +289,8 @@ fn tls_clients_go_through_a_standby_and_a_failover() {
 
 #[test]
 fn a_plain_client_of_a_tls_cluster_gets_no_byte() {
-    let programs = needs!("etcd", "etcdctl");
-    let etcd = Etcd::start(&programs, 1);
+    let [etcd, etcdctl, _openssl] = needs!("etcd", "etcdctl", "openssl");
+    let etcd = Etcd::start(&[etcd, etcdctl], 1);
     let (active, options) = active(&etcd);
     let standby = start(&etcd, &options);
     standby.wait_for("standby active=", 1);
@@ -325,8 +325,8 @@ fn a_plain_client_of_a_tls_cluster_gets_no_byte() {
 
 #[test]
 fn tls_begins_after_the_frame_of_a_standby() {
-    let programs = needs!("etcd", "etcdctl");
-    let etcd = Etcd::start(&programs, 1);
+    let [etcd, etcdctl, _openssl] = needs!("etcd", "etcdctl", "openssl");
+    let etcd = Etcd::start(&[etcd, etcdctl], 1);
     let (active, _) = active(&etcd);
     let greeting = format!("relay\n{}\n_\n", epoch(&active));
     for cut in [1, 5, 6, greeting.len() - 1, greeting.len()] {

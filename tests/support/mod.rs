@@ -77,6 +77,18 @@ pub enum Scheme {
     Tls,
 }
 
+impl Scheme {
+    /// Whether this machine has what servers of this scheme need: TLS needs a certificate. If not,
+    /// leaves a note.
+    pub fn is_available(self) -> bool {
+        match self {
+            Scheme::Plain => true,
+            #[cfg(feature = "tls")]
+            Scheme::Tls => needs::programs(["openssl"]).is_some(),
+        }
+    }
+}
+
 /// A running `latchd`, killed when dropped.
 pub struct Daemon {
     child: Mutex<Child>,

@@ -88,7 +88,7 @@ impl Set {
     }
 
     fn openssl<'a>(&self, words: impl Iterator<Item = &'a str>) {
-        let [openssl] = needs::programs(["openssl"]).expect("all tests of TLS need it");
+        let [openssl] = needs::programs(["openssl"]).expect("each test of TLS asks for it");
         let mut openssl = openssl.command();
         openssl.args(words).current_dir(self.directory.path());
         let output = openssl.output().expect("it is installed");

@@ -53,6 +53,7 @@ fn refusal(args: &[&str]) -> (Option<i32>, String) {
 
 #[test]
 fn sighup_replaces_the_certificate_and_keeps_connections() {
+    needs!("openssl");
     fair_test(sighup_replaces_the_certificate_and_keeps_connections_once);
 }
 
@@ -101,6 +102,7 @@ fn sighup_replaces_the_certificate_and_keeps_connections_once() {
 
 #[test]
 fn the_log_warns_before_a_certificate_expires() {
+    needs!("openssl");
     const DAY: Duration = Duration::from_secs(86_400);
     let set = Set::new();
     let now = SystemTime::now();
@@ -129,6 +131,7 @@ fn the_log_warns_before_a_certificate_expires() {
 
 #[test]
 fn the_log_warns_of_a_certificate_that_is_not_valid_yet() {
+    needs!("openssl");
     const HOUR: Duration = Duration::from_secs(3600);
     let set = Set::new();
     set.begin_at(SystemTime::now() + HOUR);
@@ -139,6 +142,7 @@ fn the_log_warns_of_a_certificate_that_is_not_valid_yet() {
 
 #[test]
 fn a_broken_new_certificate_leaves_the_old_one() {
+    needs!("openssl");
     let (set, other) = (Set::new(), Set::new());
     let daemon = with(&set);
     let whole = fs::read(set.certificate()).expect("it is there");
@@ -162,6 +166,7 @@ fn a_broken_new_certificate_leaves_the_old_one() {
 /// A server that waits for a writer would answer no other signal.
 #[test]
 fn a_fifo_in_place_of_the_certificate_does_not_block() {
+    needs!("openssl");
     let set = Set::new();
     let daemon = with(&set);
     fs::remove_file(set.certificate()).expect("it is there");
@@ -181,6 +186,7 @@ fn a_fifo_in_place_of_the_certificate_does_not_block() {
 
 #[test]
 fn a_path_with_a_blank_leaves_a_log_line_readable() {
+    needs!("openssl");
     let set = Set::new();
     let blank = set.path("a b.pem");
     fs::rename(set.certificate(), &blank).expect("there is room");
@@ -195,6 +201,7 @@ fn a_path_with_a_blank_leaves_a_log_line_readable() {
 
 #[test]
 fn the_server_does_not_start_without_a_usable_certificate() {
+    needs!("openssl");
     let (set, other) = (Set::new(), Set::new());
     let cert = |file: &Path| format!("--tls-cert={}", file.display());
     let key = |file: &Path| format!("--tls-key={}", file.display());
@@ -274,7 +281,7 @@ fn the_server_does_not_start_without_a_usable_certificate() {
 /// The line of openssl in latchd-security(7).
 #[test]
 fn the_certificate_of_the_manual_serves_and_is_trusted() {
-    let _ = needs!("openssl");
+    needs!("openssl");
     let page = concat!(env!("CARGO_MANIFEST_DIR"), "/man/latchd-security.7");
     let page = fs::read_to_string(page).expect("it is there");
     let (_, recipe) = page.split_once("\nopenssl req ").expect("it is shown");
@@ -301,6 +308,7 @@ fn the_certificate_of_the_manual_serves_and_is_trusted() {
 
 #[test]
 fn options_that_contradict_each_other_are_refused() {
+    needs!("openssl");
     let [cert, key] = common().options();
     for (args, why) in [
         (

@@ -16,6 +16,7 @@ use rustix::thread::gettid;
 use rustls::ServerConnection;
 use signal_hook::consts::SIGUSR1;
 
+use crate::support::needs::needs;
 use crate::support::stalls::{fair_test, in_time};
 use crate::support::tls::{common, serving, Set};
 use crate::support::{program, Daemon, Scheme, Signal, PATIENCE};
@@ -41,6 +42,7 @@ fn client(daemon: &Daemon) -> Client {
 
 #[test]
 fn a_lock_is_granted_and_released_over_tls() {
+    needs!("openssl");
     let daemon = daemon();
     let client = client(&daemon);
     let guard = client.lock("k").acquire().expect("it is free");
@@ -53,6 +55,7 @@ fn a_lock_is_granted_and_released_over_tls() {
 
 #[test]
 fn a_client_without_tls_is_refused() {
+    needs!("openssl");
     let daemon = daemon();
     let client = Client::new([address("localhost", &daemon)]);
     let refused = client.lock("k").try_acquire();
@@ -61,6 +64,7 @@ fn a_client_without_tls_is_refused() {
 
 #[test]
 fn a_server_without_tls_is_refused() {
+    needs!("openssl");
     let daemon = Daemon::start(&["--read-timeout=600"]);
     // Some handshakes have the end of a line in them.
     for _ in 0..20 {
@@ -78,6 +82,7 @@ fn a_server_without_tls_is_refused() {
 
 #[test]
 fn a_server_of_another_ca_is_refused() {
+    needs!("openssl");
     let daemon = daemon();
     let refused = Connection::open(&address("localhost", &daemon), &trusting(&Set::new()));
     let error = refused.expect_err("the CA is not trusted");
@@ -91,6 +96,7 @@ fn a_server_of_another_ca_is_refused() {
 
 #[test]
 fn a_ca_file_that_has_changed_is_read_again() {
+    needs!("openssl");
     let (before, after) = (Set::new(), Set::new());
     let ca = before.path("trusted");
     fs::copy(before.ca(), &ca).expect("there is room");
@@ -114,6 +120,7 @@ fn a_ca_file_that_has_changed_is_read_again() {
 
 #[test]
 fn settings_that_cannot_be_used_are_refused() {
+    needs!("openssl");
     let set = Set::new();
     fs::write(set.path("empty"), "").expect("there is room");
     for file in [set.path("none"), set.path("empty"), set.key()] {
@@ -132,6 +139,7 @@ fn settings_that_cannot_be_used_are_refused() {
 
 #[test]
 fn a_connection_over_tls_checks_the_name() {
+    needs!("openssl");
     let daemon = daemon();
     for host in ["localhost", "127.0.0.1"] {
         let opened = Connection::open(&address(host, &daemon), &trusting(common()));
@@ -157,6 +165,7 @@ fn a_connection_over_tls_checks_the_name() {
 
 #[test]
 fn a_waiter_over_tls_gets_its_turn() {
+    needs!("openssl");
     let daemon = daemon();
     let client = client(&daemon);
     let guard = client.lock("k").acquire().expect("it is free");
@@ -178,6 +187,7 @@ fn a_waiter_over_tls_gets_its_turn() {
 
 #[test]
 fn a_semaphore_over_tls_has_its_limit() {
+    needs!("openssl");
     let daemon = daemon();
     let client = client(&daemon);
     let pool = client.semaphore("pool", 2);
@@ -189,6 +199,7 @@ fn a_semaphore_over_tls_has_its_limit() {
 
 #[test]
 fn a_guard_renews_over_tls() {
+    needs!("openssl");
     fair_test(a_guard_renews_over_tls_once);
 }
 
@@ -212,6 +223,7 @@ fn a_guard_renews_over_tls_once() {
 /// A server may change its keys at any time. That makes the socket readable, and is no reply.
 #[test]
 fn a_guard_outlives_a_change_of_keys() {
+    needs!("openssl");
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let port = listener.local_addr().expect("it is bound").port();
     let (proceed, go_on) = mpsc::channel::<()>();
@@ -244,6 +256,7 @@ fn a_guard_outlives_a_change_of_keys() {
 /// Otherwise the auth token would go over the network in clear.
 #[test]
 fn a_guard_speaks_tls_over_its_next_connection_too() {
+    needs!("openssl");
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let port = listener.local_addr().expect("it is bound").port();
     let server = thread::spawn(move || {
@@ -268,6 +281,7 @@ fn a_guard_speaks_tls_over_its_next_connection_too() {
 
 #[test]
 fn the_servers_of_a_cluster_are_asked_over_tls() {
+    needs!("openssl");
     let daemon = daemon();
     let port = daemon.port();
     let cluster = format!("127.0.0.1:1|localhost:{port}").parse::<Address>();
@@ -279,6 +293,7 @@ fn the_servers_of_a_cluster_are_asked_over_tls() {
 /// A program that handles signals may get one while the server computes its part.
 #[test]
 fn a_signal_does_not_end_a_handshake() {
+    needs!("openssl");
     let caught = Arc::new(AtomicBool::new(false));
     signal_hook::flag::register(SIGUSR1, Arc::clone(&caught)).expect("it can be handled");
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
@@ -309,6 +324,7 @@ fn a_signal_does_not_end_a_handshake() {
 /// What TLS sends after the handshake makes the socket readable, and is no reply.
 #[test]
 fn a_wait_over_tls_can_be_cancelled() {
+    needs!("openssl");
     let daemon = daemon();
     let client = client(&daemon);
     let _guard = client.lock("k").acquire().expect("it is free");
@@ -328,6 +344,7 @@ fn a_wait_over_tls_can_be_cancelled() {
 
 #[test]
 fn long_replies_come_whole_over_tls() {
+    needs!("openssl");
     let daemon = daemon();
     let mut connection = client(&daemon)
         .connect(&address("localhost", &daemon))
@@ -361,6 +378,7 @@ fn latch(daemon: &Daemon, arguments: &[&str], variables: Variables<'_>) -> Outpu
 
 #[test]
 fn latch_takes_tls_from_options_and_variables() {
+    needs!("openssl");
     let daemon = daemon();
     let ca = common().ca();
     let ca = ca.to_str().expect("it is UTF-8");
@@ -428,6 +446,7 @@ fn latch_takes_tls_from_options_and_variables() {
 
 #[test]
 fn a_unix_socket_beside_tls_stays_plain() {
+    needs!("openssl");
     let directory = tempfile::tempdir().expect("there is room for a directory");
     let path = directory.path().join("sock");
     let option = format!("--unix={}", path.display());

@@ -13,6 +13,7 @@ use rustls::{ClientConnection, ConnectionTrafficSecrets, ContentType, ProtocolVe
 
 use crate::support::footprint::{status_kib, worst_case_mb};
 use crate::support::limited::{limit_to, raise_our_own_limit};
+use crate::support::needs::needs;
 use crate::support::silent::free_addr;
 use crate::support::tls::{common, trusting, TlsClient, Version};
 use crate::support::{eventually, parse_grant, Client, Daemon, Event, Scheme, PATIENCE};
@@ -40,6 +41,7 @@ fn sent_by(mut socket: TcpStream) -> Option<Vec<u8>> {
 
 #[test]
 fn a_plain_client_is_closed_without_a_byte() {
+    needs!("openssl");
     let daemon = daemon(&["--debug"]);
     // The last ones are shorter than the head of a record.
     for words in [
@@ -63,6 +65,7 @@ fn a_plain_client_is_closed_without_a_byte() {
 
 #[test]
 fn a_client_that_never_shakes_hands_is_closed_in_silence() {
+    needs!("openssl");
     let daemon = daemon(&["--read-timeout", "1"]);
     let mut begun = socket(&daemon);
     begun.write_all(&BEGINNING).expect("it is connected");
@@ -73,6 +76,7 @@ fn a_client_that_never_shakes_hands_is_closed_in_silence() {
 
 #[test]
 fn a_handshake_that_trickles_in_ends_at_the_read_timeout() {
+    needs!("openssl");
     let daemon = daemon(&["--read-timeout", "1"]);
     let began = Instant::now();
     let mut slow = socket(&daemon);
@@ -88,6 +92,7 @@ fn a_handshake_that_trickles_in_ends_at_the_read_timeout() {
 
 #[test]
 fn unfinished_handshakes_hold_up_no_other_client() {
+    needs!("openssl");
     let daemon = daemon(&[]);
     let unfinished: Vec<TcpStream> = (0..100)
         .map(|_| {
@@ -104,6 +109,7 @@ fn unfinished_handshakes_hold_up_no_other_client() {
 
 #[test]
 fn the_http_door_speaks_tls_too() {
+    needs!("openssl");
     let door = free_addr();
     let daemon = daemon(&["--http", &door.to_string()]);
     daemon.wait_for_log("listening http=", PATIENCE);
@@ -118,6 +124,7 @@ fn the_http_door_speaks_tls_too() {
 
 #[test]
 fn clients_of_both_versions_of_tls_are_served() {
+    needs!("openssl");
     let daemon = daemon(&[]);
     for version in [Version::Tls12, Version::Tls13] {
         let config = trusting(&common().ca(), version);
@@ -137,6 +144,7 @@ fn clients_of_both_versions_of_tls_are_served() {
 
 #[test]
 fn a_reply_longer_than_a_record_arrives_whole() {
+    needs!("openssl");
     const KEYS: usize = 2000;
     let daemon = daemon(&["--max-locks=3000", "--max-per-connection=3000"]);
     let mut client = daemon.connect();
@@ -150,6 +158,7 @@ fn a_reply_longer_than_a_record_arrives_whole() {
 /// Behind its wait the client sends encrypted pings, until its window is full.
 #[test]
 fn a_flood_behind_a_wait_over_tls_is_cut_off() {
+    needs!("openssl");
     let daemon = daemon(&["--debug"]);
     let mut holder = daemon.connect();
     let grant = holder.acquire_for("k", 0, 600);
@@ -171,6 +180,7 @@ fn a_flood_behind_a_wait_over_tls_is_cut_off() {
 
 #[test]
 fn a_broken_record_ends_its_connection_and_frees_its_lock() {
+    needs!("openssl");
     let daemon = daemon(&[]);
     let config = trusting(&common().ca(), Version::Tls13);
     let socket = socket(&daemon);
@@ -189,6 +199,7 @@ fn a_broken_record_ends_its_connection_and_frees_its_lock() {
 /// Each client leaves a record unfinished, so that the server keeps what has arrived of it.
 #[test]
 fn unfinished_records_take_no_more_memory_than_is_counted() {
+    needs!("openssl");
     const CLIENTS: u64 = 100;
     let daemon = daemon(&[]);
     let config = trusting(&common().ca(), Version::Tls13);
@@ -214,6 +225,7 @@ fn unfinished_records_take_no_more_memory_than_is_counted() {
 
 #[test]
 fn a_handshake_of_more_than_20_kilobytes_is_refused() {
+    needs!("openssl");
     let daemon = daemon(&["--debug"]);
     let mut long = socket(&daemon);
     // The server may close before it has read all.
@@ -226,6 +238,7 @@ fn a_handshake_of_more_than_20_kilobytes_is_refused() {
 /// A renegotiation, in encrypted records: what a message takes is bounded at any time.
 #[test]
 fn a_long_hello_behind_the_handshake_is_refused_too() {
+    needs!("openssl");
     let daemon = daemon(&["--debug"]);
     let mut socket = socket(&daemon);
     let mut config = Arc::unwrap_or_clone(trusting(&common().ca(), Version::Tls13));
@@ -264,6 +277,7 @@ fn a_long_hello_behind_the_handshake_is_refused_too() {
 /// Each name in a hello is a block of memory for the server.
 #[test]
 fn hellos_of_many_names_stay_below_the_worst_case() {
+    needs!("openssl");
     let daemon = daemon(&["--max-connections", "200", "--max-locks", "1"]);
     for name_count in [31_000, 7900, 1900] {
         let hello = hello(name_count);
@@ -288,6 +302,7 @@ fn hellos_of_many_names_stay_below_the_worst_case() {
 
 #[test]
 fn unfinished_handshakes_under_a_limit_end_no_server() {
+    needs!("openssl");
     raise_our_own_limit();
     let daemon = daemon(&["--max-connections", "900"]);
     let mut crowd: Vec<TcpStream> = (0..900).map(|_| socket(&daemon)).collect();

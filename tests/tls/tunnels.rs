@@ -10,7 +10,7 @@ use crate::support::{program, Client, Daemon, Scheme};
 
 #[test]
 fn latch_reaches_a_plain_server_behind_stunnel() {
-    let stunnel = needs!("stunnel");
+    let [stunnel, _openssl] = needs!("stunnel", "openssl");
     let daemon = Daemon::start(&[]);
     let tunnel = Tunnel::start(
         &stunnel,
@@ -32,7 +32,7 @@ fn latch_reaches_a_plain_server_behind_stunnel() {
 
 #[test]
 fn a_plain_client_reaches_tls_through_stunnel() {
-    let stunnel = needs!("stunnel");
+    let [stunnel, _openssl] = needs!("stunnel", "openssl");
     let daemon = Daemon::start_over(Scheme::Tls, &[]);
     let tunnel = Tunnel::start(
         &stunnel,
