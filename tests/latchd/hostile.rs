@@ -10,7 +10,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Barrier};
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -19,6 +19,7 @@ use rustix::net::{send, SendFlags};
 
 use crate::support::amount::amount;
 use crate::support::at_the_end::AtTheEnd;
+use crate::support::barrier::Barrier;
 use crate::support::footprint::status_kib;
 use crate::support::limited::{limited, raise_our_own_limit};
 use crate::support::needs::needs;

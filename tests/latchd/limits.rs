@@ -2,11 +2,11 @@
 
 use std::io::Write;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
-use std::sync::Barrier;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::support::at_the_end::AtTheEnd;
+use crate::support::barrier::Barrier;
 use crate::support::limited::{is_served, limited, raise_our_own_limit, with_processes};
 use crate::support::needs::needs;
 use crate::support::stalls::{fair_test, in_time};

@@ -9,12 +9,13 @@ use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::sync::{Arc, Barrier, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::lfp::{command, dead_pid, greeted, lock_dirs, names_in, Alive, Lfpd, Rxtx};
 use crate::support::amount::amount;
+use crate::support::barrier::Barrier;
 use crate::support::limited::{copy_program, with_surroundings_of, without_users};
 use crate::support::needs::{needs, skipped, Program};
 use crate::support::stalls::{fair_test, in_time};
@@ -1685,7 +1686,7 @@ fn race(clients: Vec<Client>, own: &Path, prepare: impl Fn() + Sync) {
             let (prepare, path) = (&prepare, &path);
             scope.spawn(move || {
                 for round in 0..amount(80, 1000) {
-                    if ready.wait().is_leader() {
+                    if ready.wait() {
                         winners.lock().unwrap().clear();
                         prepare();
                     }

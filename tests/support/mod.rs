@@ -7,6 +7,7 @@
 
 pub mod amount;
 pub mod at_the_end;
+pub mod barrier;
 pub mod clock;
 pub mod cluster;
 pub mod footprint;
