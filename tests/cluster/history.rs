@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use crate::house::{Etcd, Server, TAKE_OVER, TTL};
 use crate::proxy::{Fate, Proxy};
+use crate::support::at_the_end::AtTheEnd;
 use crate::support::needs::{needs, Program};
 use crate::support::silent::free_port;
 use crate::support::{eventually, fence, Client, Event, Signal, PATIENCE};
@@ -437,6 +438,7 @@ fn no_two_clients_believe_in_one_slot() {
     let history = History::default();
     let mut random = Random(seed);
     thread::scope(|scope| {
+        let _end = AtTheEnd(&history.is_over);
         for client in 0..CLIENTS {
             let (history, ports) = (&history, &ports);
             let seed = seed.wrapping_mul(client as u64 + 3) | 1;
@@ -447,7 +449,6 @@ fn no_two_clients_believe_in_one_slot() {
             thread::sleep(Duration::from_millis(random.below(3000)));
             println!("{:?}: {}", began.elapsed(), house.harm(&mut random));
         }
-        history.is_over.store(true, Ordering::Relaxed);
     });
     let beliefs = history.beliefs.into_inner().unwrap();
     println!("{} grants", beliefs.len());
@@ -545,6 +546,7 @@ fn violations_of_two_believers(programs: &[Program; 2], fault: Option<&str>) -> 
     let second = start(free_port());
     let history = History::default();
     thread::scope(|scope| {
+        let _end = AtTheEnd(&history.is_over);
         for (key, token) in tokens.iter().enumerate() {
             let (history, ports) = (&history, [first.port, second.port]);
             scope.spawn(move || keep(history, ports, key, token, lease));
@@ -560,7 +562,6 @@ fn violations_of_two_believers(programs: &[Program; 2], fault: Option<&str>) -> 
         }
         // The leases that the second server began anew are over.
         thread::sleep(lease + TTL / 2);
-        history.is_over.store(true, Ordering::Relaxed);
     });
     violations(&history.beliefs.into_inner().unwrap())
 }
