@@ -1494,7 +1494,6 @@ fn nested(place: &Place, more: &[&str], inner: &str) -> Output {
     let script = format!("mkdir -p below && cd below && {inner}");
     words.extend(["--", "sh", "-c", &script]);
     let mut command = place.command("sema", &words);
-    command.env("sema", program("sema"));
     finish(command.env("lock", place.path("f")))
 }
 
@@ -1504,17 +1503,17 @@ const OWN_LOCK: &str = "This runs under the lock already, and would wait for its
 fn a_wait_for_the_lock_around_it_ends_at_once() {
     let place = Place::new();
     for (inner, code, prefix) in [
-        ("exec $sema run $lock -- true", BUSY, "sema: "),
-        ("exec $sema run $lock --busy-status 9 -- true", 9, "sema: "),
-        ("exec $sema run $lock --timeout 60 -- true", BUSY, "sema: "),
+        ("exec sema run $lock -- true", BUSY, "sema: "),
+        ("exec sema run $lock --busy-status 9 -- true", 9, "sema: "),
+        ("exec sema run $lock --timeout 60 -- true", BUSY, "sema: "),
         (
-            "sh -c '$sema run $lock -- true; exit $?'; exit $?",
+            "sh -c 'sema run $lock -- true; exit $?'; exit $?",
             BUSY,
             "sema: ",
         ),
-        ("exec $sema hold $lock", BUSY, "sema: "),
-        ("exec $sema acquire $lock", 1, ""),
-        ("exec $sema wait $lock", 1, ""),
+        ("exec sema hold $lock", BUSY, "sema: "),
+        ("exec sema acquire $lock", 1, ""),
+        ("exec sema wait $lock", 1, ""),
     ] {
         let output = nested(&place, &[], inner);
         let said = text(&output.stderr);
@@ -1524,7 +1523,7 @@ fn a_wait_for_the_lock_around_it_ends_at_once() {
         );
         assert_eq!(output.status.code(), Some(code), "{inner}");
     }
-    let output = nested(&place, &[], "exec $sema run $lock --busy-ok -- true");
+    let output = nested(&place, &[], "exec sema run $lock --busy-ok -- true");
     assert_eq!(
         (output.status.code(), text(&output.stderr).as_str()),
         (Some(0), "")
@@ -1535,9 +1534,9 @@ fn a_wait_for_the_lock_around_it_ends_at_once() {
 fn a_pool_whose_slots_are_all_held_around_it_is_refused() {
     let place = Place::new();
     let pool = ["--slots", "2"];
-    let one = nested(&place, &pool, "exec $sema run $lock --slots 2 -- true");
+    let one = nested(&place, &pool, "exec sema run $lock --slots 2 -- true");
     assert_eq!(one.status.code(), Some(0), "one slot is free: {one:?}");
-    let inner = "exec $sema run $lock --slots 2 -- sh -c 'exec $sema run $lock --slots 2 -- true'";
+    let inner = "exec sema run $lock --slots 2 -- sh -c 'exec sema run $lock --slots 2 -- true'";
     let both = nested(&place, &pool, inner);
     assert!(text(&both.stderr).contains(OWN_LOCK), "{both:?}");
     assert_eq!(both.status.code(), Some(BUSY), "{both:?}");
@@ -1556,12 +1555,12 @@ fn a_wait_for_any_lock_around_it_ends_at_once() {
     ];
     for (command, code) in last {
         // The second lock is between both claims of the first one, and each has its own directory.
-        let inner = format!("mkdir -p deep && cd deep && ln -sf ../../f f && exec $sema {command}");
-        let output = nested(&place, &[], &format!("exec $sema run g -- sh -c '{inner}'"));
+        let inner = format!("mkdir -p deep && cd deep && ln -sf ../../f f && exec sema {command}");
+        let output = nested(&place, &[], &format!("exec sema run g -- sh -c '{inner}'"));
         assert!(text(&output.stderr).contains(OWN_LOCK), "{output:?}");
         assert_eq!(output.status.code(), Some(code), "{command}");
     }
-    let free = "exec $sema run g -- $sema run h -- true";
+    let free = "exec sema run g -- sema run h -- true";
     assert_eq!(nested(&place, &[], free).status.code(), Some(0));
 }
 
@@ -1569,15 +1568,15 @@ fn a_wait_for_any_lock_around_it_ends_at_once() {
 fn a_slot_held_further_out_counts_by_its_path() {
     let place = Place::new();
     let pool = ["--slots", "2"];
-    let whole = "$sema run $lock --slots 2 -- true";
+    let whole = "sema run $lock --slots 2 -- true";
     for (inner, code) in [
-        (format!("exec $sema run g -- {whole}"), 0),
+        (format!("exec sema run g -- {whole}"), 0),
         (
-            format!("exec $sema run g -- $sema run $lock --slots 2 -- {whole}"),
+            format!("exec sema run g -- sema run $lock --slots 2 -- {whole}"),
             BUSY,
         ),
         (
-            "exec $sema run g -- sh -c 'exec $sema run $lock.?.lock -- true'".to_owned(),
+            "exec sema run g -- sh -c 'exec sema run $lock.?.lock -- true'".to_owned(),
             BUSY,
         ),
     ] {
@@ -1796,9 +1795,8 @@ fn a_wait_for_a_lock_that_others_hold_goes_on_under_another() {
     let place = Place::new();
     let (mut hold, stdin, _) = held(&place, &["--slots", "2"]);
     let mut words = vec!["run", "f", "--slots", "2", "--", "sh", "-c"];
-    words.push("exec $sema run f --slots 2 --verbose -- true");
-    let mut command = place.command("sema", &words);
-    let mut waiting = command.env("sema", program("sema")).spawn().expect("sema");
+    words.push("exec sema run f --slots 2 --verbose -- true");
+    let mut waiting = place.command("sema", &words).spawn().expect("sema");
     let mut line = String::new();
     let stderr = waiting.stderr.as_mut().expect("piped");
     BufReader::new(stderr).read_line(&mut line).expect("text");
