@@ -720,8 +720,9 @@ fn busy_ok_takes_the_age_from_which_a_held_lock_is_a_fault() {
     holder.acquire("k", 0);
     let mut pooled = daemon.connect();
     assert!(pooled.request("sl", "pool", "0 2").starts_with("ok "));
-    eventually(PATIENCE, "it has been held for a second", || {
-        let queue = run(&daemon, &["stats", "k", "--format", "json"]);
+    // The other key was taken before this one.
+    eventually(PATIENCE, "both have been held for a second", || {
+        let queue = run(&daemon, &["stats", "pool", "--format", "json"]);
         let queue: serde_json::Value = serde_json::from_slice(&queue.stdout).expect("JSON");
         queue["keys"][0]["holders"][0]["age_s"].as_f64() >= Some(1.0)
     });
