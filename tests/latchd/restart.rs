@@ -445,7 +445,6 @@ fn hold_on(service: &Service, key: &str, is_over: &AtomicBool) -> usize {
         }
         thread::sleep(Duration::from_millis(5));
     }
-    client.request("r", key, &grant.token);
     returns
 }
 
