@@ -239,6 +239,7 @@ impl FromStr for Cores {
 
 fn main() -> ExitCode {
     let options: Options = argh::from_env();
+    drop_variables();
     let outcome = match options.scenario.as_str() {
         peers::BARE_SERVER => peers::bare_server(peers::echo),
         lfpd::BARE_SERVER => peers::bare_server(lfpd::echo),
@@ -249,6 +250,18 @@ fn main() -> ExitCode {
         Err(error) => {
             eprintln!("bench: {error}");
             ExitCode::FAILURE
+        }
+    }
+}
+
+/// Drops the variables that set options of what is installed on this host, so that what is measured
+/// does not hear them.
+fn drop_variables() {
+    const PREFIXES: &[&str] = &["LATCH_", "LATCHD_", "DFLOCKD_", "LFPD_", "LISTEN_", "SEMA_"];
+    for (name, _) in std::env::vars_os() {
+        let text = name.to_string_lossy();
+        if PREFIXES.iter().any(|prefix| text.starts_with(prefix)) {
+            std::env::remove_var(&name);
         }
     }
 }

@@ -291,7 +291,7 @@ impl Spec {
         let program = self.program();
         let binary = program.ok_or_else(|| io::Error::other("it is not installed"))?;
         let addr = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?;
-        let child = without_variables(&mut Command::new(binary))
+        let child = Command::new(binary)
             .args(options(addr.port()).split(' '))
             .stdin(Stdio::null())
             .stdout(Stdio::null())
@@ -312,11 +312,10 @@ impl Spec {
 
 /// Starts a server that prints its port.
 pub fn announced(command: &mut Command) -> io::Result<(Process, SocketAddr)> {
-    let child = without_variables(command)
+    let child = command
         .env("RUST_LOG", "error")
         // It is killed, and would leave the socket.
         .env("LATCHD_OPERATOR_SOCKET", "no")
-        .env_remove("LISTEN_FDS")
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .spawn()?;
@@ -327,17 +326,6 @@ pub fn announced(command: &mut Command) -> io::Result<(Process, SocketAddr)> {
     let port = line.trim().parse::<u16>();
     let port = port.map_err(|_| io::Error::other("it prints no port"))?;
     Ok((process, SocketAddr::from((Ipv4Addr::LOCALHOST, port))))
-}
-
-/// Keeps the options of this shell's own servers from the one that is measured.
-fn without_variables(command: &mut Command) -> &mut Command {
-    for (name, _) in std::env::vars_os() {
-        let name = name.to_string_lossy();
-        if name.starts_with("LATCHD_") || name.starts_with("DFLOCKD_") {
-            command.env_remove(&*name);
-        }
-    }
-    command
 }
 
 /// Caps that no scenario meets.

@@ -391,6 +391,14 @@ fn benchmark(scenario: &str, options: &[&str]) -> String {
     // Where its servers would leave the sockets of their operators.
     let run = tempfile::tempdir().expect("a directory");
     command.env("XDG_RUNTIME_DIR", run.path());
+    // What this host has set for its own servers and clients.
+    for name in [
+        "LATCH_AUTH_TOKEN_FILE",
+        "LATCHD_AUTH_TOKEN_FILE",
+        "LFPD_LOCK_DIR",
+    ] {
+        command.env(name, "/nonexistent");
+    }
     let (status, printed) = Running::start(&mut command).end();
     assert_eq!(status, 0, "{scenario}: {printed}");
     let left = fs::read_dir(run.path()).expect("it is ours").count();
