@@ -90,7 +90,7 @@ pub const GAUGES: [Metric; 12] = [
     (
         "oldest_hold_s",
         "kind",
-        "How long the client has held its slot that has held one for longest.",
+        "How long the slot held for longest has been held, without reserved and kept ones.",
     ),
 ];
 

@@ -9,6 +9,18 @@ use crate::support::latch::{run, text};
 use crate::support::needs::{needs, Program};
 use crate::support::Daemon;
 
+/// The summaries of alerts that have one, when they go off as in [`ALERTS`].
+const SUMMARIES: [(&str, &str); 2] = [
+    (
+        "LatchdWaitTooLong",
+        "waiting for a lock for 11m 0s; latch stats shows its key",
+    ),
+    (
+        "LatchdHeldTooLong",
+        "semaphore held for 1h 10m 0s; latch stats shows its key (highest AGE)",
+    ),
+];
+
 /// An alert of the manual: its name, a series that sets it off with the values of each minute, and
 /// two minutes, in the first of which it is silent.
 const ALERTS: [(&str, &str, &str, [u32; 2]); 9] = [
@@ -69,6 +81,10 @@ fn the_alerts_of_the_manual_can_be_pasted_and_go_off() {
     for (alert, series, values, [silent_at, fires_at]) in ALERTS {
         let labels = series.split_once('{').map_or("", |(_, labels)| labels);
         let labels = labels.trim_end_matches('}').replace('=', ": ");
+        let summary = SUMMARIES.iter().find(|(name, _)| *name == alert);
+        let annotations = summary.map_or(String::new(), |(_, summary)| {
+            format!(", exp_annotations: {{summary: '{summary}'}}")
+        });
         tests += &format!(
             "- interval: 1m\n  \
                input_series: [{{series: '{series}', values: '{values}'}}]\n  \
@@ -76,7 +92,7 @@ fn the_alerts_of_the_manual_can_be_pasted_and_go_off() {
                - {{eval_time: {silent_at}m, alertname: {alert}}}\n  \
                - eval_time: {fires_at}m\n    \
                  alertname: {alert}\n    \
-                 exp_alerts: [{{exp_labels: {{{labels}}}}}]\n"
+                 exp_alerts: [{{exp_labels: {{{labels}}}{annotations}}}]\n"
         );
     }
     fs::write(dir.path().join("tests.yml"), tests).expect("room");
