@@ -334,10 +334,32 @@ fn the_manual_names_the_variables_that_are_no_options() {
 }
 
 #[test]
-fn the_manual_explains_every_event_that_is_logged_by_default() {
-    let explained = verbs_of_manual(&page("latchd.8"));
-    let logged = verbs_of_sources(|path| !path.contains("/lfp") && !path.contains("/uucp"));
-    assert_eq!(explained, logged, "left: man/latchd.8, right: the sources");
+fn the_manual_explains_every_event_and_says_what_to_do() {
+    let page = page("latchd-operations.7");
+    let log = section(&page, "LOG");
+    let entries: Vec<&str> = log.split(".It Li ").skip(1).collect();
+    let mut explained = BTreeMap::new();
+    for entry in &entries {
+        let (head, text) = entry.split_once('\n').expect("a text");
+        let (verb, levels) = head.split_once(" Pq ").expect("a level");
+        let levels: BTreeSet<String> = levels.split(" or ").map(str::to_owned).collect();
+        explained.insert(verb.to_owned(), levels);
+        let (meaning, action) = text.split_once(".Sy To do :\n").unwrap_or_default();
+        let is_told = !meaning.is_empty() && !action.trim().is_empty();
+        assert!(
+            is_told,
+            "{verb}: what does it mean, and what is to be done?"
+        );
+    }
+    let is_sorted = entries.is_sorted_by_key(|entry| entry.split(' ').next());
+    assert!(is_sorted, "the events are in the order of the alphabet");
+    let mut logged: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    let is_of_latchd = |path: &str| !path.contains("/lfp") && !path.contains("/uucp");
+    for (verb, level) in events_of_sources(is_of_latchd) {
+        logged.entry(verb).or_default().insert(level);
+    }
+    let sides = "left: man/latchd-operations.7, right: the sources";
+    assert_eq!(explained, logged, "{sides}");
 }
 
 #[test]
@@ -366,11 +388,12 @@ fn the_help_and_the_manual_of_lfpd_name_the_same_options() {
 fn the_manual_of_lfpd_explains_every_default_event() {
     let explained = verbs_of_manual(&page("lfpd.8"));
     let shared = ["/net/", "/log/"];
-    let logged = verbs_of_sources(|path| {
+    let logged = events_of_sources(|path| {
         path.contains("/lfp")
             || path.contains("/uucp")
             || shared.iter().any(|part| path.contains(part))
     });
+    let logged: BTreeSet<String> = logged.into_iter().map(|(verb, _)| verb).collect();
     assert_eq!(explained, logged, "left: man/lfpd.8, right: the sources");
 }
 
@@ -527,25 +550,24 @@ fn without_overstrike(text: &str) -> String {
 }
 
 /// The first words of what is logged at the levels info, warn and error, and of the line that the
-/// log has of its own.
-fn verbs_in(source: &str) -> Vec<String> {
+/// log has of its own, each with its level.
+fn events_in(source: &str) -> Vec<(String, String)> {
     let calls = [
-        "info!(",
-        "warn!(",
-        ".warn(format_args!(",
-        ".error(format_args!(",
-        "error!(",
-        "let notice = format!(",
+        ("info!(", "info"),
+        ("warn!(", "warn"),
+        (".warn(format_args!(", "warn"),
+        (".error(format_args!(", "error"),
+        ("error!(", "error"),
     ];
-    let texts = calls
-        .iter()
-        .flat_map(|call| source.split(call).skip(1))
-        .filter_map(|rest| rest.trim_start().strip_prefix('"'));
-    let verbs = texts.filter_map(|text| {
-        let text = text.strip_prefix("WARN ").unwrap_or(text);
-        text.split([' ', '"']).next()
+    let texts = calls.iter().flat_map(|(call, level)| {
+        let texts = source.split(call).skip(1);
+        texts.filter_map(move |rest| Some((rest.trim_start().strip_prefix('"')?, *level)))
     });
-    verbs.map(str::to_owned).collect()
+    let events = texts.filter_map(|(text, level)| {
+        let verb = text.split([' ', '"']).next()?;
+        Some((verb.to_owned(), level.to_owned()))
+    });
+    events.collect()
 }
 
 /// The verbs that the section LOG of a page explains.
@@ -557,12 +579,12 @@ fn verbs_of_manual(page: &str) -> BTreeSet<String> {
         .collect()
 }
 
-/// The verbs that are logged in the files below src whose path `is_of_interest`.
-fn verbs_of_sources(is_of_interest: impl Fn(&str) -> bool) -> BTreeSet<String> {
+/// The events that are logged in the files below src whose path `is_of_interest`, with levels.
+fn events_of_sources(is_of_interest: impl Fn(&str) -> bool) -> BTreeSet<(String, String)> {
     let files = sources().into_iter();
     files
         .filter(|(path, _)| is_of_interest(path))
-        .flat_map(|(_, text)| verbs_in(&text))
+        .flat_map(|(_, text)| events_in(&text))
         .collect()
 }
 
