@@ -207,9 +207,9 @@ const ENDED = "(ended)";
 // What is special about a holder or a waiter.
 function badges(place, parent) {
   const badge = (text) => say(element("span", "badge", parent), text);
-  if (place.slots > 1) badge(`${number(place.slots)} slots`);
   if (place.slot !== undefined) badge(`slot ${place.slot}`);
-  if (place.slot_numbers) badge(`slots ${place.slot_numbers.join(", ")}`);
+  else if (place.slot_numbers) badge(`slots ${place.slot_numbers.join(", ")}`);
+  else if (place.slots > 1) badge(`${number(place.slots)} slots`);
   if (place.shared) badge("shared");
   if (place.kept) badge((place.tag || "").endsWith(ENDED) ? "kept" : "reserved");
 }
@@ -255,17 +255,20 @@ function who(place, parent) {
 
 function showHolder(key, holder, parent) {
   const made = element("div", "place", parent);
-  const peer = who(holder, made);
-  say(element("div", "age", made), age(holder.age_s));
-  const from = element("div", "peer", made);
-  if (peer) sayOf(from, peer);
-  from.append(peer ? ` · fence ${holder.fence} ` : `fence ${holder.fence} `);
-  badges(holder, from);
-  const button = element("button", "break", from);
+  const claimed = element("div", "claimed", made);
+  const peer = who(holder, claimed);
+  badges(holder, claimed);
+  const button = element("button", "break", claimed);
   button.type = "button";
   say(button, "break…");
   button.title = "Show the command that ends this grant";
   button.addEventListener("click", () => offerBreak(key, holder));
+  say(element("div", "age", made), age(holder.age_s));
+  const from = element("div", "peer", made);
+  if (peer) sayOf(from, peer);
+  if (peer) say(element("span", "dot", from), " ·");
+  from.append(" ");
+  say(element("span", "fence", from), `fence ${holder.fence}`);
   const left = holder.lease_expires_in_s;
   const ofLease = `${age(left)} left of a lease of ${age(holder.lease_s)}`;
   const rest = element("div", "left", made);
