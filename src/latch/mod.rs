@@ -166,8 +166,8 @@ fn with_hint(reason: String, ours: &[OsString], command: &[OsString]) -> String 
     } else if let Some(word) = reason.strip_prefix("unexpected argument: ") {
         if first == "run" && command.is_empty() {
             return "put -- before the command".into();
-        } else if first == "run" && ours.iter().any(|word| word == "--and") {
-            return format!("{reason}; write --and before each further key");
+        } else if first == "run" {
+            return format!("{reason}; {}", words::advice_on_operand(word, ours));
         } else if first == "reserve" && duration(word).is_some() {
             return format!("{reason}; write --for {word}");
         } else if first == word {

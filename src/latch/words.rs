@@ -12,9 +12,9 @@ use super::options::{switches, ALL_ROWS};
 const ALIASES: [(&str, &str); 1] = [("--of", "--limit")];
 
 /// Words that other programs know, with what to write instead.
-const FOREIGN: [Foreign; 29] = [
+const FOREIGN: [Foreign; 32] = [
     (&["--nowait", "--nb", "--nonblocking"], "use --nonblock"),
-    (&["--wait", "-timeout", "-try"], "use --timeout TIME"),
+    (&["--wait", "-t", "-timeout", "-try"], "use --timeout TIME"),
     (&["--conflict-exit-code"], "use --busy-status STATUS"),
     (&["-s"], "use --shared"),
     (
@@ -30,18 +30,31 @@ const FOREIGN: [Foreign; 29] = [
         "the command does not get the lock's descriptor",
     ),
     (&["-c", "--command"], "write -- sh -c COMMAND"),
-    (&["-n="], "use --of COUNT"),
+    (
+        &["-n=", "--max", "--count", "--concurrency", "--permits"],
+        "use --of COUNT",
+    ),
     (
         &["-child-exit-code"],
         "the exit status is that of the command",
     ),
     (&["-monitor-retry"], "use --retry TIME"),
-    (&["-token"], "use --auth-token-file PATH"),
+    (
+        &[
+            "-token",
+            "--token",
+            "--auth-token",
+            "--password",
+            "--secret",
+        ],
+        "use --auth-token-file PATH",
+    ),
     (
         &["-shell"],
         "the command is run as it is; write sh -c COMMAND for a shell",
     ),
     (&["--ttl"], "use --lease TIME"),
+    (&["--duration", "--until"], "use latch reserve --for TIME"),
     (
         &["--endpoints", "-http-addr", "--host", "-p", "--port"],
         "use --server HOST:PORT",
@@ -54,17 +67,40 @@ const FOREIGN: [Foreign; 29] = [
     (&["--min", "--interval"], "use --at-least TIME"),
     (&["--once"], "use --nonblock --busy-ok, and --at-least TIME"),
     (&["lock"], "use latch run, hold or acquire"),
-    (&["unlock"], "use latch release"),
+    (
+        &["unlock", "unreserve", "free", "return"],
+        "use latch release",
+    ),
+    (
+        &["kill", "steal", "force-release", "force-unlock"],
+        "use latch break",
+    ),
+    (&["refresh", "extend", "keepalive"], "use latch renew"),
     (&["try"], "use latch run KEY --nonblock"),
-    (&["show"], "use latch status or latch stats KEY"),
+    (
+        &["show", "get", "info", "check"],
+        "use latch status or latch stats KEY",
+    ),
     (&["keys", "list", "ls", "who"], "use latch stats"),
-    (&["top"], "use latch stats --watch"),
+    (&["top", "watch"], "use latch stats --watch"),
     (&["with"], "use latch run"),
 ];
 
 /// What to write instead of an option or a command of another program.
 pub(super) fn advice(word: &str) -> Option<&'static str> {
     words::advice(&FOREIGN, is_short, word)
+}
+
+/// What to write instead of a second operand of `run`.
+pub(super) fn advice_on_operand(word: &str, ours: &[OsString]) -> String {
+    let follows = |option: &str| ours.windows(2).any(|it| it[0] == option && it[1] == word);
+    if follows("-n") && word.parse::<u32>().is_ok() {
+        format!("-n is --nonblock; use --of {word}")
+    } else if ours.iter().any(|it| it == "--pick") {
+        "write commas between the names of --pick".into()
+    } else {
+        "write --and before each further key".into()
+    }
 }
 
 /// Whether a sub-command has this short option.
@@ -158,18 +194,17 @@ mod tests {
 
     #[test]
     fn advice_is_about_words_that_are_not_ours() {
-        let own = arguments::names(ALL_ROWS.into_iter().flatten());
+        let mut own = arguments::names(ALL_ROWS.into_iter().flatten());
+        // A row has the name of its field. These are operands and, as `duration`, the option --for.
+        own.retain(|name| !["--key", "--token", "--duration"].contains(&name.as_str()));
+        own.extend(["--", "--of", "--for"].map(str::to_owned));
         for (words, advice) in FOREIGN {
             for word in words {
                 assert!(!own.iter().any(|known| known == word), "{word} is ours");
             }
             // Each option that it names is ours.
             for option in advice.split([' ', ',']).filter(|it| it.starts_with("--")) {
-                let is_ours = option == "--" || option == "--of";
-                assert!(
-                    is_ours || own.iter().any(|known| known == option),
-                    "{option}"
-                );
+                assert!(own.iter().any(|known| known == option), "{option}");
             }
         }
         assert_eq!(advice("--ttl=5"), Some("use --lease TIME"));

@@ -4,9 +4,12 @@ use crate::cli::words::Foreign;
 
 /// Words of flock(1), of the lockfile and dotlockfile programs and of latch(1), with what to write
 /// instead.
-pub(super) const FOREIGN: [Foreign; 20] = [
+pub(super) const FOREIGN: [Foreign; 19] = [
     (&["--nowait", "--nb", "--nonblocking"], "use --nonblock"),
-    (&["--wait"], "use --timeout TIME"),
+    (
+        &["--wait", "-t", "-r", "--retry", "-i"],
+        "use --timeout TIME",
+    ),
     (&["--conflict-exit-code"], "use --busy-status STATUS"),
     (
         &["-s", "--shared"],
@@ -25,10 +28,6 @@ pub(super) const FOREIGN: [Foreign; 20] = [
         "the program does not get the lock's descriptor; leave the option out",
     ),
     (&["-c", "--command"], "write -- sh -c COMMAND"),
-    (
-        &["-r", "--retry", "-i"],
-        "it waits without polling; use --timeout TIME",
-    ),
     (&["-p", "--use-pid"], "use --pid PID"),
     (
         &["-l", "--lock-name"],

@@ -238,6 +238,18 @@ fn a_usage_error_says_what_to_write_instead() {
             "latch: unexpected argument: c; write --and before each further key",
         ),
         (
+            &["run", "k", "b", "--", "true"],
+            "latch: unexpected argument: b; write --and before each further key",
+        ),
+        (
+            &["run", "k", "-n", "3", "--", "true"],
+            "latch: unexpected argument: 3; -n is --nonblock; use --of 3",
+        ),
+        (
+            &["run", "k", "--pick", "a", "b", "--", "true"],
+            "latch: unexpected argument: b; write commas between the names of --pick",
+        ),
+        (
             &["reserve", "k", "2h"],
             "latch: unexpected argument: 2h; write --for 2h",
         ),
