@@ -404,6 +404,18 @@ mod tests {
     }
 
     #[test]
+    fn each_option_is_a_variable_by_the_rule_of_the_manual() {
+        let without = ["inetd", "print_port", "no_auto_release_on_disconnect"];
+        for row in Options::ROWS {
+            let is_time = [row.value_type, row.inner_type].contains(&"Duration");
+            let unit = if is_time { "_S" } else { "" };
+            let name = row.field.to_uppercase() + unit;
+            let expected = (!without.contains(&row.field)).then_some(name.as_str());
+            assert_eq!(row.variables.first().copied(), expected, "{}", row.field);
+        }
+    }
+
+    #[test]
     fn a_flag_beats_our_variable_which_beats_the_old_one() {
         let ours = ("LATCHD_DEFAULT_LEASE_TTL_S", "2");
         let old = ("DFLOCKD_DEFAULT_LEASE_TTL_S", "3");
