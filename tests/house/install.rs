@@ -9,7 +9,7 @@ use std::process::{Command, Output};
 
 use crate::support::needs::{needs, Program};
 
-const FILES: [&str; 30] = [
+const FILES: [&str; 31] = [
     "bin/latch",
     "bin/sema",
     "sbin/latchd",
@@ -28,6 +28,7 @@ const FILES: [&str; 30] = [
     "share/man/man1/latch.1",
     "share/man/man1/sema.1",
     "share/man/man5/sema-lockfile.5",
+    "share/man/man7/latch-guide.7",
     "share/man/man7/latch-protocol.7",
     "share/man/man7/latchd-cluster.7",
     "share/man/man7/latchd-migration.7",

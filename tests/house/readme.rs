@@ -1,7 +1,7 @@
 //! The examples of README.md, of the manual pages and below examples/ do what they say.
 //!
 //! The blocks of the README are pasted into one shell, and so are those of a manual page after a
-//! comment `pasted`; a comment `prints` is before what they print. A last line of the README's that
+//! comment `pasted`; a comment `prints` is before what they print. A last line of a block that
 //! starts a server is for a terminal of its own. The sessions of latch-protocol(7) begin with
 //! `$ nc localhost 6388`, then three typed lines and one reply take turns.
 
@@ -27,6 +27,9 @@ const CONVERSATION: &str = "$ nc localhost 6388";
 /// Ends the server that a block of the README has started.
 const STOP_SERVER: &str = "kill $server; wait $server; rm server.log";
 
+/// How a block begins its server in place of a terminal.
+const SERVER_APART: &str = " 2>server.log & server=$!";
+
 #[test]
 fn the_readme_can_be_pasted() {
     needs!("nc");
@@ -44,10 +47,11 @@ fn the_readme_can_be_pasted() {
 }
 
 #[test]
-fn the_readme_shows_what_latch_prints() {
+fn the_readme_shows_what_commands_print() {
+    needs!("nc");
     let readme = read("README.md");
-    let (_, console) = readme.split_once("\n```console\n").expect("a session");
-    let (console, _) = console.split_once("\n```").expect("it ends");
+    let sessions = readme.split("\n```console\n").skip(1);
+    let sessions = sessions.map(|rest| rest.split_once("\n```").expect("it ends").0);
     let daemon = Daemon::start(&[]);
     let server = format!("127.0.0.1:{}", daemon.port());
     let latch = |script: &str| {
@@ -67,17 +71,36 @@ fn the_readme_shows_what_latch_prints() {
     });
     let _waiter = Group::spawn(&mut latch("exec latch run nightly -- sleep 60"));
     daemon.wait_for_waiters("nightly", 1);
-    for command in console.split("$ ").skip(1) {
+    for command in sessions.flat_map(|session| session.split("$ ").skip(1)) {
         let (command, shown) = command.split_once('\n').expect("it prints a line");
-        let printed = end_of(&mut latch(command), "").printed;
+        let command = command.replace("6388", &daemon.port().to_string());
+        let printed = end_of(&mut latch(&command), "").printed;
         assert_eq!(comparable(&printed), comparable(shown), "{command}");
     }
 }
 
 #[test]
-fn the_readme_has_at_most_250_lines() {
-    let count = read("README.md").lines().count();
-    assert!(count <= 250, "{count} lines");
+fn no_section_of_the_readme_is_longer_than_a_screen() {
+    let text = read("README.md");
+    // Pieces inside of a fence and outside of one take turns.
+    let prose: String = text.split("\n```").step_by(2).collect();
+    for section in prose.split("\n## ") {
+        let count = section.split_whitespace().count();
+        let title = section.lines().next().unwrap_or_default();
+        assert!(count <= 200, "{title}: {count} words, of at most 200");
+    }
+}
+
+#[test]
+fn the_readme_shows_rust_that_the_library_tries() {
+    let readme = read("README.md");
+    let (_, rust) = readme.split_once("\n```rust\n").expect("an example");
+    let (rust, _) = rust.split_once("\n```").expect("it ends");
+    let library = read("src/client/mod.rs");
+    for line in rust.lines() {
+        let tried = format!("//! {line}\n");
+        assert!(line.is_empty() || library.contains(&tried), "{line}");
+    }
 }
 
 #[test]
@@ -477,7 +500,7 @@ fn readme_section(text: &str) -> Section {
             Some(("text", prints)) => {
                 blocks.last_mut().expect("a script prints this").1 = prints.to_owned();
             }
-            Some(("console", _)) => {}
+            Some(("console" | "rust", _)) => {}
             _ => panic!("no test for {fenced:?}"),
         }
     }
@@ -498,7 +521,7 @@ fn with_server_apart(script: &str) -> String {
     let last = last.replace("0.0.0.0", "127.0.0.1").replace(":6389", ":0");
     format!(
         "{before}\n[ -z \"$server\" ] || {{ {STOP_SERVER}; }}\n\
-         {last} 2>server.log & server=$!\n\
+         {last}{SERVER_APART}\n\
          timeout 10 sh -c 'until grep -qs listening server.log; do sleep 0.1; done'"
     )
 }
@@ -508,9 +531,15 @@ fn manual_section(page: &str) -> Section {
     let mut blocks: Vec<(String, String)> = Vec::new();
     for (kind, display) in displays(page, &["pasted", "prints"]) {
         match kind {
-            "pasted" => blocks.push((display, String::new())),
+            "pasted" => blocks.push((with_server_apart(&display), String::new())),
             _ => blocks.last_mut().expect("a script prints this").1 = display,
         }
+    }
+    let is_server_left = blocks
+        .iter()
+        .any(|(script, _)| script.contains(SERVER_APART));
+    if is_server_left {
+        blocks.push((STOP_SERVER.to_owned(), String::new()));
     }
     Section {
         title: page.to_owned(),
