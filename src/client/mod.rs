@@ -30,8 +30,8 @@
 //! - [`CancelHandle`] ends a blocking acquire from another thread.
 //! - [`Connection`] sends single requests of the protocol. For example, an operator can list the
 //!   holders of a key, and end the grant of another client.
-//! - With the feature `statistics`, `Client::queue` and `Connection::queues` return the holders and
-//!   the waiters as typed values.
+//! - [`Client::queue`] and [`Connection::queues`] return the holders and the waiters as typed
+//!   values.
 //! - With the feature `tls`, the settings of a client can ask for TLS.
 //!
 //! # Async programs
