@@ -1,4 +1,4 @@
-# Completion of latchd for bash. Made from what its --help says; do not edit.
+# Completion of latchd for bash. Made from the rows of its options; do not edit.
 
 _latchd() {
     local cur=${COMP_WORDS[COMP_CWORD]} command= option= operand=0 words= word i

@@ -1,4 +1,4 @@
-# Completion of lfpd for fish. Made from what its --help says; do not edit.
+# Completion of lfpd for fish. Made from the rows of its options; do not edit.
 
 complete -c lfpd -f
 

@@ -1,4 +1,4 @@
-# Completion of sema for fish. Made from what its --help says; do not edit.
+# Completion of sema for fish. Made from the rows of its options; do not edit.
 
 function __sema_command
     set -l words (commandline -opc) (commandline -ct)

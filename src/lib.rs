@@ -120,11 +120,12 @@
 //! - What may come before the first request of a connection: `latchd/opening`. In a cluster, a
 //!   server reads the first bytes in `cluster/first_bytes`, and passes them on or to
 //!   `latchd/opening`.
-//! - An option, and its text in `--help`: `latchd/options`, `latch/options`, `lfpd/options` or
-//!   `sema/options`, and the manual page; for latchd, what options mean together:
+//! - An option, and its text in `--help`: one row in `latchd/options`, `latch/options`,
+//!   `lfpd/options` or `sema/options`, and the manual page; for latchd, what options mean together:
 //!   `latchd/settings`. For a command of `latch` or `sema`, also `dispatch` in `latch/mod` or
-//!   `main` in `sema/mod`. The completions are made from `--help` with
+//!   `main` in `sema/mod`. The completions are made from the rows with
 //!   `LATCHD_BLESS=1 cargo test --test house completions`.
+//! - What a row can say: `cli/rows`. How a command line is read by the rows: `cli/arguments`.
 //! - The rest of `--help`: `cli/help` for latch, latchd and lfpd, and `help` in `sema/options`.
 //! - A path of the HTTP server: `RESOURCES` in `latchd/http/request`, and `answer` in
 //!   `latchd/http/mod`. latchd-operations(7), HTTP, describes the paths.
@@ -252,6 +253,16 @@ mod table;
 mod terms;
 mod text;
 mod token;
+
+/// What the programs take on their command lines, for the tests of manuals and completions.
+#[cfg(feature = "programs")]
+#[doc(hidden)]
+pub mod command_lines {
+    pub use crate::cli::rows::{CommandRow, Feature, Form, Program, Row, Times};
+    pub use crate::cli::rows::{CLUSTER, OF_ALL, TLS};
+    pub use crate::{latch::SELF as LATCH, latchd::SELF as LATCHD};
+    pub use crate::{lfpd::SELF as LFPD, sema::SELF as SEMA};
+}
 
 #[cfg(feature = "programs")]
 #[doc(hidden)]

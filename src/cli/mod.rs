@@ -2,9 +2,10 @@
 
 pub mod arguments;
 pub mod failure;
-mod help;
+pub mod help;
 pub mod locks_around;
 pub mod output;
+pub mod rows;
 pub mod service_links;
 pub mod values;
 pub mod waiting;

@@ -26,11 +26,10 @@ use std::fmt::Display;
 use std::io::{self, BufRead, Read};
 use std::process::ExitCode;
 
-use argh::SubCommands;
-
-use crate::cli::arguments::{self, Parsed, Program};
+use crate::cli::arguments::{self, Parsed};
 use crate::cli::failure::{CommandResult, Failure, SYSTEM_ERROR};
 use crate::cli::output;
+use crate::cli::rows::{CommandRow, Dashes, Program, TLS};
 use crate::cli::service_links::is_service_link;
 use crate::cli::values::duration;
 use crate::client::environment::VARIABLES;
@@ -44,16 +43,23 @@ const PROGRAM: &str = "latch";
 /// The variable with the token of the grant under which a command runs.
 const TOKEN_VARIABLE: &str = "LATCH_TOKEN";
 
-/// Stands for the argument `-`, which argh does not accept. It cannot be a key, because no key
-/// contains a line feed.
-const STANDARD_INPUT: &str = "\n-";
-
 /// The maximum number of bytes to read for a token. A line with a token is shorter.
 const MAX_TOKEN_LINE: u64 = 256;
 
-const SELF: Program = Program {
+/// What the program takes on its command line.
+pub const SELF: Program = Program {
     name: PROGRAM,
-    features: &["tls"],
+    own: CommandRow {
+        name: "",
+        about: "Locks and semaphores of a latchd server, for the shell.",
+        rows: &[],
+        tail: "",
+    },
+    commands: options::COMMANDS,
+    dashes: Dashes::Two,
+    prefixes: &[],
+    rivals: &[],
+    features: &[TLS],
     variables: "Variables: LATCH_SERVER, LATCH_AUTH_TOKEN_FILE, LATCH_TLS, LATCH_TLS_CA, \
                 LATCH_TLS_NAME.",
     manual: "latch(1)",
@@ -77,18 +83,7 @@ pub fn main() -> ExitCode {
     let ours = arguments.by_ref().take_while(|argument| argument != "--");
     let ours = words::normal_form(with_options_for_words(ours.collect()));
     let command: Vec<OsString> = arguments.collect();
-    let words = ours.iter().cloned().enumerate();
-    let words = words.map(|(at, word)| {
-        if at > 1 && word == "-" {
-            STANDARD_INPUT.into()
-        } else {
-            word
-        }
-    });
-    let is_run = ours.first().is_some_and(|name| name == "run");
-    let switches = options::switches();
-    let switches: Vec<&str> = switches.iter().map(String::as_str).collect();
-    let parsed: Parsed<Flags> = arguments::parse(&SELF, &switches, words);
+    let parsed: Parsed<Flags> = arguments::parse(&SELF, ours.iter().cloned());
     let ended = match parsed {
         Parsed::Run(flags) => {
             warn_of_unknown_variables();
@@ -97,10 +92,6 @@ pub fn main() -> ExitCode {
         Parsed::Print(text) if text.starts_with("Usage") && means_host(&ours, &command) => Err(
             usage("-h is --help, and nothing was run; use --server HOST:PORT"),
         ),
-        Parsed::Print(text) if is_run && text.starts_with("Usage") => {
-            // The usage line of argh lacks the part after `--`.
-            print(&text.replacen('\n', " -- COMMAND [ARGS]\n", 1))
-        }
         Parsed::Print(text) => print(&text),
         Parsed::Usage(reason) => Err(usage(with_hint(reason, &ours, &command))),
     };
@@ -212,7 +203,7 @@ fn usage(message: impl Display) -> Failure {
 }
 
 fn command_names() -> impl Iterator<Item = &'static str> {
-    SubCommand::COMMANDS.iter().map(|command| command.name)
+    options::COMMANDS.iter().map(|command| command.name)
 }
 
 fn unprintable(error: &io::Error) -> Failure {
@@ -263,7 +254,7 @@ fn report(failures: Vec<Failure>) -> u8 {
 fn token(given: Option<&str>) -> Result<Token, Failure> {
     let text = match given {
         None => env::var(TOKEN_VARIABLE).unwrap_or_default(),
-        Some(STANDARD_INPUT) => {
+        Some("-") => {
             let mut line = String::new();
             let read = io::stdin().lock().take(MAX_TOKEN_LINE).read_line(&mut line);
             read.map_err(|error| {

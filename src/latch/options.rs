@@ -7,8 +7,8 @@ use argh::FromArgs;
 use parking_lot::Mutex;
 use rustix::process::Signal;
 
-use crate::cli::arguments::{self, IfGiven, Row, Rows};
 use crate::cli::failure::Failure;
+use crate::cli::rows::{options, CommandRow, IfGiven};
 use crate::cli::values::{choice, number, path, seconds, time, yes_or_no, BusyOk};
 use crate::cli::waiting::Verbosity;
 use crate::client::environment::{self, Overrides, Servers};
@@ -22,29 +22,6 @@ use super::picking::{names, names_in, PickList};
 use super::servers::{self, Target};
 use super::{usage, BUSY};
 
-/// The options of all sub-commands that ask a server.
-pub(super) const ALL_ROWS: [&[Row]; 11] = [
-    Run::ROWS,
-    Hold::ROWS,
-    Wait::ROWS,
-    Acquire::ROWS,
-    Reserve::ROWS,
-    Renew::ROWS,
-    Release::ROWS,
-    Stats::ROWS,
-    Status::ROWS,
-    Break::ROWS,
-    Ping::ROWS,
-];
-
-/// The options that need no value, in their long and short forms.
-pub(super) fn switches() -> Vec<String> {
-    let mut all = arguments::switches(ALL_ROWS.into_iter().flatten());
-    all.sort_unstable();
-    all.dedup();
-    all
-}
-
 /// Locks and semaphores of a latchd server, for the shell.
 #[derive(FromArgs, Debug)]
 pub(super) struct Flags {
@@ -52,30 +29,29 @@ pub(super) struct Flags {
     pub(super) command: SubCommand,
 }
 
-#[derive(FromArgs, Debug)]
-#[argh(subcommand)]
-pub(super) enum SubCommand {
-    Run(Run),
-    Hold(Hold),
-    Wait(Wait),
-    Acquire(Acquire),
-    Reserve(Reserve),
-    Renew(Renew),
-    Release(Release),
-    Stats(Stats),
-    Status(Status),
-    Break(Break),
-    Ping(Ping),
-    FenceCheck(FenceCheck),
+macro_rules! commands {
+    ($($name:ident),*) => {
+        #[derive(FromArgs, Debug)]
+        #[argh(subcommand)]
+        pub(super) enum SubCommand {
+            $($name($name),)*
+        }
+
+        pub(super) const COMMANDS: &[CommandRow] = &[$($name::COMMAND),*];
+    };
 }
+
+commands!(
+    Run, Hold, Wait, Acquire, Reserve, Renew, Release, Stats, Status, Break, Ping, FenceCheck
+);
 
 /// Declares a sub-command that asks a server, with its own options and those that all such commands
 /// have.
 macro_rules! command {
-    ($(#[$meta:meta])* $name:ident { $($fields:tt)* }) => {
-        arguments::options! {
-        $(#[$meta])*
-        pub(super) struct $name {
+    ($(#[$($meta:tt)*])* $name:ident $(-- $tail:literal)? { $($fields:tt)* }) => {
+        options! {
+        $(#[$($meta)*])*
+        pub(super) struct $name $(-- $tail)? {
             $($fields)*
             /// server as HOST, HOST:PORT or path of a Unix socket; the servers of a cluster with |
             /// between them; several, separated by commas, shard the keys, without failover
@@ -95,14 +71,14 @@ macro_rules! command {
             connect_timeout: Duration,
             /// speak TLS with servers that are reached over TCP
             #[argh(option, arg_name = "bool", from_str_fn(yes_or_no))]
-            tls: Option<bool>,
+            tls: Option<bool> in TLS,
             /// trust the CAs, and servers' self-signed certificates, in this file; speaks TLS (the
             /// CAs that this host trusts)
             #[argh(option, arg_name = "path", from_str_fn(path))]
-            tls_ca: Option<PathBuf>,
+            tls_ca: Option<PathBuf> in TLS,
             /// the name that the server's certificate is for; speaks TLS (the host of the server)
             #[argh(option, arg_name = "name")]
-            tls_name: Option<String>,
+            tls_name: Option<String> in TLS,
         }
         }
 
@@ -130,10 +106,10 @@ macro_rules! command {
 /// Declares a sub-command that waits for a lock and keeps it. It has its own options, and the
 /// common ones that say what to ask for and how to wait.
 macro_rules! holding_command {
-    ($(#[$meta:meta])* $name:ident { $($fields:tt)* }) => {
+    ($(#[$($meta:tt)*])* $name:ident $(-- $tail:literal)? { $($fields:tt)* }) => {
         command! {
-            $(#[$meta])*
-            $name {
+            $(#[$($meta)*])*
+            $name $(-- $tail)? {
                 /// the key to hold
                 #[argh(positional)]
                 key: String,
@@ -208,7 +184,7 @@ macro_rules! holding_command {
 holding_command! {
     /// Run a command under a lock: latch run KEY [options] -- COMMAND [ARGS]
     #[argh(subcommand, name = "run")]
-    Run {
+    Run -- "COMMAND [ARGS]" {
         /// hold the lock of another key, too; may be given several times
         #[argh(option, arg_name = "key")]
         and: Vec<String>,
@@ -572,16 +548,17 @@ impl Stats {
     }
 }
 
-/// Check that a token is not older than the newest that a resource has seen
-#[derive(FromArgs, Debug)]
-#[argh(subcommand, name = "fence-check")]
-pub(super) struct FenceCheck {
-    /// the file with the highest fence; created if it does not exist
-    #[argh(positional)]
-    pub(super) file: PathBuf,
-    /// the token to check; - reads it from standard input (LATCH_TOKEN)
-    #[argh(positional)]
-    pub(super) token: Option<String>,
+options! {
+    /// Check that a token is not older than the newest that a resource has seen
+    #[argh(subcommand, name = "fence-check")]
+    pub(super) struct FenceCheck {
+        /// the file with the highest fence; created if it does not exist
+        #[argh(positional)]
+        file: PathBuf,
+        /// the token to check; - reads it from standard input (LATCH_TOKEN)
+        #[argh(positional)]
+        token: Option<String>,
+    }
 }
 
 pub(super) fn timeout(timeout: Option<Duration>, nonblock: bool) -> Option<Duration> {

@@ -55,6 +55,7 @@ use crate::text::{reason, unusable_file, Escaped};
 use crate::token::FenceSource;
 use http::Door;
 use options::Options;
+pub use options::SELF;
 use rules::{Offer, SessionRules};
 use settings::{AuthTokenSource, ServerSettings};
 use state_file::{Left, StateFile};

@@ -9,7 +9,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::cli::arguments::{self, Dashes, Origins, Parsed, Program, Rows, Variables};
+use crate::cli::arguments::{self, Origins, Parsed};
+use crate::cli::rows::{options, Dashes, Program, CLUSTER, TLS};
 use crate::cli::values;
 use crate::log::{LogTarget, Timestamps};
 use crate::protocol::limits::MAX_SECONDS;
@@ -46,7 +47,7 @@ const LONGEST_SETTLE: Duration = Duration::from_secs(60);
 /// which argh takes to mean that the option may be missing.
 pub(super) type Unless<T> = Option<T>;
 
-arguments::options! {
+options! {
     /// Locks, semaphores and leases over the network, in strict order of arrival.
     // A build without a feature has the options of that feature, so that it can refuse them.
     pub(super) struct Options {
@@ -190,41 +191,54 @@ arguments::options! {
         idle_exit: Unless<Duration> = ["IDLE_EXIT_S"],
         /// share locks with the other servers on this etcd: HOST:PORT of each member, with commas
         #[argh(option, arg_name = "list")]
-        etcd: Option<String> = ["ETCD"],
+        etcd: Option<String> = ["ETCD"] in CLUSTER,
         /// where the other servers reach this one (--host and --port)
         #[argh(option, arg_name = "host:port")]
-        advertise: Option<String> = ["ADVERTISE"],
+        advertise: Option<String> = ["ADVERTISE"] in CLUSTER,
         /// prefix of the keys in etcd, another one for each group of servers (latchd)
         #[argh(option, arg_name = "name", default = "PREFIX.into()", from_str_fn(etcd_prefix))]
-        etcd_prefix: String = ["ETCD_PREFIX"],
+        etcd_prefix: String = ["ETCD_PREFIX"] in CLUSTER,
         /// how long the active server may be silent before another takes over (10)
         #[argh(option, arg_name = "time", default = "seconds(10)", from_str_fn(etcd_ttl))]
-        etcd_ttl: Duration = ["ETCD_TTL_S"],
+        etcd_ttl: Duration = ["ETCD_TTL_S"] in CLUSTER,
         /// etcd user name
         #[argh(option, arg_name = "name")]
-        etcd_user: Option<String> = ["ETCD_USER"],
+        etcd_user: Option<String> = ["ETCD_USER"] in CLUSTER,
         /// a file with the password of that user
         #[argh(option, arg_name = "path", from_str_fn(values::path))]
-        etcd_password_file: Option<PathBuf> = ["ETCD_PASSWORD_FILE"],
+        etcd_password_file: Option<PathBuf> = ["ETCD_PASSWORD_FILE"] in CLUSTER,
         /// a file with the CAs of the etcd members that speak TLS
         #[argh(option, arg_name = "path", from_str_fn(values::path))]
-        etcd_cacert: Option<PathBuf> = ["ETCD_CACERT"],
+        etcd_cacert: Option<PathBuf> = ["ETCD_CACERT"] in CLUSTER,
         /// a file with the certificate to show to etcd
         #[argh(option, arg_name = "path", from_str_fn(values::path))]
-        etcd_cert: Option<PathBuf> = ["ETCD_CERT"],
+        etcd_cert: Option<PathBuf> = ["ETCD_CERT"] in CLUSTER,
         /// a file with the key of that certificate
         #[argh(option, arg_name = "path", from_str_fn(values::path))]
-        etcd_key: Option<PathBuf> = ["ETCD_KEY"],
+        etcd_key: Option<PathBuf> = ["ETCD_KEY"] in CLUSTER,
         // A build without TLS refuses these options. If it ignored them, the encryption would be
         // lost unnoticed.
         /// speak TLS on the TCP port, with the certificates in this file
         #[argh(option, arg_name = "path", from_str_fn(values::path))]
-        tls_cert: Option<PathBuf> = ["TLS_CERT"],
+        tls_cert: Option<PathBuf> = ["TLS_CERT"] in TLS,
         /// a file with the key of the first certificate
         #[argh(option, arg_name = "path", from_str_fn(values::path))]
-        tls_key: Option<PathBuf> = ["TLS_KEY"],
+        tls_key: Option<PathBuf> = ["TLS_KEY"] in TLS,
     }
 }
+
+/// What the program takes on its command line.
+pub const SELF: Program = Program {
+    name: super::PROGRAM,
+    own: Options::COMMAND,
+    commands: &[],
+    dashes: Dashes::OneOrTwo,
+    prefixes: PREFIXES,
+    rivals: RIVALS,
+    features: &[TLS, CLUSTER],
+    variables: "DFLOCKD_ in place of LATCHD_ will do.",
+    manual: "latchd(8)",
+};
 
 /// Reads the command line and the variables that `lookup` knows. Also returns where each option
 /// comes from.
@@ -232,18 +246,7 @@ pub(super) fn read(
     arguments: impl Iterator<Item = OsString>,
     lookup: &dyn Fn(&str) -> Option<String>,
 ) -> (Parsed<Options>, Origins) {
-    let variables = Variables {
-        prefixes: PREFIXES,
-        rivals: RIVALS,
-        lookup,
-    };
-    let program = Program {
-        name: super::PROGRAM,
-        features: &["tls", "cluster"],
-        variables: "DFLOCKD_ in place of LATCHD_ will do.",
-        manual: "latchd(8)",
-    };
-    arguments::parse_rows(&program, Dashes::OneOrTwo, arguments, &variables)
+    arguments::parse_with_variables(&SELF, arguments, lookup)
 }
 
 /// Whether the name of a variable begins with one of our prefixes.
@@ -256,7 +259,7 @@ pub(super) fn has_prefix(name: &str) -> bool {
 pub(super) fn unknown_variables(names: impl Iterator<Item = String>) -> Vec<String> {
     /// The variable that a server of a cluster sets for itself when it executes itself again.
     const ITS_OWN: &str = "STARTED_OVER";
-    let known = Options::ROWS.iter().flat_map(|row| row.variables);
+    let known = Options::COMMAND.rows.iter().flat_map(|row| row.variables);
     let known: Vec<&str> = known.chain(&[ITS_OWN]).copied().collect();
     let is_unknown = |name: &String| {
         let (_, rest) = name.split_once('_').unwrap_or_default();

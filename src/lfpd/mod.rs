@@ -31,6 +31,7 @@ use crate::server::{self, refuse, EndSignals, CANNOT_START, USAGE};
 use crate::text::{reason, Escaped};
 use holders::{share_of, Holders, MAX_HOLDERS};
 use locks::{LockRules, Locks};
+pub use options::SELF;
 use options::{ConnectionSource, Options};
 use peer::Peer;
 use reply::TURNED_AWAY;

@@ -6,7 +6,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::peer::PeerRule;
-use crate::cli::arguments::{self, Dashes, Parsed, Program, Variables};
+use crate::cli::arguments::{self, Parsed};
+use crate::cli::rows::{options, Dashes, Program};
 use crate::cli::values;
 use crate::log::{self, LogRules, LogTarget, Timestamps};
 
@@ -22,7 +23,7 @@ const USUAL_ADDRESS: &str = "127.0.0.1:50001";
 
 const FIVE_MINUTES: Duration = Duration::from_secs(300);
 
-arguments::options! {
+options! {
     /// Lock files of serial devices for programs that cannot make them: the Lock File Protocol.
     pub(super) struct Options {
         /// serve the socket on descriptor 0, connected or listening (the default)
@@ -70,15 +71,21 @@ arguments::options! {
     }
 }
 
+/// What the program takes on its command line.
+pub const SELF: Program = Program {
+    name: super::PROGRAM,
+    own: Options::COMMAND,
+    commands: &[],
+    dashes: Dashes::Two,
+    prefixes: &[],
+    rivals: &[],
+    features: &[],
+    variables: "",
+    manual: "lfpd(8)",
+};
+
 pub(super) fn read(arguments: impl Iterator<Item = OsString>) -> Parsed<Options> {
-    let arguments = with_the_usual_address(arguments);
-    let program = Program {
-        name: super::PROGRAM,
-        features: &[],
-        variables: "",
-        manual: "lfpd(8)",
-    };
-    arguments::parse_rows(&program, Dashes::Two, arguments, &Variables::NONE).0
+    arguments::parse(&SELF, with_the_usual_address(arguments))
 }
 
 /// Adds the usual address to a `--listen` that has none.

@@ -30,6 +30,7 @@ use crate::lockfile::{
 };
 use crate::supervise::{self, EndBySignal, Undo};
 use crate::text::{reason, Plain};
+pub use options::SELF;
 use options::{SemaCommand, SemaOptions, SemaRequest, SHORT_USAGE};
 use report::{complain, holder_text, print, shown_path, Object};
 

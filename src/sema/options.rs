@@ -8,7 +8,9 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::cli::arguments::{hint, Parsed, TIMES};
+use crate::cli::arguments::{hint, Parsed};
+use crate::cli::help::TIMES;
+use crate::cli::rows::{CommandRow, Dashes, Form, Program, Row, Times, FLAG, OF_ALL};
 use crate::cli::values::{choice, mode, number, time, BusyOk};
 use crate::cli::words::{advice, apart};
 use crate::lockfile::{SemaphoreConfig, SemaphoreOptions, Settle, StaleRule, MAX_SLOT_COUNT};
@@ -40,178 +42,181 @@ pub(super) enum SemaCommand {
     Hold,
 }
 
+use Form::{Flag, Switch, Valued};
 use SemaCommand::{Acquire, Clean, Hold, Release, Run, Status, Try, Wait};
 
-/// Every command with its name and its line of the help.
-const COMMANDS: [(SemaCommand, &str, &str); 8] = [
-    (Try, "try", "take the lock if it is free or stale"),
-    (Acquire, "acquire", "wait for the lock and take it"),
-    (Release, "release", "give the lock back"),
-    (Status, "status", "show who holds the lock"),
-    (
-        Wait,
-        "wait",
-        "wait until the lock is free, without taking it",
-    ),
-    (
-        Clean,
-        "clean",
-        "remove a stale lock and the left-overs of crashes",
-    ),
-    (Run, "run", "run a program while holding the lock"),
-    (
-        Hold,
+/// Every command, in the order of [`COMMANDS`].
+const ALL: [SemaCommand; 8] = [Try, Acquire, Release, Status, Wait, Clean, Run, Hold];
+
+const COMMANDS: &[CommandRow] = &[
+    command("try", "take the lock if it is free or stale"),
+    command("acquire", "wait for the lock and take it"),
+    command("release", "give the lock back"),
+    command("status", "show who holds the lock"),
+    command("wait", "wait until the lock is free, without taking it"),
+    command("clean", "remove a stale lock and the left-overs of crashes"),
+    CommandRow {
+        tail: "PROGRAM [ARGUMENTS]",
+        ..command("run", "run a program while holding the lock")
+    },
+    command(
         "hold",
         "hold the lock until standard input is closed, and print its path",
     ),
 ];
 
-const ALL: &[SemaCommand] = &[Try, Acquire, Release, Status, Wait, Clean, Run, Hold];
-const TAKING: &[SemaCommand] = &[Try, Acquire, Run, Hold];
-const WAITING: &[SemaCommand] = &[Acquire, Run, Hold];
+const fn command(name: &'static str, about: &'static str) -> CommandRow {
+    CommandRow {
+        name,
+        about,
+        rows: &[],
+        tail: "",
+    }
+}
 
 /// The error if there is no `--` before the command that `run` starts.
 const BEFORE_THE_COMMAND: &str = "put -- before the command";
 
-struct OptionRow {
-    /// The names and the value of the option, as the help shows them.
-    head: &'static str,
-    /// The commands that take the option.
-    commands: &'static [SemaCommand],
-    help: &'static str,
-}
+const TAKING: &[&str] = &["try", "acquire", "run", "hold"];
+const WAITING: &[&str] = &["acquire", "run", "hold"];
 
-const fn row(
-    head: &'static str,
-    commands: &'static [SemaCommand],
-    help: &'static str,
-) -> OptionRow {
-    OptionRow {
-        head,
-        commands,
-        help,
-    }
-}
-
-impl OptionRow {
-    fn names(&self) -> impl Iterator<Item = &'static str> {
-        let words = self.head.split([',', ' ', '[']);
-        words.filter(|word| word.starts_with('-'))
-    }
-
-    fn of(name: &[u8]) -> Option<&'static OptionRow> {
-        let is_name = |known: &str| known.as_bytes() == name;
-        OPTIONS.iter().find(|row| row.names().any(is_name))
-    }
-
-    /// The long name of the option.
-    fn name(&self) -> &'static str {
-        self.names().last().unwrap_or_default()
-    }
-
-    fn has_value(&self) -> bool {
-        !self.has_optional_value() && !self.head.ends_with(self.name())
-    }
-
-    /// Whether the option may have a value, after an equals sign.
-    fn has_optional_value(&self) -> bool {
-        self.head.contains("[=")
-    }
-}
+/// What the program takes on its command line.
+pub const SELF: Program = Program {
+    name: "sema",
+    own: CommandRow {
+        rows: OPTIONS,
+        ..command("", "Lock files that are safe even when they are stale.")
+    },
+    commands: COMMANDS,
+    dashes: Dashes::Two,
+    prefixes: &[],
+    rivals: &[],
+    features: &[],
+    variables: "",
+    manual: "sema(1)",
+};
 
 /// Every option, in the order of the help.
-const OPTIONS: [OptionRow; 22] = [
-    row(
-        "-w, --timeout time",
-        ALL,
+const OPTIONS: &[Row] = &[
+    Row {
+        name: "file",
+        form: Form::Operand,
+        times: Times::Once,
+        about: "the path of the lock",
+        ..FLAG
+    },
+    option(
+        "timeout",
+        Valued("time"),
         "how long to wait; 0 tries once (no limit)",
-    ),
-    row(
-        "-n, --nonblock",
-        WAITING,
-        "do not wait, as with --timeout 0",
-    ),
-    row(
-        "--stale time",
-        ALL,
+    )
+    .or("-w"),
+    option("nonblock", Flag, "do not wait, as with --timeout 0")
+        .or("-n")
+        .only_of(WAITING),
+    option(
+        "stale",
+        Valued("time"),
         "the age from which a lock can be stale; 0: never (3600)",
     ),
-    row(
-        "--stale-rule rule",
-        ALL,
+    option(
+        "stale-rule",
+        Valued("rule"),
         "age: stale by age alone; age-and-liveness: and not provably alive (age-and-liveness)",
     ),
-    row("--tag text", ALL, "what the lock is held for"),
-    row(
-        "--json",
-        ALL,
+    option("tag", Valued("text"), "what the lock is held for"),
+    option(
+        "json",
+        Flag,
         "print the result, or the holder, as JSON on stdout",
     ),
-    row("-q, --quiet", ALL, "print only errors, status and JSON"),
-    row(
-        "-v, --verbose",
-        WAITING,
+    option("quiet", Flag, "print only errors, status and JSON").or("-q"),
+    option(
+        "verbose",
+        Flag,
         "say who holds the lock while it waits, even if stderr is not a terminal",
-    ),
-    row(
-        "--of, --slots count",
-        &[Try, Acquire, Release, Status, Wait, Run, Hold],
+    )
+    .or("-v")
+    .only_of(WAITING),
+    option(
+        "slots",
+        Valued("count"),
         "use one of this many locks, PATH.0.lock and so on",
-    ),
-    row(
-        "--pid pid",
-        &[Try, Acquire, Release],
+    )
+    .or("--of")
+    .only_of(&["try", "acquire", "release", "status", "wait", "run", "hold"]),
+    option(
+        "pid",
+        Valued("pid"),
         "the process that holds the lock (the parent of sema)",
-    ),
-    row(
-        "--token word",
-        &[Try, Acquire, Run, Hold, Release],
+    )
+    .only_of(&["try", "acquire", "release"]),
+    option(
+        "token",
+        Valued("word"),
         "a word to keep in the lock file; release must give the same",
-    ),
-    row(
-        "--force",
-        &[Release, Clean],
+    )
+    .only_of(&["try", "acquire", "run", "hold", "release"]),
+    option(
+        "force",
+        Flag,
         "release another holder's lock; clean even without locks on files",
-    ),
-    row(
-        "--mode mode",
-        TAKING,
+    )
+    .only_of(&["release", "clean"]),
+    option(
+        "mode",
+        Valued("mode"),
         "octal permissions of the lock file, before the umask (0644)",
-    ),
-    row("--no-sync", TAKING, "do not wait for the disk"),
-    row(
-        "--settle when",
-        TAKING,
+    )
+    .only_of(TAKING),
+    option("no-sync", Flag, "do not wait for the disk").only_of(TAKING),
+    option(
+        "settle",
+        Valued("when"),
         "never, takeover or always: wait 20 ms for programs that do not lock the file (takeover)",
-    ),
-    row(
-        "-E, --busy-status status",
-        &[Run, Hold],
+    )
+    .only_of(TAKING),
+    option(
+        "busy-status",
+        Valued("status"),
         "exit status if the lock is not granted in time (75)",
-    ),
-    row(
-        "--busy-ok[=time]",
-        &[Run],
+    )
+    .or("-E")
+    .only_of(&["run", "hold"]),
+    option(
+        "busy-ok",
+        Switch("time"),
         "exit with 0 if the lock is not granted in time, and has been held for less than this time",
-    ),
-    row(
-        "--on-lost what",
-        &[Run],
+    )
+    .only_of(&["run"]),
+    option(
+        "on-lost",
+        Valued("what"),
         "if the lock is lost, end the program: term or ignore (term)",
-    ),
-    row(
-        "--kill-after time",
-        &[Run],
+    )
+    .only_of(&["run"]),
+    option(
+        "kill-after",
+        Valued("time"),
         "how long the program may take to end once the lock is lost (10)",
-    ),
-    row(
-        "--leftovers what",
-        &[Run],
+    )
+    .only_of(&["run"]),
+    option(
+        "leftovers",
+        Valued("what"),
         "processes left in the program's group: end (after a second), wait for them, leave (end)",
-    ),
-    row("-h, --help", ALL, "print this and exit"),
-    row("-V, --version", ALL, "print the version and exit"),
+    )
+    .only_of(&["run"]),
 ];
+
+const fn option(name: &'static str, form: Form, about: &'static str) -> Row {
+    Row {
+        name,
+        form,
+        about,
+        ..FLAG
+    }
+}
 
 /// The values of the options; `None` stands for the default.
 #[derive(Debug, Default)]
@@ -236,29 +241,29 @@ pub(super) struct SemaOptions {
 }
 
 impl SemaOptions {
-    /// Sets the option with this long name. The error says what value is expected.
+    /// Sets the option with this name. The error says what value is expected.
     fn set(&mut self, name: &str, value: &str) -> Result<(), String> {
         let lock = self.lock.clone();
         match name {
-            "--timeout" => self.timeout = Some(time(value)?),
-            "--nonblock" => self.timeout = Some(Duration::ZERO),
-            "--stale" => {
+            "timeout" => self.timeout = Some(time(value)?),
+            "nonblock" => self.timeout = Some(Duration::ZERO),
+            "stale" => {
                 self.config.stale_timeout = Some(time(value)?).filter(|time| !time.is_zero());
             }
-            "--stale-rule" => {
+            "stale-rule" => {
                 let all = [
                     ("age", StaleRule::Age),
                     ("age-and-liveness", StaleRule::AgeAndLiveness),
                 ];
                 self.lock = lock.stale_rule(choice(value, all)?);
             }
-            "--tag" => self.tag = Some(value.to_owned()),
-            "--json" => self.json = true,
-            "--quiet" => self.quiet = true,
-            "--verbose" => self.verbose = true,
-            "--slots" => self.slots = Some(number(value, 1..=MAX_SLOT_COUNT)?),
-            "--pid" => self.pid = Some(number(value, 1..=MAX_PID)?),
-            "--token" => {
+            "tag" => self.tag = Some(value.to_owned()),
+            "json" => self.json = true,
+            "quiet" => self.quiet = true,
+            "verbose" => self.verbose = true,
+            "slots" => self.slots = Some(number(value, 1..=MAX_SLOT_COUNT)?),
+            "pid" => self.pid = Some(number(value, 1..=MAX_PID)?),
+            "token" => {
                 let is_word = !value.is_empty()
                     && value.len() <= MAX_TOKEN_LEN
                     && !value.contains(|c: char| c.is_whitespace() || c.is_control());
@@ -268,10 +273,10 @@ impl SemaOptions {
                 self.token = Some(value.to_owned());
                 self.lock = lock.token(value);
             }
-            "--force" => self.force = true,
-            "--mode" => self.lock = lock.mode(mode(value)?),
-            "--no-sync" => self.lock = lock.sync(false),
-            "--settle" => {
+            "force" => self.force = true,
+            "mode" => self.lock = lock.mode(mode(value)?),
+            "no-sync" => self.lock = lock.sync(false),
+            "settle" => {
                 let all = [
                     ("never", Settle::Never),
                     ("takeover", Settle::default()),
@@ -279,17 +284,17 @@ impl SemaOptions {
                 ];
                 self.lock = lock.settle(choice(value, all)?);
             }
-            "--busy-status" => self.busy_status = Some(number(value, 0..=u8::MAX)?),
-            "--busy-ok" => {
+            "busy-status" => self.busy_status = Some(number(value, 0..=u8::MAX)?),
+            "busy-ok" => {
                 self.busy_ok = match value {
                     "" => BusyOk::Always,
                     value => BusyOk::parse(value)?,
                 };
             }
-            "--on-lost" => self.ignores_loss = choice(value, [("term", false), ("ignore", true)])?,
-            "--kill-after" => self.kill_after = Some(time(value)?),
-            "--leftovers" => self.leftovers = choice(value, Leftovers::NAMES)?,
-            other => unreachable!("{other} is read before"),
+            "on-lost" => self.ignores_loss = choice(value, [("term", false), ("ignore", true)])?,
+            "kill-after" => self.kill_after = Some(time(value)?),
+            "leftovers" => self.leftovers = choice(value, Leftovers::NAMES)?,
+            other => unreachable!("--{other} is in no row"),
         }
         Ok(())
     }
@@ -339,7 +344,7 @@ pub(super) fn parse(mut arguments: impl Iterator<Item = OsString>) -> Parsed<Sem
 
 fn understand(ours: Vec<OsString>, words: Vec<OsString>) -> Result<SemaRequest, String> {
     let mut options = SemaOptions::default();
-    let mut given: Vec<&OptionRow> = Vec::new();
+    let mut given: Vec<&Row> = Vec::new();
     let mut others = Vec::new();
     let mut arguments = ours.into_iter();
     while let Some(argument) = arguments.next() {
@@ -371,9 +376,9 @@ fn understand(ours: Vec<OsString>, words: Vec<OsString>) -> Result<SemaRequest, 
         }
         return Err(format!("unexpected argument: {}", shown(&more)));
     }
-    if let Some(row) = given.iter().find(|row| !row.commands.contains(&command)) {
-        let name = name.to_string_lossy();
-        return Err(format!("{} is not an option of {name}", row.name()));
+    let name = name.to_string_lossy();
+    if let Some(row) = given.iter().find(|row| !row.is_of(&name)) {
+        return Err(format!("{} is not an option of {name}", row.long()));
     }
     if command == Run && words.is_empty() {
         return Err("missing command to run, after --".to_owned());
@@ -393,8 +398,7 @@ pub(super) fn command_in(arguments: &[OsString]) -> Option<SemaCommand> {
         if argument.as_bytes().first() != Some(&b'-') {
             return command_named(argument);
         }
-        let (name, attached) = split_value(argument);
-        if attached.is_none() && OptionRow::of(name).is_some_and(OptionRow::has_value) {
+        if wants_value(argument) {
             arguments.next();
         }
     }
@@ -402,13 +406,13 @@ pub(super) fn command_in(arguments: &[OsString]) -> Option<SemaCommand> {
 }
 
 fn unknown_command(name: &OsStr) -> String {
-    let commands = COMMANDS.iter().map(|(_, name, _)| *name);
+    let commands = COMMANDS.iter().map(|command| command.name);
     let hint = hint_or_advice(&name.to_string_lossy(), commands);
     format!("unknown command: {}{hint}", shown(name))
 }
 
 /// What to write instead of an unknown word, if it is one of another program or is mistyped.
-fn hint_or_advice(name: &str, known: impl Iterator<Item = &'static str>) -> String {
+fn hint_or_advice<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> String {
     match advice(&FOREIGN, is_short, name) {
         Some(advice) => format!("; {advice}"),
         None => hint(name, known),
@@ -421,9 +425,9 @@ fn is_wrong_command(word: &OsStr) -> bool {
 }
 
 fn command_named(name: &OsStr) -> Option<SemaCommand> {
-    let mut commands = COMMANDS.iter();
-    let (command, ..) = commands.find(|(_, known, _)| name == *known)?;
-    Some(*command)
+    let mut commands = COMMANDS.iter().zip(ALL);
+    let (_, command) = commands.find(|(row, _)| name == row.name)?;
+    Some(command)
 }
 
 /// Sets one option. Its value may be the next argument.
@@ -431,31 +435,32 @@ fn set(
     options: &mut SemaOptions,
     argument: &OsStr,
     rest: &mut impl Iterator<Item = OsString>,
-) -> Result<&'static OptionRow, String> {
+) -> Result<&'static Row, String> {
     let (name, attached) = split_value(argument);
-    let Some(row) = OptionRow::of(name) else {
-        let known = OPTIONS.iter().map(OptionRow::name);
+    let Some(row) = row_of(name) else {
+        let known = rows().filter(|row| row.is_option()).map(Row::long);
+        let known: Vec<String> = known.collect();
+        let known = known.iter().map(String::as_str);
         let hint = hint_or_advice(&String::from_utf8_lossy(name), known);
         return Err(format!("unknown option: {}{hint}", Plain(name)));
     };
-    let name = row.name();
-    let value = match (row.has_value(), attached) {
-        (true, attached) => attached.or_else(|| rest.next()),
-        (false, None) => Some(OsString::new()),
-        (false, Some(value)) if row.has_optional_value() && !value.is_empty() => Some(value),
-        (false, Some(_)) if row.has_optional_value() => None,
-        (false, Some(_)) => return Err(format!("{name} takes no value")),
+    let name = row.long();
+    let value = match (row.form, attached) {
+        (Valued(_), attached) => attached.or_else(|| rest.next()),
+        (_, None) => Some(OsString::new()),
+        (Switch(_), Some(value)) => Some(value).filter(|value| !value.is_empty()),
+        (_, Some(_)) => return Err(format!("{name} takes no value")),
     };
     let value = value.ok_or_else(|| format!("{name} requires a value"))?;
     let taken = match value.to_str() {
-        Some(text) => options.set(name, text),
+        Some(text) => options.set(row.name, text),
         None => Err("expected UTF-8".to_owned()),
     };
-    taken.map_err(|expected| match name {
+    taken.map_err(|expected| match row.name {
         // These two messages are those of the older program.
-        "--timeout" => "invalid timeout value".to_owned(),
-        "--stale" => "invalid stale timeout value".to_owned(),
-        _ => invalid_value(&value.to_string_lossy(), name, &expected),
+        "timeout" => "invalid timeout value".to_owned(),
+        "stale" => "invalid stale timeout value".to_owned(),
+        _ => invalid_value(&value.to_string_lossy(), &name, &expected),
     })?;
     Ok(row)
 }
@@ -471,7 +476,9 @@ pub(super) fn with_options_apart(words: Vec<OsString>) -> Vec<OsString> {
             break;
         }
         let text = word.to_str().unwrap_or_default();
-        match apart(text, is_short, takes_value) {
+        match apart(text, is_short, |short| {
+            takes_value(format!("-{short}").as_bytes())
+        }) {
             Some(parts) => normal.extend(parts.into_iter().map(OsString::from)),
             None => normal.push(word),
         }
@@ -486,15 +493,25 @@ pub(super) fn with_options_apart(words: Vec<OsString>) -> Vec<OsString> {
 /// Whether the value of this option is the next word.
 fn wants_value(word: &OsStr) -> bool {
     let (name, attached) = split_value(word);
-    attached.is_none() && OptionRow::of(name).is_some_and(OptionRow::has_value)
+    attached.is_none() && takes_value(name)
 }
 
 fn is_short(short: char) -> bool {
-    OptionRow::of(format!("-{short}").as_bytes()).is_some()
+    row_of(format!("-{short}").as_bytes()).is_some()
 }
 
-fn takes_value(short: char) -> bool {
-    OptionRow::of(format!("-{short}").as_bytes()).is_some_and(OptionRow::has_value)
+fn takes_value(name: &[u8]) -> bool {
+    row_of(name).is_some_and(|row| matches!(row.form, Valued(_)))
+}
+
+/// What all commands take, in the order of the help.
+fn rows() -> impl Iterator<Item = &'static Row> {
+    OPTIONS.iter().chain(OF_ALL)
+}
+
+fn row_of(name: &[u8]) -> Option<&'static Row> {
+    let name = std::str::from_utf8(name).ok()?;
+    rows().find(|row| row.is_named(name))
 }
 
 /// Splits `--name=value`. A short option has no attached value.
@@ -523,27 +540,31 @@ fn help() -> String {
          Lock files that are safe even when they are stale.\n\nCommands:\n",
     );
     // Writing to a string cannot fail.
-    for (_, name, line) in COMMANDS {
-        let _ = writeln!(text, "  {name:<9}{line}");
+    for CommandRow { name, about, .. } in COMMANDS {
+        let _ = writeln!(text, "  {name:<9}{about}");
     }
     text.push_str("\nOptions:\n");
-    for OptionRow {
-        head,
-        commands,
-        help,
-    } in &OPTIONS
-    {
-        let _ = writeln!(text, "  {head:<28}{help}");
-        if commands.len() < ALL.len() {
-            let names = COMMANDS
-                .iter()
-                .filter(|(command, ..)| commands.contains(command));
-            let names: Vec<&str> = names.map(|(_, name, _)| *name).collect();
+    for row in rows().filter(|row| row.is_option()) {
+        let _ = writeln!(text, "  {:<28}{}", head(row), row.about);
+        if !row.commands.is_empty() {
+            let commands = COMMANDS.iter().filter(|it| row.is_of(it.name));
+            let names: Vec<&str> = commands.map(|it| it.name).collect();
             let _ = writeln!(text, "{:30}({})", "", names.join(", "));
         }
     }
     let _ = writeln!(text, "\n{TIMES}");
     text
+}
+
+/// The names and the value of an option.
+fn head(row: &Row) -> String {
+    let names: Vec<String> = row.names().collect();
+    let value = match row.form {
+        Valued(value) => format!(" {value}"),
+        Switch(value) => format!("[={value}]"),
+        _ => String::new(),
+    };
+    names.join(", ") + &value
 }
 
 fn shown(text: &OsStr) -> Plain<'_> {
@@ -562,9 +583,7 @@ mod tests {
 
     #[test]
     fn every_option_can_be_set() {
-        let read_before = ["--help", "--version"];
-        let names = OPTIONS.iter().map(OptionRow::name);
-        for name in names.filter(|name| !read_before.contains(name)) {
+        for Row { name, .. } in OPTIONS.iter().filter(|row| row.is_option()) {
             let mut options = SemaOptions::default();
             let is_set = |value: &&str| options.set(name, value).is_ok();
             let values = ["1", "age", "never", "term", "0644", "wait"];
@@ -595,11 +614,11 @@ mod tests {
     fn advice_is_about_words_that_are_not_ours() {
         for (words, instead) in FOREIGN {
             for word in words {
-                assert!(OptionRow::of(word.as_bytes()).is_none(), "{word} is ours");
+                assert!(row_of(word.as_bytes()).is_none(), "{word} is ours");
             }
             let named = instead.split([' ', ';']).filter(|it| it.starts_with("--"));
             for option in named.filter(|option| *option != "--") {
-                let is_ours = OptionRow::of(option.as_bytes()).is_some();
+                let is_ours = row_of(option.as_bytes()).is_some();
                 assert!(is_ours || instead.contains("latch run"), "{option}");
             }
         }

@@ -1,7 +1,7 @@
 //! The shell completions below completions/ are those of the programs as they are, and they work.
 //!
-//! They are made from what `--help` says, so that the programs carry nothing for them. With
-//! `LATCHD_BLESS=1` this test writes them anew.
+//! They are made from the rows of the options, which `--help` shows, too. With `LATCHD_BLESS=1`
+//! this test writes them anew.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -9,22 +9,26 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use crate::manual::help;
+use latchd::command_lines::{
+    self, CommandRow, Form, Row, Times, LATCH, LATCHD, LFPD, OF_ALL, SEMA,
+};
+
 use crate::support::needs::{self, needs};
 use crate::support::Daemon;
 
-/// Every program that has completions: one line each.
-const PROGRAMS: &[(&str, &str)] = &[
-    ("latch", env!("CARGO_BIN_EXE_latch")),
-    ("latchd", env!("CARGO_BIN_EXE_latchd")),
-    ("lfpd", env!("CARGO_BIN_EXE_lfpd")),
-    ("sema", env!("CARGO_BIN_EXE_sema")),
+/// Every program that has completions.
+const PROGRAMS: &[(command_lines::Program, &str)] = &[
+    (LATCH, env!("CARGO_BIN_EXE_latch")),
+    (LATCHD, env!("CARGO_BIN_EXE_latchd")),
+    (LFPD, env!("CARGO_BIN_EXE_lfpd")),
+    (SEMA, env!("CARGO_BIN_EXE_sema")),
 ];
 
 #[test]
 fn the_completions_are_those_of_the_programs() {
-    for (name, path) in PROGRAMS {
-        let program = Program::of(name, path);
+    for (program, path) in PROGRAMS {
+        let name = program.name;
+        let program = Program::of(program, path);
         for (file, text) in [
             (format!("{name}.bash"), bash(&program)),
             (format!("_{name}"), zsh(&program)),
@@ -53,7 +57,8 @@ fn nothing_else_lies_beside_the_completions() {
             name.to_string_lossy().into_owned()
         })
         .collect();
-    let known = PROGRAMS.iter().flat_map(|(name, _)| {
+    let known = PROGRAMS.iter().flat_map(|(program, _)| {
+        let name = program.name;
         [
             format!("{name}.bash"),
             format!("_{name}"),
@@ -61,55 +66,6 @@ fn nothing_else_lies_beside_the_completions() {
         ]
     });
     assert_eq!(there, known.collect());
-}
-
-#[test]
-fn the_help_is_understood_to_the_last_option() {
-    let latch = Program::of("latch", env!("CARGO_BIN_EXE_latch"));
-    let names: Vec<&str> = latch.commands.iter().map(|it| it.name.as_str()).collect();
-    assert_eq!(
-        names,
-        [
-            "run",
-            "hold",
-            "wait",
-            "acquire",
-            "reserve",
-            "renew",
-            "release",
-            "stats",
-            "status",
-            "break",
-            "ping",
-            "fence-check"
-        ]
-    );
-    let run = &latch.commands[0];
-    assert!(run.takes_command && latch.commands[1..].iter().all(|it| !it.takes_command));
-    assert_eq!(run.operands, ["key"]);
-    let option = |name: &str| {
-        run.options
-            .iter()
-            .find(|it| it.long == name)
-            .expect("it is one")
-    };
-    assert_eq!(option("--timeout").value, Value::Wanted("time".into()));
-    assert_eq!(option("--nested").value, Value::AfterEquals);
-    assert_eq!(option("--busy-status").short.as_deref(), Some("-E"));
-    assert_eq!(
-        option("--busy-status").value,
-        Value::Wanted("status".into())
-    );
-    assert!(option("--server").repeats && !option("--timeout").repeats);
-    // No completion knows a time.
-    assert_eq!(option("--retry").value, Value::None);
-    assert_eq!(option("--quiet").short.as_deref(), Some("-q"));
-    assert_eq!(option("--quiet").value, Value::None);
-    assert_eq!(option("--help").short.as_deref(), Some("-h"));
-    assert_eq!(option("--help").value, Value::None);
-    assert!(option("--server")
-        .about
-        .ends_with("without failover (127.0.0.1:6388)"));
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -254,7 +210,8 @@ fn bash_leaves_the_command_to_its_own_completion_if_it_can() {
 #[test]
 fn zsh_and_fish_can_read_their_completions() {
     let [zsh, fish] = needs!("zsh", "fish");
-    for (name, _) in PROGRAMS {
+    for (program, _) in PROGRAMS {
+        let name = program.name;
         for (shell, file) in [(&zsh, format!("_{name}")), (&fish, format!("{name}.fish"))] {
             let output = shell
                 .command()
@@ -346,13 +303,12 @@ fn lines_of(command: &mut Command) -> Vec<String> {
 // ---------------------------------------------------------------------------------------------
 // What a program takes
 
-/// A program or one of its commands, as its help has it.
+/// A program or one of its commands, as the shells need it.
 struct Program {
-    name: String,
-    /// The command's description in the help of its program.
-    about: String,
+    name: &'static str,
+    about: &'static str,
     options: Vec<Opt>,
-    operands: Vec<String>,
+    operands: Vec<&'static str>,
     /// Whether a command line may follow `--`.
     takes_command: bool,
     commands: Vec<Program>,
@@ -360,10 +316,10 @@ struct Program {
 
 struct Opt {
     long: String,
-    short: Option<String>,
+    short: Option<&'static str>,
     value: Value,
     repeats: bool,
-    about: String,
+    about: &'static str,
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -372,14 +328,14 @@ enum Value {
     /// A boolean: yes or no, which may be left out.
     AfterEquals,
     /// What the help calls it.
-    Wanted(String),
+    Wanted(&'static str),
     /// The same, and the words that it may be.
-    OneOf(String, Vec<String>),
+    OneOf(&'static str, Vec<String>),
 }
 
 impl Value {
     fn is_path(&self) -> bool {
-        *self == Value::Wanted("path".into())
+        *self == Value::Wanted("path")
     }
 
     fn is_wanted(&self) -> bool {
@@ -388,11 +344,11 @@ impl Value {
 }
 
 /// The words that a program names when it refuses a value of an option; none if it wants something
-/// else. Nothing is run: behind the value is an option that is unknown.
-fn words_of(path: &str, command: Option<&str>, option: &str) -> Vec<String> {
+/// else. Nothing is run: behind the value is a wrong time.
+fn words_of(path: &str, command: Option<&str>, option: &str, time: &str) -> Vec<String> {
     let output = Command::new(path)
         .args(command)
-        .args([option, "?", "--no-such-option"])
+        .args([option, "?", time, "?"])
         .output()
         .expect("it starts");
     assert!(!output.status.success(), "{path} {command:?} {option}");
@@ -417,93 +373,41 @@ fn words_of(path: &str, command: Option<&str>, option: &str) -> Vec<String> {
 }
 
 impl Program {
-    fn of(name: &str, path: &str) -> Program {
-        let mut program = match name {
-            "sema" => Program::with_one_help(name, &help(path, &[])),
-            _ => Program::with_help_of_each(name, path),
+    fn of(program: &command_lines::Program, path: &str) -> Program {
+        // Before a command, only these are read.
+        let own: Vec<&Row> = match program.commands {
+            [] => program.rows(&program.own).collect(),
+            _ => OF_ALL.iter().collect(),
         };
-        program.find_words(path, None);
-        for command in &mut program.commands {
-            let name = command.name.clone();
-            command.find_words(path, Some(&name));
-        }
-        program
-    }
-
-    fn find_words(&mut self, path: &str, command: Option<&str>) {
-        for option in &mut self.options {
-            if let Value::Wanted(name) = &option.value {
-                let words = words_of(path, command, &option.long);
-                if !words.is_empty() {
-                    option.value = Value::OneOf(name.clone(), words);
-                }
-            }
-        }
-    }
-
-    /// A program whose commands have a help of their own.
-    fn with_help_of_each(name: &str, path: &str) -> Program {
-        let mut program = Program::parse(name, "", &help(path, &[]));
-        for (command, about) in entries(&help(path, &[]), "Commands:", COLUMN) {
-            let text = help(path, &[&command]);
-            program
-                .commands
-                .push(Program::parse(&command, &about, &text));
-        }
-        program
-    }
-
-    fn parse(name: &str, about: &str, help: &str) -> Program {
-        let options = entries(help, "Options:", COLUMN);
-        Program {
-            name: name.into(),
-            about: about.split(':').next().unwrap_or_default().into(),
-            options: options
-                .iter()
-                .map(|(head, about)| Opt::parse(head, about))
-                .collect(),
-            operands: entries(help, "Positional Arguments:", COLUMN)
-                .into_iter()
-                .map(|(it, _)| it)
-                .collect(),
-            takes_command: help.contains(" -- COMMAND"),
-            commands: Vec::new(),
-        }
-    }
-
-    /// A program whose help has the options of all its commands. An option that only some take
-    /// ends with their names in parentheses.
-    fn with_one_help(name: &str, help: &str) -> Program {
-        let about_commands = entries(help, "Commands:", 11);
-        let options = entries(help, "Options:", 30);
-        let options_of = |command: &str| {
-            let of_all = |about: &str| !about_commands.iter().any(|(it, _)| is_for(about, it));
-            let taken = options
-                .iter()
-                .filter(|(_, about)| is_for(about, command) || of_all(about));
-            taken
-                .map(|(head, about)| Opt::of_head(head, about))
-                .collect()
-        };
-        let ends = ["-h, --help", "-V, --version"];
-        let commands = about_commands.iter().map(|(command, about)| Program {
-            name: command.clone(),
-            about: about.clone(),
-            options: options_of(command),
-            operands: vec!["file".into()],
-            takes_command: help.contains(&format!("{name} {command} PATH [OPTIONS] -- ")),
-            commands: Vec::new(),
+        let commands = program.commands.iter();
+        let commands = commands.map(|it| {
+            let rows: Vec<&Row> = program.rows(it).collect();
+            Program::new(it, &rows, path, Some(it.name))
         });
-        let own = options
-            .iter()
-            .filter(|(head, _)| ends.contains(&head.as_str()));
+        let commands = commands.collect();
+        let own = Program::new(&program.own, &own, path, None);
         Program {
-            name: name.into(),
-            about: String::new(),
-            options: own.map(|(head, about)| Opt::of_head(head, about)).collect(),
-            operands: Vec::new(),
-            takes_command: false,
-            commands: commands.collect(),
+            name: program.name,
+            commands,
+            ..own
+        }
+    }
+
+    fn new(it: &CommandRow, rows: &[&'static Row], path: &str, command: Option<&str>) -> Program {
+        let (options, operands): (Vec<&Row>, Vec<&Row>) =
+            rows.iter().partition(|row| row.is_option());
+        let time = options.iter().find(|row| row.form == Form::Valued("time"));
+        let time = time.map(|row| row.long()).unwrap_or_default();
+        let options = options.into_iter();
+        Program {
+            name: it.name,
+            about: it.about.split(':').next().unwrap_or_default(),
+            options: options
+                .map(|row| Opt::of(row, path, command, &time))
+                .collect(),
+            operands: operands.iter().map(|row| row.name).collect(),
+            takes_command: !it.tail.is_empty(),
+            commands: Vec::new(),
         }
     }
 
@@ -513,12 +417,12 @@ impl Program {
     }
 
     fn command_names(&self) -> Vec<&str> {
-        self.commands.iter().map(|it| it.name.as_str()).collect()
+        self.commands.iter().map(|it| it.name).collect()
     }
 
     /// Whether an operand of a command is a key of a server.
     fn has_keys(&self) -> bool {
-        self.all().any(|it| it.operands.contains(&"key".to_owned()))
+        self.all().any(|it| it.operands.contains(&"key"))
     }
 
     /// The options with a list of words, each list with all names of its options.
@@ -543,11 +447,11 @@ impl Program {
     }
 
     /// The name of a command; nothing for the program itself.
-    fn command_name<'a>(&self, it: &'a Program) -> &'a str {
+    fn command_name(&self, it: &Program) -> &'static str {
         if it.name == self.name {
             ""
         } else {
-            &it.name
+            it.name
         }
     }
 
@@ -570,103 +474,34 @@ impl Program {
 }
 
 impl Opt {
-    /// `head` is `--long` or `-s, --long`, with `<value>` or `[=<value>]` behind it.
-    fn parse(head: &str, about: &str) -> Opt {
-        let (names, value) = head.split_once(['[', '<']).unwrap_or((head, ""));
-        let names = names.trim_end();
-        let (short, long) = match names.split_once(", ") {
-            Some((short, long)) => (Some(short.to_owned()), long),
-            None => (None, names),
-        };
-        let wanted = value.strip_suffix('>');
-        Opt {
-            long: long.to_owned(),
-            short,
-            value: match wanted {
-                Some(value) => Value::Wanted(value.trim_end_matches("...").into()),
-                None if value == "=<bool>]" => Value::AfterEquals,
-                None => Value::None,
+    fn of(row: &'static Row, path: &str, command: Option<&str>, time: &str) -> Opt {
+        let long = row.long();
+        let value = match row.form {
+            Form::Valued(value) => match words_of(path, command, &long, time) {
+                words if words.is_empty() => Value::Wanted(value),
+                words => Value::OneOf(value, words),
             },
-            repeats: wanted.is_some_and(|value| value.ends_with("...")),
-            // The completions are the same for all builds.
-            about: about
-                .split(" (not in this build")
-                .next()
-                .unwrap_or_default()
-                .to_owned(),
-        }
-    }
-
-    /// `head` is `--long`, `-s, --long` or one of these with what the value is.
-    fn of_head(head: &str, about: &str) -> Opt {
-        let (names, value) = match head.rsplit_once(' ') {
-            Some((names, value)) if !value.starts_with('-') => (names, Some(value)),
-            _ => (head, None),
-        };
-        // `--long[=value]`
-        let names = names.split('[').next().unwrap_or_default();
-        let (short, long) = match names.split_once(", ") {
-            Some((short, long)) => (Some(short.to_owned()), long),
-            None => (None, names),
-        };
-        let about = match about.rsplit_once(" (") {
-            Some((about, last)) if last.contains(", ") => about,
-            _ => about.strip_suffix(" (run)").unwrap_or(about),
+            Form::Switch("bool") if row.other.is_none() => Value::AfterEquals,
+            _ => Value::None,
         };
         Opt {
-            long: long.to_owned(),
-            short,
-            value: value.map_or(Value::None, |value| Value::Wanted(value.into())),
-            repeats: false,
-            about: about.to_owned(),
+            long,
+            short: row.other,
+            value,
+            repeats: row.times == Times::Any,
+            about: row.about,
         }
     }
 
     fn names(&self) -> impl Iterator<Item = &str> {
-        std::iter::once(self.long.as_str()).chain(self.short.as_deref())
+        std::iter::once(self.long.as_str()).chain(self.short)
     }
-}
-
-/// Whether `about` ends with a list of commands, in parentheses, that has `command`.
-fn is_for(about: &str, command: &str) -> bool {
-    let list = about
-        .strip_suffix(')')
-        .and_then(|rest| rest.rsplit_once('('));
-    list.is_some_and(|(_, list)| list.split(", ").any(|it| it == command))
-}
-
-/// Where the texts begin in the help of a program that argh writes.
-const COLUMN: usize = 20;
-
-/// The entries of a section of the help: what is before `column`, and the text from there on. A
-/// long head has its text on the lines below.
-fn entries(help: &str, section: &str, column: usize) -> Vec<(String, String)> {
-    let mut entries: Vec<(String, String)> = Vec::new();
-    let lines = help.lines().skip_while(|line| *line != section).skip(1);
-    for line in lines.take_while(|line| !line.is_empty()) {
-        let text = line.trim_start();
-        if line.len() - text.len() > 2 {
-            let (_, about) = entries.last_mut().expect("a text has a head");
-            *about = format!("{about} {text}").trim_start().to_owned();
-            continue;
-        }
-        // The text begins in a column of its own.
-        let (head, about) = line.split_at_checked(column).unwrap_or((line, ""));
-        let is_text = head.ends_with(' ') && !about.starts_with('<');
-        let (head, about) = if about.is_empty() || is_text {
-            (head, about)
-        } else {
-            (line, "")
-        };
-        entries.push((head.trim().to_owned(), about.to_owned()));
-    }
-    entries
 }
 
 // ---------------------------------------------------------------------------------------------
 // bash
 
-const BASH: &str = r#"# Completion of @name@ for bash. Made from what its --help says; do not edit.
+const BASH: &str = r#"# Completion of @name@ for bash. Made from the rows of its options; do not edit.
 
 _@name@() {
     local cur=${COMP_WORDS[COMP_CWORD]} command= option= operand=0 words= word i
@@ -742,7 +577,7 @@ fn bash(program: &Program) -> String {
     let runs: Vec<&str> = program
         .all()
         .filter(|it| it.takes_command)
-        .map(|it| it.name.as_str())
+        .map(|it| it.name)
         .collect();
     let dashes = match runs.as_slice() {
         [] => String::new(),
@@ -765,7 +600,7 @@ fn bash(program: &Program) -> String {
             words.join(" ")
         );
         for (place, operand) in it.operands.iter().enumerate() {
-            let offers = match operand.as_str() {
+            let offers = match *operand {
                 "file" => format!("_{}_files; ", program.name),
                 "key" => format!("_{}_keys; ", program.name),
                 _ => String::new(),
@@ -805,7 +640,7 @@ fn bash(program: &Program) -> String {
     BASH.replace("@dashes@", &dashes)
         .replace("@words@", &words.collect::<String>())
         .replace("@keys@", &keys.replace("@list@", KEYS))
-        .replace("@name@", &program.name)
+        .replace("@name@", program.name)
         .replace(
             "@valued@",
             &program.options_with(Value::is_wanted).join(" | "),
@@ -834,9 +669,9 @@ fn bash_case(options: &[&str], completes: &str) -> String {
 // zsh
 
 fn zsh(program: &Program) -> String {
-    let name = &program.name;
+    let name = program.name;
     let mut text = format!(
-        "#compdef {name}\n# Completion of {name} for zsh. Made from what its --help says; do not edit.\n\n"
+        "#compdef {name}\n# Completion of {name} for zsh. Made from the rows of its options; do not edit.\n\n"
     );
     if program.commands.is_empty() {
         let _ = write!(text, "_arguments -s \\\n{}", zsh_arguments(program, "    "));
@@ -856,7 +691,7 @@ fn zsh(program: &Program) -> String {
         );
     }
     let commands = program.commands.iter();
-    let commands = commands.map(|it| (it.name.as_str(), it.about.as_str()));
+    let commands = commands.map(|it| (it.name, it.about));
     let commands: Vec<String> = commands
         .chain(WORDS)
         .map(|(name, about)| format!("    {}\n", quoted(&format!("{name}:{about}"))))
@@ -918,7 +753,7 @@ const ZSH_DASHES: &str = "        dashes=$words[(i)--]
 fn zsh_arguments(it: &Program, indent: &str) -> String {
     let mut specs = zsh_options(it, indent);
     for (place, operand) in it.operands.iter().enumerate() {
-        let action = match operand.as_str() {
+        let action = match *operand {
             "file" => "_files",
             "key" => "_latch_keys",
             _ => " ",
@@ -994,9 +829,10 @@ end
 "#;
 
 fn fish(program: &Program) -> String {
-    let name = &program.name;
-    let mut text =
-        format!("# Completion of {name} for fish. Made from what its --help says; do not edit.\n");
+    let name = program.name;
+    let mut text = format!(
+        "# Completion of {name} for fish. Made from the rows of its options; do not edit.\n"
+    );
     if program.all().any(|it| it.takes_command) {
         text += &FISH_DASHES.replace("@name@", name);
     }
@@ -1005,7 +841,7 @@ fn fish(program: &Program) -> String {
     }
     let _ = writeln!(text, "\ncomplete -c {name} -f");
     let commands = program.commands.iter();
-    let commands = commands.map(|it| (it.name.as_str(), it.about.as_str()));
+    let commands = commands.map(|it| (it.name, it.about));
     let words = WORDS.iter().filter(|_| !program.commands.is_empty());
     for (command, about) in commands.chain(words.copied()) {
         let about = quoted(about);
@@ -1031,7 +867,6 @@ fn fish(program: &Program) -> String {
         for option in &it.options {
             let short = option
                 .short
-                .as_ref()
                 .map_or(String::new(), |it| format!(" -s {}", &it[1..]));
             let value = match &option.value {
                 Value::None | Value::AfterEquals => String::new(),
@@ -1039,16 +874,16 @@ fn fish(program: &Program) -> String {
                 Value::Wanted(_) => " -x".to_owned(),
                 Value::OneOf(_, words) => format!(" -x -a '{}'", words.join(" ")),
             };
-            let (long, about) = (&option.long[2..], quoted(&option.about));
+            let (long, about) = (&option.long[2..], quoted(option.about));
             let _ = writeln!(
                 text,
                 "complete -c {name}{condition}{short} -l {long}{value} -d {about}"
             );
         }
-        if it.operands.iter().any(|operand| operand == "file") {
+        if it.operands.contains(&"file") {
             let _ = writeln!(text, "complete -c {name}{condition} -F");
         }
-        if it.operands.first().is_some_and(|operand| operand == "key") {
+        if it.operands.first().is_some_and(|operand| *operand == "key") {
             let condition = format!(
                 "'__fish_seen_subcommand_from {}; and test (count (commandline -opc)) -eq 2'",
                 it.name

@@ -1,14 +1,14 @@
 //! The manual pages and the program say the same.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::Output;
+
+use latchd::command_lines::{Form, Row, LATCH, LATCHD, LFPD, SEMA};
 
 use crate::support::needs::{needs, Program};
 use crate::tidy::expect_none;
-
-const LATCH: &str = env!("CARGO_BIN_EXE_latch");
 
 const COMMANDS: &[&str] = &[
     "l",
@@ -52,43 +52,43 @@ const STATUS_WORDS: &[&str] = &[
 ];
 
 #[test]
-fn the_help_and_the_manual_name_the_same_options() {
-    let manual = options_of_manual(&page("latchd.8"));
-    assert_eq!(
-        options_of_help(env!("CARGO_BIN_EXE_latchd")),
-        manual,
-        "left: --help, right: man/latchd.8"
-    );
+fn the_manual_has_the_options_of_latchd_sema_and_lfpd() {
+    for program in [LATCHD, SEMA, LFPD] {
+        let file = program.manual.replace('(', ".").replace(')', "");
+        let options = program.rows(&program.own).filter(|row| row.is_option());
+        let options: BTreeSet<String> = options.map(Row::long).collect();
+        let manual = options_of_manual(&page(&file));
+        let missing: Vec<&String> = options.difference(&manual).collect();
+        assert!(missing.is_empty(), "not in man/{file}: {missing:?}");
+        let is_other = |name: &&String| program.rows(&program.own).any(|row| row.is_named(name));
+        let unknown: Vec<&String> = manual.iter().filter(|name| !is_other(name)).collect();
+        assert!(unknown.is_empty(), "only in man/{file}: {unknown:?}");
+    }
 }
 
 #[test]
-fn the_help_and_the_manual_of_latch_name_the_same_sub_commands() {
-    let names = commands_in(&help(LATCH, &[]));
-    assert_eq!(names.len(), 12, "{names:?}");
+fn the_manual_has_the_sub_commands_of_latch() {
+    let names: Vec<&str> = LATCH.commands.iter().map(|it| it.name).collect();
     let page = page("latch.1");
     let sections = section(&page, "DESCRIPTION");
     let described: Vec<&str> = sections
         .lines()
         .filter_map(|line| line.strip_prefix(".Ss latch "))
         .collect();
-    assert_eq!(names, described, "left: latch --help, right: man/latch.1");
+    assert_eq!(names, described, "left: latch, right: man/latch.1");
     let synopsis = section(&page, "SYNOPSIS");
     let shown: Vec<&str> = synopsis
         .lines()
         .filter_map(|line| line.strip_prefix(".Cm "))
         .collect();
-    assert_eq!(names, shown, "left: latch --help, right: its SYNOPSIS");
+    assert_eq!(names, shown, "left: latch, right: its SYNOPSIS");
 }
 
 #[test]
-fn help_and_manual_of_sub_commands_name_the_same_options() {
+fn the_manual_has_the_options_of_every_sub_command() {
     let page = page("latch.1");
-    for name in commands_in(&help(LATCH, &[])) {
-        let help = help(LATCH, &[&name]);
-        assert!(!help.contains("[--]"), "{name}: no program takes this");
-        let mut usage = usage_options(&help);
-        // What takes a value only after an equals sign is said once for all.
-        usage.retain(|_, value| value.as_deref() != Some("bool"));
+    for command in LATCH.commands {
+        let name = command.name;
         let section = |heading: &str| {
             let (_, from) = page.split_once(&format!("\n.Ss {heading}\n"))?;
             from.split("\n.Ss ").next()?.split("\n.Sh ").next()
@@ -96,7 +96,7 @@ fn help_and_manual_of_sub_commands_name_the_same_options() {
         let own =
             section(&format!("latch {name}")).unwrap_or_else(|| panic!("{name} has no section"));
         // The options of all sub-commands that ask a server have a section of their own.
-        let servers = match name.as_str() {
+        let servers = match name {
             "fence-check" => "",
             _ => section("Servers").expect("it is there"),
         };
@@ -111,45 +111,32 @@ fn help_and_manual_of_sub_commands_name_the_same_options() {
         let lines = own.lines().chain(servers.lines());
         let lines = lines.chain(shared.map(|(entry, _)| entry));
         let entries = lines.filter_map(|line| line.strip_prefix(".It "));
-        let mut manual: BTreeMap<String, Option<String>> = entries
-            .flat_map(|entry| {
-                let (names, value) = match entry.split_once(" Ar ") {
-                    // `Fl -retry Ns Oo = Ns Ar time Oc` is `--retry[=time]`.
-                    Some((names, value)) if names.contains(" Ns") => {
-                        let names = names.split(" Ns").next().unwrap_or_default();
-                        (names, value.strip_suffix(" Oc").map(str::to_owned))
-                    }
-                    Some((names, value)) => (names, Some(value.to_owned())),
-                    None => (entry, None),
-                };
-                // `Fl E , -busy-status` is how mdoc writes `-E, --busy-status`.
-                let names = names.trim_start_matches("Fl ").split(" , ");
-                names.map(move |name| (format!("-{name}"), value.clone()))
-            })
-            .collect();
-        let named: BTreeSet<String> = manual.keys().cloned().collect();
-        assert_eq!(
-            options_in_list(&help),
-            named,
-            "left: latch {name} --help, right: man/latch.1"
-        );
-        manual.retain(|name, value| value.is_some() && usage.contains_key(name));
-        assert_eq!(
-            usage, manual,
-            "left: latch {name} --help, right: man/latch.1"
-        );
+        let manual: BTreeSet<&str> = entries.collect();
+        let options = command.rows.iter().filter(|row| row.is_option());
+        let options: Vec<String> = options.map(in_mdoc).collect();
+        let options: BTreeSet<&str> = options.iter().map(String::as_str).collect();
+        assert_eq!(options, manual, "left: latch {name}, right: man/latch.1");
+    }
+}
+
+/// The head of an option's entry: `Fl E , -busy-status Ar status` for `-E, --busy-status <status>`.
+fn in_mdoc(row: &Row) -> String {
+    let names: Vec<String> = row.names().map(|name| name[1..].to_owned()).collect();
+    let names = names.join(" , ");
+    match row.form {
+        Form::Valued(value) => format!("Fl {names} Ar {value}"),
+        // What takes yes or no after an equals sign is said once for all.
+        Form::Switch(value) if value != "bool" => format!("Fl {names} Ns Oo = Ns Ar {value} Oc"),
+        _ => format!("Fl {names}"),
     }
 }
 
 #[test]
 fn the_manual_of_latch_names_the_booleans_and_the_operands() {
     let page = page("latch.1");
-    let booleans: BTreeSet<String> = commands_in(&help(LATCH, &[]))
-        .iter()
-        .flat_map(|name| usage_options(&help(LATCH, &[name])))
-        .filter(|(_, value)| value.as_deref() == Some("bool"))
-        .map(|(name, _)| name)
-        .collect();
+    let rows = LATCH.commands.iter().flat_map(|command| command.rows);
+    let booleans = rows.filter(|row| row.form == Form::Switch("bool") && row.other.is_none());
+    let booleans: BTreeSet<String> = booleans.map(Row::long).collect();
     let description = section(&page, "DESCRIPTION");
     let (listed, _) = description
         .split_once("take a value only after an equals sign")
@@ -160,16 +147,14 @@ fn the_manual_of_latch_names_the_booleans_and_the_operands() {
         .filter_map(|line| line.strip_prefix(".Fl "))
         .map(|name| format!("-{}", name.trim_end_matches(" ,")))
         .collect();
-    assert_eq!(booleans, listed, "left: latch --help, right: man/latch.1");
+    assert_eq!(booleans, listed, "left: latch, right: man/latch.1");
 
     let synopsis = section(&page, "SYNOPSIS");
-    for name in commands_in(&help(LATCH, &[])) {
-        let help = help(LATCH, &[&name]);
-        let operands: Vec<&str> = list(&help, "Positional Arguments:")
-            .map(|line| line.split_whitespace().next().unwrap_or_default())
-            .collect();
+    for command in LATCH.commands {
+        let operands = command.rows.iter().filter(|row| !row.is_option());
+        let operands: Vec<&str> = operands.map(|row| row.name).collect();
         let (_, shown) = synopsis
-            .split_once(&format!(".Cm {name}\n"))
+            .split_once(&format!(".Cm {}\n", command.name))
             .expect("every sub-command is in the SYNOPSIS");
         let shown = shown.lines().map_while(|line| {
             let names = line.strip_prefix(".Ar ");
@@ -177,23 +162,7 @@ fn the_manual_of_latch_names_the_booleans_and_the_operands() {
         });
         let shown = shown.filter(|names| *names != "option ...");
         let shown: Vec<&str> = shown.flat_map(|names| names.split(' ')).collect();
-        assert_eq!(
-            operands, shown,
-            "left: latch {name} --help, right: SYNOPSIS"
-        );
-    }
-}
-
-#[test]
-fn the_help_and_the_manual_of_sema_name_the_same_options() {
-    let page = page("sema.1");
-    assert_eq!(
-        options_of_help(env!("CARGO_BIN_EXE_sema")),
-        options_of_manual(&page),
-        "left: --help, right: man/sema.1"
-    );
-    for name in ["EXIT STATUS", "SIGNALS", "EXAMPLES", "CAVEATS"] {
-        assert!(section(&page, name).lines().count() > 3, "{name} is empty");
+        assert_eq!(operands, shown, "left: {}, right: SYNOPSIS", command.name);
     }
 }
 
@@ -219,6 +188,14 @@ fn options_begin_with_a_verb_and_end_with_their_default() {
         }
     }
     expect_none(&found, "as a reader looks for it");
+}
+
+#[test]
+fn the_manual_of_sema_has_the_sections_that_a_user_looks_for() {
+    let page = page("sema.1");
+    for name in ["EXIT STATUS", "SIGNALS", "EXAMPLES", "CAVEATS"] {
+        assert!(section(&page, name).lines().count() > 3, "{name} is empty");
+    }
 }
 
 #[test]
@@ -294,14 +271,8 @@ fn the_manual_explains_every_event_and_says_what_to_do() {
 }
 
 #[test]
-fn the_help_and_the_manual_of_lfpd_name_the_same_options() {
+fn the_manual_of_lfpd_has_the_sections_that_one_looks_for() {
     let page = page("lfpd.8");
-    let help = options_of_help(env!("CARGO_BIN_EXE_lfpd"));
-    assert_eq!(
-        help,
-        options_of_manual(&page),
-        "left: --help, right: man/lfpd.8"
-    );
     for name in [
         "ENVIRONMENT",
         "FILES",
@@ -539,63 +510,6 @@ fn sources() -> Vec<(String, String)> {
     texts
 }
 
-/// The help of a program, or of one of its commands.
-pub fn help(program: &str, arguments: &[&str]) -> String {
-    let mut command = Command::new(program);
-    let output = command.args(arguments).arg("--help").output();
-    let output = output.expect("it was built beside this test");
-    assert!(output.status.success(), "{program} {arguments:?} --help");
-    String::from_utf8(output.stdout).expect("the help is UTF-8")
-}
-
-/// The sub-commands that a help lists.
-fn commands_in(help: &str) -> Vec<String> {
-    list(help, "Commands:")
-        .map(|line| line.split(' ').next().unwrap_or_default().to_owned())
-        .collect()
-}
-
-/// The options that a help lists, short and long ones, but for those that every program has.
-fn options_in_list(help: &str) -> BTreeSet<String> {
-    list(help, "Options:")
-        .flat_map(|line| line.split(' ').take_while(|word| word.starts_with('-')))
-        .map(|word| word.split([',', '[']).next().unwrap_or_default().to_owned())
-        .filter(|name| !["-h", "--help", "-V", "--version"].contains(&name.as_str()))
-        .collect()
-}
-
-/// The heads of a list in a help, without what is broken into further lines.
-fn list<'a>(help: &'a str, heading: &'a str) -> impl Iterator<Item = &'a str> {
-    let lines = help.lines().skip_while(move |line| *line != heading);
-    let entries = lines.skip(1).take_while(|line| !line.is_empty());
-    entries.filter_map(|line| {
-        line.strip_prefix("  ")
-            .filter(|line| !line.starts_with(' '))
-    })
-}
-
-/// The options in the usage of a help, with what stands for their value.
-fn usage_options(help: &str) -> BTreeMap<String, Option<String>> {
-    let options = list(help, "Options:").flat_map(|line| {
-        let (head, value) = line.split_once('<')?;
-        let name = head.trim_end_matches(['[', '=', ' ']).rsplit(' ').next()?;
-        let value = value.split(['>', '.']).next()?;
-        Some((name.to_owned(), Some(value.to_owned())))
-    });
-    options.collect()
-}
-
-/// The option words at the beginning of the lines of a program's help.
-fn options_of_help(program: &str) -> BTreeSet<String> {
-    let help = help(program, &[]);
-    let lines = help
-        .lines()
-        .map(str::trim_start)
-        .filter(|line| line.starts_with('-'));
-    let heads = lines.map(|line| line.split("  ").next().unwrap_or_default());
-    heads.flat_map(options_in).collect()
-}
-
 /// The options of the list in the section OPTIONS.
 fn options_of_manual(page: &str) -> BTreeSet<String> {
     let section = section(page, "OPTIONS");
@@ -631,14 +545,6 @@ fn manual_options_in(head: &str) -> Vec<String> {
         .windows(2)
         .filter(|pair| pair[0] == "Fl" && pair[1].starts_with('-'));
     options.map(|pair| format!("-{}", pair[1])).collect()
-}
-
-fn options_in(text: &str) -> Vec<String> {
-    let is_end = |c: char| !(c.is_ascii_lowercase() || c == '-');
-    text.split(is_end)
-        .filter(|word| word.len() > 2 && word.starts_with("--"))
-        .map(str::to_owned)
-        .collect()
 }
 
 pub(crate) fn page(name: &str) -> String {

@@ -13,6 +13,8 @@ use std::process::{Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use latchd::command_lines::{Feature, Form, CLUSTER, LATCHD, TLS};
+
 use crate::support::needs::skipped;
 #[cfg(feature = "cluster")]
 use crate::support::silent::free_addr;
@@ -41,21 +43,18 @@ const NUMBERS: &[(&str, &str, i64)] = &[
     ("--idle-exit", "IDLE_EXIT_S", 0),
 ];
 
-/// The options of a server that is one of several, their variables, and a value.
-const CLUSTER: &[(&str, &str, &str)] = &[
-    ("--etcd", "ETCD", "127.0.0.1:2379"),
-    ("--advertise", "ADVERTISE", "127.0.0.1:6388"),
-    ("--etcd-prefix", "ETCD_PREFIX", "latchd"),
-    ("--etcd-ttl", "ETCD_TTL_S", "10"),
-    ("--etcd-user", "ETCD_USER", "latchd"),
-    ("--etcd-password-file", "ETCD_PASSWORD_FILE", "/etc/passwd"),
-    ("--etcd-cacert", "ETCD_CACERT", "ca.pem"),
-    ("--etcd-cert", "ETCD_CERT", "some.pem"),
-    ("--etcd-key", "ETCD_KEY", "some.pem"),
-];
-
-/// Options this build has not, and their variables.
-const ABSENT: &[(&str, &str)] = &[("--tls-cert", "TLS_CERT"), ("--tls-key", "TLS_KEY")];
+/// Every option that needs this feature, its variable, and a value.
+fn needing(feature: Feature) -> impl Iterator<Item = (String, &'static str, &'static str)> {
+    let rows = LATCHD.own.rows.iter().filter(move |row| row.needs(feature));
+    rows.map(|row| {
+        let value = match row.form {
+            Form::Valued("time") => "10",
+            Form::Valued("host:port" | "list") => "127.0.0.1:6388",
+            _ => "some.pem",
+        };
+        (row.long(), row.variables[0], value)
+    })
+}
 
 // ---------------------------------------------------------------------------------------------
 // Help, version and the forms of an option
@@ -359,10 +358,10 @@ fn options_this_build_has_not_are_refused() {
 
 #[test]
 fn one_tls_option_without_the_other_is_refused_as_such() {
-    for (option, variable) in ABSENT {
+    for (option, variable, _) in needing(TLS) {
         let why = "both --tls-cert and --tls-key must be provided";
         let expected = format!("latchd: {option}: {why}");
-        let line = refusal(Daemon::command().args([option, "some.pem"]), 2);
+        let line = refusal(Daemon::command().args([&option, "some.pem"]), 2);
         assert_eq!(line, expected);
         let line = refusal(Daemon::command().arg(format!("{option}=some.pem")), 2);
         assert_eq!(line, expected);
@@ -405,8 +404,8 @@ fn the_http_door_wants_a_host_and_a_free_port() {
 #[cfg(not(feature = "cluster"))]
 fn etcd_needs_a_build_with_the_feature() {
     let lacking = "needs a build with --features cluster";
-    for (option, variable, value) in CLUSTER {
-        let line = refusal(Daemon::command().args([option, value]), 2);
+    for (option, variable, value) in needing(CLUSTER) {
+        let line = refusal(Daemon::command().args([&option, value]), 2);
         assert_eq!(line, format!("latchd: {option}: {lacking}"));
         for prefix in ["LATCHD", "DFLOCKD"] {
             let variable = format!("{prefix}_{variable}");
@@ -419,13 +418,13 @@ fn etcd_needs_a_build_with_the_feature() {
 #[test]
 #[cfg(feature = "cluster")]
 fn the_options_of_etcd_need_etcd_and_each_other() {
-    for (option, variable, value) in &CLUSTER[1..] {
+    for (option, variable, value) in needing(CLUSTER).filter(|it| it.0 != "--etcd") {
         for prefix in ["LATCHD", "DFLOCKD"] {
             let variable = format!("{prefix}_{variable}");
             let line = refusal(Daemon::command().env(&variable, value), 2);
             assert_eq!(line, format!("latchd: {variable}: needs --etcd"));
         }
-        let line = refusal(Daemon::command().args([option, value]), 2);
+        let line = refusal(Daemon::command().args([&option, value]), 2);
         assert_eq!(line, format!("latchd: {option}: needs --etcd"));
     }
     let member = ["--etcd=127.0.0.1:1", "--advertise=127.0.0.1:1"];

@@ -3,7 +3,8 @@
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
-use crate::cli::arguments::{Origins, Row, Rows};
+use crate::cli::arguments::Origins;
+use crate::cli::rows::CLUSTER;
 use crate::cluster::ClusterSettings;
 use crate::net::tls::need;
 use crate::text::{host_and_port, invalid_value};
@@ -19,9 +20,11 @@ pub(super) fn resolve(
     origins: &Origins,
     inherits: bool,
 ) -> Result<Option<ClusterSettings>, String> {
-    let is_of_cluster = |row: &&Row| row.field.starts_with("etcd") || row.field == "advertise";
-    let mut rows = Options::ROWS.iter().filter(is_of_cluster);
-    let Some(given) = rows.find_map(|row| origins.get(&row.option())) else {
+    let mut rows = Options::COMMAND
+        .rows
+        .iter()
+        .filter(|row| row.needs(CLUSTER));
+    let Some(given) = rows.find_map(|row| origins.get(&row.long())) else {
         return Ok(None);
     };
     let mut settings = ClusterSettings::wanted_by(given)?;

@@ -1,0 +1,298 @@
+//! What the programs take on their command lines: one row for each option and operand. The parser,
+//! `--help`, the shell completions and the tests of the manual all read these rows.
+
+/// An option or an operand.
+#[derive(Clone, Copy, Debug)]
+pub struct Row {
+    /// The name without dashes. It may have underscores in the place of dashes.
+    pub name: &'static str,
+    /// Another name of the option, with its dashes: mostly a short one.
+    pub other: Option<&'static str>,
+    /// How it is given.
+    pub form: Form,
+    /// How often it may be given.
+    pub times: Times,
+    /// The text in the help.
+    pub about: &'static str,
+    /// The option's environment variables, without their prefix.
+    pub variables: &'static [&'static str],
+    /// The build feature without which the option is refused.
+    pub feature: Option<Feature>,
+    /// The commands of the program that take the option; empty for all.
+    pub commands: &'static [&'static str],
+}
+
+/// How an option or an operand is given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// A word of its own, without a name.
+    Operand,
+    /// An option that takes no value.
+    Flag,
+    /// An option with a value. The text says what the value is.
+    Valued(&'static str),
+    /// An option that takes a value only after an equals sign.
+    Switch(&'static str),
+}
+
+/// How often an option or an operand may be given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Times {
+    /// It must be given, once.
+    Once,
+    /// It may be left out.
+    AtMostOnce,
+    /// It may be given several times, or left out.
+    Any,
+}
+
+/// A command of a program, or a program without commands.
+#[derive(Clone, Copy, Debug)]
+pub struct CommandRow {
+    /// The word for the command; empty for the program itself.
+    pub name: &'static str,
+    /// The text in the help.
+    pub about: &'static str,
+    /// The options and operands in the order of the help.
+    pub rows: &'static [Row],
+    /// What may follow `--`, or "".
+    pub tail: &'static str,
+}
+
+/// A build feature that changes what a program can do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Feature {
+    /// The feature's name in Cargo.toml.
+    pub name: &'static str,
+    /// Whether this build has it.
+    pub is_built: bool,
+}
+
+/// TLS, for servers and clients.
+pub const TLS: Feature = Feature {
+    name: "tls",
+    is_built: cfg!(feature = "tls"),
+};
+
+/// Several servers as one, by way of etcd.
+pub const CLUSTER: Feature = Feature {
+    name: "cluster",
+    is_built: cfg!(feature = "cluster"),
+};
+
+/// How many dashes a long option begins with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Dashes {
+    /// Always two.
+    Two,
+    /// One or two, as in programs written in Go.
+    OneOrTwo,
+}
+
+/// A program as its command line and its help have it.
+#[derive(Clone, Copy, Debug)]
+pub struct Program {
+    /// The name of its file.
+    pub name: &'static str,
+    /// What the program takes itself. A command takes the options of these rows, too.
+    pub own: CommandRow,
+    /// Its commands, in the order of the help.
+    pub commands: &'static [CommandRow],
+    /// How its long options begin.
+    pub dashes: Dashes,
+    /// The prefixes of the options' variables, without the underscore. The first prefix with a
+    /// value for an option wins, and the command line wins over all variables.
+    pub prefixes: &'static [&'static str],
+    /// Pairs of options that exclude each other: if one is set on the command line or by a variable
+    /// with an earlier prefix, no variable sets the other.
+    pub rivals: &'static [[&'static str; 2]],
+    /// The features that `--version` shows.
+    pub features: &'static [Feature],
+    /// A sentence about the environment variables that the program reads besides those of its
+    /// options, or "".
+    pub variables: &'static str,
+    /// Its page of the manual.
+    pub manual: &'static str,
+}
+
+/// A row on which others are based.
+pub const FLAG: Row = Row {
+    name: "",
+    other: None,
+    form: Form::Flag,
+    times: Times::AtMostOnce,
+    about: "",
+    variables: &[],
+    feature: None,
+    commands: &[],
+};
+
+/// The options of every program, which are read before all others.
+pub const OF_ALL: &[Row] = &[
+    Row {
+        name: "help",
+        other: Some("-h"),
+        about: "print this and exit",
+        ..FLAG
+    },
+    Row {
+        name: "version",
+        other: Some("-V"),
+        about: "print the version and exit",
+        ..FLAG
+    },
+];
+
+impl Row {
+    /// The same option, with another name.
+    pub const fn or(self, other: &'static str) -> Row {
+        let other = Some(other);
+        Row { other, ..self }
+    }
+
+    /// The same option, but only for these commands.
+    pub const fn only_of(self, commands: &'static [&'static str]) -> Row {
+        Row { commands, ..self }
+    }
+
+    /// The option's name with its dashes.
+    pub fn long(&self) -> String {
+        format!("--{}", self.name.replace('_', "-"))
+    }
+
+    /// All names of the option, the long one last.
+    pub fn names(&self) -> impl Iterator<Item = String> {
+        let other = self.other.map(str::to_owned);
+        other.into_iter().chain([self.long()])
+    }
+
+    /// Whether this is no operand.
+    pub fn is_option(&self) -> bool {
+        self.form != Form::Operand
+    }
+
+    /// Whether the option takes a value only after an equals sign.
+    pub fn is_switch(&self) -> bool {
+        matches!(self.form, Form::Switch(_))
+    }
+
+    /// Whether this is the option with this name, which has its dashes.
+    pub fn is_named(&self, name: &str) -> bool {
+        self.is_option() && self.names().any(|known| known == name)
+    }
+
+    /// Whether the option needs this feature.
+    pub fn needs(&self, feature: Feature) -> bool {
+        self.feature == Some(feature)
+    }
+
+    /// Whether this command takes the option.
+    pub fn is_of(&self, command: &str) -> bool {
+        self.commands.is_empty() || self.commands.contains(&command)
+    }
+}
+
+impl Program {
+    /// What a command takes, or the program itself: first the rows of its own.
+    pub fn rows(&self, command: &CommandRow) -> impl Iterator<Item = &'static Row> {
+        let name = command.name;
+        let is_program = name == self.own.name;
+        let of_program = if is_program { &[] } else { self.own.rows };
+        let shared = of_program.iter().filter(move |row| row.is_of(name));
+        command.rows.iter().chain(shared).chain(OF_ALL)
+    }
+
+    /// The command with this name.
+    pub fn command(&self, name: &str) -> Option<&'static CommandRow> {
+        self.commands.iter().find(|command| command.name == name)
+    }
+}
+
+/// Generates a struct of options for argh, and a constant `COMMAND` with their rows. Each row is
+/// one option or operand: its help and default as attributes, its name, its short name after a
+/// slash, its type, its environment variables in brackets, and the feature that it needs.
+macro_rules! options {
+    (@form positional $($type:ident)+, $value:expr) => { $crate::cli::rows::Form::Operand };
+    (@form option bool, $value:expr) => { $crate::cli::rows::Form::Switch($value) };
+    (@form option Option bool, $value:expr) => { $crate::cli::rows::Form::Switch($value) };
+    (@form option IfGiven $type:ident, $value:expr) => {
+        $crate::cli::rows::Form::Switch($value)
+    };
+    (@form option $($type:ident)+, $value:expr) => { $crate::cli::rows::Form::Valued($value) };
+
+    (@times Vec) => { $crate::cli::rows::Times::Any };
+    (@times Option) => { $crate::cli::rows::Times::AtMostOnce };
+    (@times $type:ident $default:tt) => { $crate::cli::rows::Times::AtMostOnce };
+    (@times $type:ident) => { $crate::cli::rows::Times::Once };
+
+    (
+        $(#[doc = $about:tt])+
+        $(#[argh(subcommand, name = $command:tt)])?
+        $vis:vis struct $name:ident $(-- $tail:literal)? {
+            $(
+                $(#[doc = $help:tt])+
+                #[argh(
+                    $kind:ident
+                    $(, long = $long:tt)?
+                    $(, arg_name = $value:tt)?
+                    $(, default = $default:tt)?
+                    $(, from_str_fn($($parse:tt)+))?
+                )]
+                $(#[allow($lint:ident)])?
+                $field:ident $(/ $short:tt)?: $type:ident $(<$inner:ident>)?
+                    $(= [$($variable:literal),*])? $(in $feature:ident)?,
+            )*
+        }
+    ) => {
+        #[derive(argh::FromArgs, Debug)]
+        $(#[doc = $about])+
+        $(#[argh(subcommand, name = $command)])?
+        $vis struct $name {
+            $(
+                $(#[doc = $help])+
+                #[argh(
+                    $kind
+                    $(, long = $long)?
+                    $(, short = $short)?
+                    $(, default = $default)?
+                    $(, from_str_fn($($parse)+))?
+                )]
+                $(#[allow($lint)])?
+                $vis $field: $type $(<$inner>)?,
+            )*
+        }
+
+        impl $name {
+            $vis const COMMAND: $crate::cli::rows::CommandRow = $crate::cli::rows::CommandRow {
+                name: $crate::cli::rows::first(&[$($command,)? ""]),
+                about: concat!($($about),+).trim_ascii_start(),
+                tail: $crate::cli::rows::first(&[$($tail,)? ""]),
+                rows: &[$($crate::cli::rows::Row {
+                    name: $crate::cli::rows::first(&[$($long,)? stringify!($field)]),
+                    other: $crate::cli::rows::first(&[$(Some(concat!("-", $short)),)? None]),
+                    form: $crate::cli::rows::options!(
+                        @form $kind $type $($inner)?,
+                        $crate::cli::rows::first(&[$($value,)? ""])
+                    ),
+                    times: $crate::cli::rows::options!(@times $type $($default)?),
+                    about: concat!($($help),+).trim_ascii_start(),
+                    variables: &[$($($variable),*)?],
+                    feature: $crate::cli::rows::first(&[
+                        $(Some($crate::cli::rows::$feature),)?
+                        None,
+                    ]),
+                    commands: &[],
+                },)*],
+            };
+        }
+    };
+}
+pub(crate) use options;
+
+/// The first element of `all`, for the macro.
+pub const fn first<T: Copy>(all: &[T]) -> T {
+    all[0]
+}
+
+/// The type of an option whose value is optional, and can be given only after an equals sign.
+pub type IfGiven<T> = T;
