@@ -14,7 +14,7 @@ _latchd() {
             option=
         else
             case $word in
-                --host | --port | --unix | --unix-mode | --unix-group | --default-lease-ttl | --lease-sweep-interval | --gc-interval | --gc-max-idle | --max-locks | --max-connections | --max-connections-per-ip | --max-slots | --max-per-connection | --max-waiters | --max-waiters-total | --max-kept | --max-keep-time | --max-hold | --read-timeout | --write-timeout | --shutdown-timeout | --auth-token | --auth-token-file | --admin-token-file | --http | --http-port | --http-name | --log | --log-file | --log-timestamps | --fence-state-file | --state-file | --handover-file | --settle | --idle-exit | --etcd | --advertise | --etcd-prefix | --etcd-ttl | --etcd-user | --etcd-password-file | --etcd-cacert | --etcd-cert | --etcd-key | --tls-cert | --tls-key) option=$word ;;
+                --host | --port | --unix | --unix-mode | --unix-group | --default-lease-ttl | --lease-sweep-interval | --gc-interval | --gc-max-idle | --max-locks | --max-connections | --max-connections-per-ip | --max-slots | --max-per-connection | --max-waiters | --max-waiters-total | --max-kept | --max-keep-time | --max-hold | --read-timeout | --write-timeout | --shutdown-timeout | --auth-token | --auth-token-file | --admin-token-file | --http | --http-port | --http-name | --http-max-waiting | --log | --log-file | --log-timestamps | --fence-state-file | --state-file | --handover-file | --settle | --idle-exit | --etcd | --advertise | --etcd-prefix | --etcd-ttl | --etcd-user | --etcd-password-file | --etcd-cacert | --etcd-cert | --etcd-key | --tls-cert | --tls-key) option=$word ;;
                 -*) ;;
                 *) ((operand += 1)) ;;
             esac
@@ -25,7 +25,7 @@ _latchd() {
     fi
     case $option in
         '') ;;
-        --operator-socket | --auto-release-on-disconnect | --no-auto-release-on-disconnect | --print-port | --log-grants | --debug | --local-clients | --inetd)
+        --operator-socket | --auto-release-on-disconnect | --no-auto-release-on-disconnect | --http-grants | --print-port | --log-grants | --debug | --local-clients | --inetd)
             COMPREPLY=($(compgen -W 'yes no' -- "$cur"))
             return
             ;;
@@ -44,7 +44,7 @@ _latchd() {
         *) return ;;
     esac
     case $command in
-        '') words='--host --port --unix --unix-mode --unix-group --operator-socket --default-lease-ttl --lease-sweep-interval --gc-interval --gc-max-idle --max-locks --max-connections --max-connections-per-ip --max-slots --max-per-connection --max-waiters --max-waiters-total --max-kept --max-keep-time --max-hold --read-timeout --write-timeout --shutdown-timeout --auto-release-on-disconnect --no-auto-release-on-disconnect --auth-token --auth-token-file --admin-token-file --http --http-port --http-name --print-port --log --log-file --log-timestamps --log-grants --debug --fence-state-file --state-file --handover-file --settle --local-clients --inetd --idle-exit --etcd --advertise --etcd-prefix --etcd-ttl --etcd-user --etcd-password-file --etcd-cacert --etcd-cert --etcd-key --tls-cert --tls-key --help --version' ;;
+        '') words='--host --port --unix --unix-mode --unix-group --operator-socket --default-lease-ttl --lease-sweep-interval --gc-interval --gc-max-idle --max-locks --max-connections --max-connections-per-ip --max-slots --max-per-connection --max-waiters --max-waiters-total --max-kept --max-keep-time --max-hold --read-timeout --write-timeout --shutdown-timeout --auto-release-on-disconnect --no-auto-release-on-disconnect --auth-token --auth-token-file --admin-token-file --http --http-port --http-name --http-grants --http-max-waiting --print-port --log --log-file --log-timestamps --log-grants --debug --fence-state-file --state-file --handover-file --settle --local-clients --inetd --idle-exit --etcd --advertise --etcd-prefix --etcd-ttl --etcd-user --etcd-password-file --etcd-cacert --etcd-cert --etcd-key --tls-cert --tls-key --help --version' ;;
     esac
     if [[ $cur != -* ]]; then
         case "$command $operand" in

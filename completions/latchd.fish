@@ -33,6 +33,8 @@ complete -c latchd -l admin-token-file -r -F -d 'a file with the token that lets
 complete -c latchd -l http -x -d 'show statistics over HTTP at this address and port; may be given several times'
 complete -c latchd -l http-port -x -d 'the same on a port beside --port; 0: no port (0)'
 complete -c latchd -l http-name -x -d 'also answer requests over HTTP to this name of the server'
+complete -c latchd -l http-grants -d 'also grant locks over HTTP'
+complete -c latchd -l http-max-waiting -x -d 'the most waiting requests over HTTP, and sessions (a quarter of --max-connections)'
 complete -c latchd -l print-port -d 'print the bound port on stdout once listening'
 complete -c latchd -l log -x -a 'stderr syslog' -d 'where the log goes: stderr or syslog (stderr)'
 complete -c latchd -l log-file -r -F -d 'append the log to this file, and open it again at SIGHUP'

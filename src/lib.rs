@@ -98,7 +98,8 @@
 //! - *owed*: of a waiter whose turn it is, but for which there is no fence or no room yet.
 //! - *lease*: how long a grant lasts unless it is renewed.
 //! - *fence*: the number of a grant. *Salt*: the secret that makes a token of it.
-//! - *seat*: the access of one connection to the table.
+//! - *seat*: the access of one connection to the table. A session over HTTP has one, too, and each
+//!   of its requests has a further one *beside* it, with a wait of its own.
 //! - *visit*: what a thread does at the table while it has the arbiter's mutex.
 //! - *step*: as much of a long operation as one visit may do.
 //! - *orphan*: a grant without a connection. *Kept*: an orphan because its client asked for that.
@@ -127,8 +128,11 @@
 //!   `LATCHD_BLESS=1 cargo test --test house completions`.
 //! - What a row can say: `cli/rows`. How a command line is read by the rows: `cli/arguments`.
 //! - The rest of `--help`: `cli/help` for latch, latchd and lfpd, and `help` in `sema/options`.
-//! - A path of the HTTP server: `RESOURCES` in `latchd/http/request`, and `answer` in
-//!   `latchd/http/mod`. latchd-operations(7), HTTP, describes the paths.
+//! - A path of the HTTP server: `ROUTES` in `latchd/http/routes`. `show_with_permit` in
+//!   `latchd/http/mod` answers what only shows something, and `serve` in `latchd/http/grants` the
+//!   rest: `latchd/http/body` makes a request of the latch protocol of it, `carry_out` in
+//!   `latchd/requests` carries it out, and `latchd/http/reply` says the reply in HTTP.
+//!   latchd-operations(7), HTTP, describes the paths.
 //! - A metric: `protocol/counters` and `protocol/metrics`.
 //! - When a lease begins and ends, and whether it may be renewed, and for how long: `table/leases`;
 //!   when a client renews it: `client/guard/timing`.

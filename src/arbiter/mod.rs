@@ -178,6 +178,8 @@ struct SeatState {
     can_adopt: bool,
     is_gone: bool,
     wait: WaitState,
+    /// The further seats of this connection, and what wakes the threads that wait there.
+    beside: Vec<(ConnId, Arc<Condvar>)>,
 }
 
 impl SeatState {
@@ -500,6 +502,14 @@ impl Arbiter {
                 wake: Arc::clone(&seat.wake),
                 sending,
             });
+            // The table does not know which of them waits for the claim.
+            for (conn, wake) in &seat.beside {
+                wake_ups.add(WakeUp {
+                    conn: *conn,
+                    wake: Arc::clone(wake),
+                    sending: None,
+                });
+            }
         }
         wake_ups
     }

@@ -17,12 +17,17 @@ const LONG_WAIT: Duration = Duration::from_secs(1);
 /// One connection's access to the arbiter. Dropping it disconnects: the connection loses its places
 /// in queues, and its slots are released or become orphans, depending on `holdings`.
 ///
+/// A seat [beside](Seat::beside) another one is a further access of the same connection, with a
+/// wait of its own. Dropping it disconnects nothing.
+///
 /// Only [`Seat::wait`] blocks. The other requests visit the table once. They take the mutex more
 /// than once only to end many leases in steps, or to record that the grant of another connection
 /// has been sent; [`Seat::adopt`] also takes it to find the socket.
 pub struct Seat {
     arbiter: Arc<Arbiter>,
     conn: ConnId,
+    /// Whose hang-up ends a wait at this seat: `conn`, except for a seat beside another one.
+    waiter: ConnId,
     wake: Arc<Condvar>,
     /// What happens to the connection's slots when it closes.
     holdings: Holdings,
@@ -48,22 +53,30 @@ impl Arbiter {
     /// Gives a connection its seat. The number `conn` must never have been used before. If there is
     /// a `socket`, the threads of other connections may send grants through it.
     pub fn connect(self: &Arc<Self>, conn: ConnId, socket: Option<Arc<dyn ClientSocket>>) -> Seat {
-        let wake = Arc::default();
-        let seat = SeatState {
-            wake: Arc::clone(&wake),
+        let seat = SeatState::new(socket);
+        let wake = Arc::clone(&seat.wake);
+        self.state.lock().seats.insert(conn, seat);
+        Seat {
+            arbiter: Arc::clone(self),
+            conn,
+            waiter: conn,
+            wake,
+            holdings: self.rules.holdings,
+        }
+    }
+}
+
+impl SeatState {
+    fn new(socket: Option<Arc<dyn ClientSocket>>) -> SeatState {
+        SeatState {
+            wake: Arc::default(),
             socket,
             peer: OnceCell::new(),
             tag: None,
             can_adopt: false,
             is_gone: false,
             wait: WaitState::NotWaiting,
-        };
-        self.state.lock().seats.insert(conn, seat);
-        Seat {
-            arbiter: Arc::clone(self),
-            conn,
-            wake,
-            holdings: self.rules.holdings,
+            beside: Vec::new(),
         }
     }
 }
@@ -75,6 +88,26 @@ impl Seat {
 
     pub fn arbiter(&self) -> &Arbiter {
         &self.arbiter
+    }
+
+    /// A further seat of this connection, which must be dropped first. Requests of the connection
+    /// can wait at several seats at once, each until its own peer hangs up. That peer is known to
+    /// the arbiter as `waiter`, a number that must never have been used before.
+    pub fn beside(&self, waiter: ConnId, socket: Arc<dyn ClientSocket>) -> Seat {
+        let seat = SeatState::new(Some(socket));
+        let wake = Arc::clone(&seat.wake);
+        let mut state = self.arbiter.state.lock();
+        let entry = (waiter, Arc::clone(&wake));
+        self.state_in(&mut state).beside.push(entry);
+        state.seats.insert(waiter, seat);
+        drop(state);
+        Seat {
+            arbiter: Arc::clone(&self.arbiter),
+            conn: self.conn,
+            waiter,
+            wake,
+            holdings: self.holdings,
+        }
     }
 
     /// Claims a key, but never queues. The answer is [`Answer::WouldWait`] if the claim would have
@@ -309,7 +342,7 @@ impl Seat {
     }
 
     fn state_in<'a>(&self, state: &'a mut State) -> &'a mut SeatState {
-        let seat = state.seats.get_mut(&self.conn);
+        let seat = state.seats.get_mut(&self.waiter);
         seat.expect("a seat is known until it is dropped")
     }
 }
@@ -328,6 +361,16 @@ impl Drop for Seat {
     fn drop(&mut self) {
         let arbiter = &self.arbiter;
         let mut state = arbiter.state.lock();
+        if self.waiter != self.conn {
+            let seat = state.seats.remove(&self.waiter);
+            if let Some(main) = state.seats.get_mut(&self.conn) {
+                main.beside.retain(|(waiter, _)| *waiter != self.waiter);
+            }
+            // The socket may be closed with it, which should not hold up others.
+            drop(state);
+            drop(seat);
+            return;
+        }
         let tag = self.state_in(&mut state).tag.clone();
         state.table.disconnect(self.conn, self.holdings, tag);
         drop(state);

@@ -1,6 +1,7 @@
 //! The arbiter on virtual time, and one test in which many threads meet.
 
 mod account;
+mod beside;
 mod counters;
 mod holds;
 #[cfg(feature = "cluster")]

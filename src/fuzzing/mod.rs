@@ -17,7 +17,7 @@ mod tests;
 mod wire;
 
 pub use crate::latchd::connection::pieces::opening;
-pub use crate::latchd::http::pieces::http_request;
+pub use crate::latchd::http::pieces::{http_body, http_request};
 pub use crate::table::tests::histories::play_choices as table;
 pub use files::{fence_file, lock_file_record, state_file, uucp_record};
 pub use wire::{lfp_command, lines, reply, request};

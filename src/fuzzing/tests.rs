@@ -133,8 +133,14 @@ fn any_pieces_of_an_opening_mean_the_same() {
 
 #[test]
 fn any_pieces_of_a_request_in_http_mean_the_same() {
-    let words: [&[u8]; 27] = [
+    let words: [&[u8]; 33] = [
         b"GET / HTTP/1.1\r\n",
+        b"POST /v1/locks/k HTTP/1.1\r\nHost: db\r\n",
+        b"DELETE /v1/sessions/0 HTTP/1.0\r\n",
+        b"Content-Length: 2\r\n",
+        b"Content-Type: application/json\r\n",
+        b"Transfer-Encoding: chunked\r\n",
+        b"Expect: 100-continue\r\nOrigin: http://db\r\n",
         b"GET /metrics?x HTTP/1.0\n",
         b"HEAD /v1/stats HTTP/1.1\r\nHost: db\r\n",
         b"POST ",
@@ -163,6 +169,39 @@ fn any_pieces_of_a_request_in_http_mean_the_same() {
         &[b'a'; 1000],
     ];
     call(http_request, &words, INPUTS);
+}
+
+#[test]
+fn a_body_asks_for_what_lines_can_ask_for() {
+    let words: [&[u8]; 26] = [
+        b"\x00k\n{\"acquire_timeout_s\":10}",
+        b"\x01k\n{\"limit\":3,",
+        b"\x02k\n",
+        b"\x04k\n",
+        b"\x06k\n",
+        b"\x08k\n",
+        b"%2F",
+        b"%0a",
+        b"%C3%A4",
+        b"%",
+        b"{",
+        b"}",
+        b"\"acquire_timeout_s\":",
+        b"\"timeout_s\":",
+        b"\"lease_ttl_s\":",
+        b"\"limit\":",
+        b"\"token\":\"",
+        TOKEN,
+        b"\"",
+        b",",
+        b"0",
+        b"1048576",
+        b"9223372036",
+        b"9223372037",
+        b"-1",
+        b"null",
+    ];
+    call(http_body, &words, INPUTS);
 }
 
 #[test]

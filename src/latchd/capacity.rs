@@ -40,6 +40,12 @@ const PER_CONNECTION: u64 = 64 * 1024;
 /// be sent and one encrypted.
 const PER_TLS: u64 = 96 * 1024;
 
+/// The maximum memory of a session over HTTP, in bytes.
+const PER_SESSION: u64 = 1024;
+
+/// By default, requests that wait over HTTP get a place for every `WAITING_SHARE` connections.
+const WAITING_SHARE: usize = 4;
+
 /// The maximum memory of a key in the table, in bytes.
 const PER_KEY: u64 = 1024;
 /// The maximum memory, in bytes, of the client tag stored for a grant without a connection.
@@ -66,13 +72,34 @@ pub(super) fn max_connections(options: &Options, secret_len: usize) -> usize {
     let descriptors_each = 1 + u64::from(options.etcd.is_some());
     let allowed = connection_capacity(heap, descriptors_each);
     let Some(wanted) = options.max_connections else {
-        return allowed.min(memory_capacity(per_connection(options, secret_len)));
+        let allowed = allowed.min(memory_capacity(per_connection(options, secret_len)));
+        return beside_http(options, allowed);
     };
     let max_connections = wanted.min(address_space_capacity(heap));
+    let allowed = beside_http(options, allowed);
     if wanted > allowed {
         warn!("few-descriptors max_connections={max_connections} allowed={allowed}");
     }
     max_connections
+}
+
+/// How many of the connections that the machine allows are left beside requests that wait over
+/// HTTP.
+fn beside_http(options: &Options, allowed: usize) -> usize {
+    match options.http_max_waiting {
+        Some(waiting) => allowed.saturating_sub(waiting).max(1),
+        None if options.http_grants => allowed - allowed / (WAITING_SHARE + 1),
+        None => allowed,
+    }
+}
+
+/// The maximum number of requests that wait over HTTP, and of sessions.
+pub(super) fn max_waiting(options: &Options, max_connections: usize) -> usize {
+    if !options.http_grants {
+        return 0;
+    }
+    let default = (max_connections / WAITING_SHARE).max(1);
+    options.http_max_waiting.unwrap_or(default)
 }
 
 /// The memory in bytes that the server takes when all caps are reached.
@@ -87,9 +114,12 @@ pub(super) fn worst_case(options: &Options, max_connections: usize, secret_len: 
     } else {
         0
     };
+    let waiting = max_waiting(options, max_connections);
     let parts = [
         (lines, PER_LOG_LINE),
         (door, per_connection(options, secret_len)),
+        (waiting, per_connection(options, secret_len)),
+        (waiting, PER_SESSION),
         (max_connections, per_connection(options, secret_len)),
         (options.max_locks, PER_KEY),
         (options.max_slots, PER_GRANT + PER_TAG + PER_NUMBER),
@@ -170,6 +200,18 @@ mod tests {
         let logged = [&caps[..], &["--log-grants"]].concat();
         let lines = MAX_QUEUED_LINES as u64 * PER_LOG_LINE;
         assert_eq!(worst_case(&logged, 0, 0), AT_REST + table + lines);
+        let http = [&caps[..], &["--http-port=1"]].concat();
+        let door = http::MAX_THREADS as u64 * PER_CONNECTION;
+        assert_eq!(
+            worst_case(&http, 40, 0),
+            AT_REST + table + door + 40 * PER_CONNECTION
+        );
+        for (option, waiting) in [("--debug", 10), ("--http-max-waiting=3", 3)] {
+            let grants = [&http[..], &["--http-grants", option]].concat();
+            let requests = waiting * (PER_CONNECTION + PER_SESSION);
+            let without = worst_case(&http, 40, 0);
+            assert_eq!(worst_case(&grants, 40, 0), without + requests, "{option}");
+        }
         let endless = worst_case(&["--max-slots=4294967295"], 10, 1000);
         assert!(endless > 1 << 40);
         assert!(usize::BITS == 32 || worst_case(&caps, usize::MAX, 0) == u64::MAX);

@@ -4,6 +4,7 @@ mod account;
 mod capacity;
 pub(crate) mod connection;
 mod ending;
+mod hangups;
 pub(crate) mod http;
 mod http_options;
 mod listen_host;
@@ -53,7 +54,7 @@ use crate::sys::trusted;
 use crate::table::{Caps, Holdings};
 use crate::text::{reason, unusable_file, Escaped};
 use crate::token::FenceSource;
-use http::Door;
+use http::{Door, GrantCaps};
 use options::Options;
 pub use options::SELF;
 use rules::{Offer, SessionRules};
@@ -212,22 +213,39 @@ fn serve(options: &Options, prepared: Prepared) -> Result<ExitCode, String> {
         state: state.as_deref(),
         session_rules: &session_rules,
     };
-    let open_door = |door: Door| door.open(&arbiter, &session_rules);
+    let caps = options
+        .http_grants
+        .then(|| grant_caps(options, &connections));
+    let open_door = |door: Door| door.open(&arbiter, &session_rules, caps, &connections);
     let keep = |reserver| keep_files(reserver, state.as_ref(), settling, &arbiter);
     let started = reserver
         .map_or(Ok(()), keep)
         .and_then(|()| serve::start(&listeners, &arbiter, &connections, &session_rules))
-        .and_then(|()| prepared.door.map_or(Ok(()), open_door))
-        .and_then(|()| tell_of_start(options, &listeners, node.as_deref()));
-    if let Err(reason) = started {
-        // The state file is open already, but no client has been served: leave it as it was.
-        end.give_back();
-        return Err(reason);
-    }
-    let status = end.run();
+        .and_then(|()| prepared.door.map_or(Ok(None), open_door))
+        .and_then(|over_http| {
+            tell_of_start(options, &listeners, node.as_deref())?;
+            Ok(over_http)
+        });
+    let status = match started {
+        Ok(over_http) => end.run(over_http),
+        Err(reason) => {
+            // The state file is open already, but no client has been served: leave it as it was.
+            end.give_back();
+            return Err(reason);
+        }
+    };
     node.iter().for_each(|node| node.resign());
     log.flush();
     Ok(status)
+}
+
+fn grant_caps(options: &Options, connections: &Connections) -> GrantCaps {
+    GrantCaps {
+        max_waiting: capacity::max_waiting(options, connections.max()),
+        max_per_address: options.max_connections_per_ip,
+        max_kept: options.max_kept(),
+        max_keep_time: options.max_keep_time,
+    }
 }
 
 fn offer(options: &Options) -> Offer {
@@ -328,7 +346,7 @@ fn start_arbiter(
             max_per_connection: options.max_per_connection.unwrap_or(options.max_locks),
             max_waiters: options.max_waiters,
             max_waiters_total: options.max_waiters_total,
-            max_kept: options.max_kept.unwrap_or(options.max_locks / 4),
+            max_kept: options.max_kept(),
             max_keep_time: options.max_keep_time,
             max_hold: options.max_hold.unwrap_or(Duration::MAX),
         },
@@ -416,9 +434,14 @@ fn warn_about(
         );
     }
     if let (false, Some(addr)) = (auth.is_some(), door.and_then(Door::exposed)) {
+        let what = if options.http_grants {
+            "take locks"
+        } else {
+            "see who holds what"
+        };
         warn!(
-            "open-to-the-network http={addr} hint=\"every host that reaches it can see who holds \
-             what; use --auth-token-file, or listen on 127.0.0.1\""
+            "open-to-the-network http={addr} hint=\"every host that reaches it can {what}; \
+             use --auth-token-file, or listen on 127.0.0.1\""
         );
     }
     warn_of_variables();

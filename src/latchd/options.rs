@@ -150,6 +150,12 @@ options! {
         /// also answer requests over HTTP to this name of the server
         #[argh(option, arg_name = "name", from_str_fn(http_names))]
         http_name: Vec<HttpNames> = ["HTTP_NAME"],
+        /// also grant locks over HTTP
+        #[argh(option, arg_name = "bool", default = "false", from_str_fn(values::yes_or_no))]
+        http_grants: bool = ["HTTP_GRANTS"],
+        /// the most waiting requests over HTTP, and sessions (a quarter of --max-connections)
+        #[argh(option, arg_name = "count", from_str_fn(count))]
+        http_max_waiting: Option<usize> = ["HTTP_MAX_WAITING"],
         /// print the bound port on stdout once listening
         #[argh(option, arg_name = "bool", default = "false", from_str_fn(values::yes_or_no))]
         print_port: bool,
@@ -271,6 +277,11 @@ pub(super) fn unknown_variables(names: impl Iterator<Item = String>) -> Vec<Stri
 }
 
 impl Options {
+    /// The maximum number of kept grants.
+    pub(super) fn max_kept(&self) -> usize {
+        self.max_kept.unwrap_or(self.max_locks / 4)
+    }
+
     /// The path of the state file, if there is one.
     pub(super) fn state_file(&self) -> Option<&Path> {
         let path = self.state_file.as_ref().or(self.handover_file.as_ref());

@@ -8,11 +8,14 @@ use parking_lot::RwLock;
 
 use super::state_file::StateFile;
 use super::tokens::Tokens;
+use crate::arbiter::Arbiter;
 use crate::cluster::ClusterNode;
 use crate::log::{Log, SourceThrottle};
 use crate::protocol::abilities::Abilities;
+use crate::protocol::reply::Reply;
 use crate::protocol::request::{Frame, ProtocolError, Request};
 use crate::table::Cap;
+use crate::terms::Refusal;
 
 /// How long the answer to a wrong token is delayed.
 pub(super) const AUTH_COOLDOWN: Duration = Duration::from_millis(100);
@@ -59,6 +62,21 @@ impl SessionRules {
         self.auth_tokens
             .as_ref()
             .map_or(0, |tokens| tokens.max_len())
+    }
+
+    /// If a claim was refused because of a cap, names the cap in the log. The client is not told
+    /// which cap it was.
+    pub(super) fn warn_of_cap(&self, reply: &Reply, arbiter: &Arbiter) {
+        if !matches!(
+            reply,
+            Reply::Refused(Refusal::MaxLocks | Refusal::MaxWaiters)
+        ) {
+            return;
+        }
+        if let Some(cap) = arbiter.take_cap_reached() {
+            let warnings = &self.cap_warnings;
+            warnings.warn(format_args!("cap-reached cap={cap}"), Some(cap));
+        }
     }
 
     /// Whether the frame is `auth` with the right token. The time of the comparison does not depend

@@ -4,7 +4,7 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use log::{debug, warn};
+use log::warn;
 
 use crate::arbiter::{Arbiter, ClientSocket, Heartbeat};
 use crate::cluster::Disposition;
@@ -22,17 +22,13 @@ use crate::table::ConnId;
 use crate::text::{reason, Escaped};
 
 use super::connection;
+use super::hangups::report_hangups;
 use super::options::Options;
 use super::rules::SessionRules;
 use super::settings::Sockets;
 
 /// The mode of the operator's socket: only the server's own user and root can connect.
 const OPERATOR_MODE: u32 = 0o600;
-
-/// A waiter is cut off if this many unread bytes follow its request: it has filled its window, and
-/// so can no longer signal that it closes. The number is half of the smallest window that Linux
-/// offers by default.
-const FLOOD_LEN: u64 = 32 * 1024;
 
 pub(super) fn listen(
     options: &Options,
@@ -100,19 +96,6 @@ pub(super) fn start(
     let (arbiter, senders) = (Arc::clone(arbiter), Arc::clone(connections));
     spawn("hangup", move || report_hangups(&watch, &arbiter, &senders))?;
     accept_from_all("addr", listeners, connections, &workers).map_err(no_thread)
-}
-
-/// Tells the arbiter which peers have hung up, and cuts off waiters that flood their connections.
-fn report_hangups(watch: &HangupWatch, arbiter: &Arbiter, connections: &Connections) {
-    let hung_up = |id| arbiter.hang_up(ConnId(id));
-    let has_sent = |id| {
-        let is_flood = connections.unread_len(id) >= FLOOD_LEN;
-        if is_flood && arbiter.cut_off(ConnId(id)) {
-            debug!("cut-off conn={id} reason=flood-behind-wait");
-        }
-    };
-    let error = watch.run(hung_up, has_sent);
-    panic!("the hang-up watch failed: {error}");
 }
 
 fn converse(

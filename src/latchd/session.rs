@@ -16,7 +16,6 @@ use super::rules::SessionRules;
 use crate::arbiter::{ReplyPromise, Seat};
 use crate::protocol::reply::Reply;
 use crate::protocol::request::{parse, ProtocolError, Request, CLUSTER};
-use crate::terms::Refusal;
 use crate::text::Escaped;
 use crate::token::Fence;
 
@@ -125,7 +124,7 @@ impl<'s, 'a> Session<'s, 'a> {
         self.outbox.await_changes(&request, &answered.reply);
         self.input.end_frame();
         match answered.delivery {
-            Delivery::Due => self.warn_of_cap(&answered.reply),
+            Delivery::Due => self.rules.warn_of_cap(&answered.reply, self.seat.arbiter()),
             // A telnet user may have typed Ctrl-C during the wait. This must be answered before the
             // reply is sent, because telnet discards everything that arrives before the answer to
             // Ctrl-C.
@@ -133,21 +132,6 @@ impl<'s, 'a> Session<'s, 'a> {
             Delivery::Sent => return Ok(()),
         }
         self.outbox.add(&answered.reply, answered.promise)
-    }
-
-    /// If a claim was refused because of a cap, names the cap in the log. The client is not told
-    /// which cap it was.
-    fn warn_of_cap(&self, reply: &Reply) {
-        if !matches!(
-            reply,
-            Reply::Refused(Refusal::MaxLocks | Refusal::MaxWaiters)
-        ) {
-            return;
-        }
-        if let Some(cap) = self.seat.arbiter().take_cap_reached() {
-            let warnings = &self.rules.cap_warnings;
-            warnings.warn(format_args!("cap-reached cap={cap}"), Some(cap));
-        }
     }
 
     /// Replies `error` to a malformed request, and counts it. Logs only the first such request of

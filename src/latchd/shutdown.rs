@@ -66,8 +66,9 @@ pub(super) struct ServerEnd<'a> {
 }
 
 impl ServerEnd<'_> {
-    /// Blocks until the server is to stop, drains it, and returns the exit status.
-    pub(super) fn run(&self) -> ExitCode {
+    /// Blocks until the server is to stop, drains it, and returns the exit status. `over_http` are
+    /// the connections over HTTP, if clients can get locks there.
+    pub(super) fn run(&self, over_http: Option<Arc<Connections>>) -> ExitCode {
         // The supervisor may not listen after READY, so errors of `notify` do not matter here.
         if self.becomes_idle() {
             let _ = notify("STOPPING=1\nSTATUS=Idle");
@@ -113,7 +114,9 @@ impl ServerEnd<'_> {
             Drained::TimedOut => log_cut_off(self.arbiter, TIMED_OUT),
         }
         let grace_left = deadline.saturating_duration_since(Instant::now());
-        let_sessions_finish(self.signals, self.connections, grace_left)
+        let connections = [Some(Arc::clone(self.connections)), over_http];
+        let connections = connections.into_iter().flatten().collect();
+        let_sessions_finish(self.signals, connections, grace_left)
     }
 
     /// Hands the holders of the previous server on to the next one, because this server cannot
@@ -211,13 +214,14 @@ impl ServerEnd<'_> {
         node.cut_adopters();
         info!("draining");
         let _ = notify("STOPPING=1\nSTATUS=Draining");
-        let gone = none_left(self.connections, LONGEST, LONGEST);
+        let connections = || vec![Arc::clone(self.connections)];
+        let gone = none_left(connections(), LONGEST, LONGEST);
         match self.wait_for(&gone, deadline) {
             Some(Drained::Yes) => info!("stopping reason=drained"),
             Some(Drained::TimedOut) => {
                 log_cut_off(self.arbiter, TIMED_OUT);
                 node.cut_all();
-                let _ = none_left(self.connections, FAREWELL, FAREWELL).recv();
+                let _ = none_left(connections(), FAREWELL, FAREWELL).recv();
             }
             None => return ExitCode::from(1),
         }
@@ -241,10 +245,13 @@ impl ServerEnd<'_> {
                 None => arbiter.last_held(),
             };
             let last_held_at = last_held();
-            let empty_since = self.connections.empty_since().unwrap_or(now);
+            // A session over HTTP and a request that waits there have a seat without a connection.
+            let has_seats = arbiter.seat_count() > 0;
+            let empty_since = self.connections.empty_since().filter(|_| !has_seats);
+            let empty_since = empty_since.unwrap_or(now);
             let quiet_since = empty_since.max(last_held_at.unwrap_or(started));
             let idle_for = now.saturating_duration_since(quiet_since);
-            let is_quiet = || last_held() == last_held_at;
+            let is_quiet = || last_held() == last_held_at && arbiter.seat_count() == 0;
             if idle_for >= idle_exit && self.connections.close_if_empty(is_quiet) {
                 return true;
             }
@@ -261,11 +268,13 @@ impl ServerEnd<'_> {
 /// client that connects now waits in the backlog for the next server.
 fn let_sessions_finish(
     signals: &Receiver<()>,
-    connections: &Arc<Connections>,
+    connections: Vec<Arc<Connections>>,
     grace_left: Duration,
 ) -> ExitCode {
-    connections.close();
-    connections.shut_down_all(Shutdown::Read);
+    for connections in &connections {
+        connections.close();
+        connections.shut_down_all(Shutdown::Read);
+    }
     let farewell = none_left(connections, FAREWELL, grace_left.clamp(FAREWELL, LONGEST));
     select! {
         recv(signals) -> _ => ExitCode::from(1),
@@ -276,15 +285,16 @@ fn let_sessions_finish(
 /// Returns a channel that closes when no connection is open any more, when no connection has closed
 /// for `patience`, or after `at_most`.
 fn none_left(
-    connections: &Arc<Connections>,
+    connections: Vec<Arc<Connections>>,
     patience: Duration,
     at_most: Duration,
 ) -> Receiver<()> {
     let (sender, none_left) = bounded(0);
-    let connections = Arc::clone(connections);
     // If the thread cannot be started, the sender is dropped, and nothing is waited for.
     let _ = spawn("farewell", move || {
-        connections.wait_until_none(patience, at_most);
+        for connections in connections {
+            connections.wait_until_none(patience, at_most);
+        }
         drop(sender);
     });
     none_left
@@ -298,7 +308,7 @@ mod tests {
     fn after_the_farewell_newcomers_are_left_to_the_next_server() {
         let (_sender, signals) = bounded(1);
         let connections = Arc::new(Connections::new(1, None, b""));
-        let_sessions_finish(&signals, &connections, Duration::ZERO);
+        let_sessions_finish(&signals, vec![Arc::clone(&connections)], Duration::ZERO);
         assert!(connections.close_if_empty(|| false), "it accepts");
     }
 }

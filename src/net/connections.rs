@@ -3,12 +3,13 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::io;
-use std::net::{IpAddr, Shutdown};
+use std::net::Shutdown;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
+use super::permits::{PerSource, Source};
 use super::stream::Stream;
 
 #[derive(Debug)]
@@ -19,19 +20,30 @@ pub struct Connections {
     farewell: &'static [u8],
     /// The maximum number of connections over a cap that are admitted to be refused.
     max_refused: usize,
+    numbers: Arc<ConnectionNumbers>,
     open: Mutex<OpenStreams>,
     one_closed: Condvar,
 }
 
+/// Gives each connection a number, counted from 1 and never reused.
+#[derive(Debug, Default)]
+pub struct ConnectionNumbers(Mutex<u64>);
+
+impl ConnectionNumbers {
+    pub fn next(&self) -> u64 {
+        let mut last = self.0.lock();
+        *last += 1;
+        *last
+    }
+}
+
 #[derive(Debug)]
 struct OpenStreams {
-    last_id: u64,
     streams: HashMap<u64, Arc<Stream>>,
     /// The number of open connections that were admitted to be refused.
     refused_count: usize,
-    /// The number of connections from each source, sorted by source; empty without a cap per
-    /// source.
-    per_source: Vec<(Source, usize)>,
+    /// The number of connections from each source; empty without a cap per source.
+    per_source: PerSource,
     /// When the most recent connection closed. Not meaningful while a connection is open.
     empty_since: Instant,
     /// Whether accepting has stopped for good.
@@ -49,15 +61,6 @@ pub struct Admission {
     pub exceeds: Option<CapReached>,
     /// The source that the connection is counted for, if there is a cap per source.
     source: Option<Source>,
-}
-
-/// Where a connection comes from, for a cap on the connections from one source.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Source {
-    /// An address, or an IPv6 network of 64 bits.
-    Address(IpAddr),
-    /// A user of this host. All unknown users together count as one source.
-    User(Option<u32>),
 }
 
 /// The cap that a rejected connection would exceed. The log shows its display form.
@@ -98,11 +101,11 @@ impl Connections {
             max_per_source,
             farewell,
             max_refused: 0,
+            numbers: Arc::default(),
             open: Mutex::new(OpenStreams {
-                last_id: 0,
                 streams: HashMap::new(),
                 refused_count: 0,
-                per_source: Vec::new(),
+                per_source: PerSource::default(),
                 empty_since: Instant::now(),
                 closed: false,
             }),
@@ -118,6 +121,25 @@ impl Connections {
             max_refused,
             ..self
         }
+    }
+
+    /// Takes the numbers of connections from those of `other`, so that no number belongs to a
+    /// connection of each.
+    pub fn numbered_with(self, other: &Connections) -> Self {
+        Connections {
+            numbers: Arc::clone(&other.numbers),
+            ..self
+        }
+    }
+
+    /// The maximum number of connections.
+    pub fn max(&self) -> usize {
+        self.max_connections
+    }
+
+    /// The source of the numbers of these connections.
+    pub fn numbers(&self) -> &ConnectionNumbers {
+        &self.numbers
     }
 
     /// Accepts a connection and gives it a number. If the connection would exceed a cap, closes it
@@ -148,8 +170,7 @@ impl Connections {
                 return Ok(Err(cap));
             }
         };
-        open.last_id += 1;
-        let id = open.last_id;
+        let id = self.numbers.next();
         match exceeds {
             None => drop(open.streams.insert(id, Arc::clone(&stream))),
             Some(_) => open.refused_count += 1,
@@ -223,18 +244,11 @@ impl Admission {
 impl OpenStreams {
     /// Counts one more connection from `source`, which may have at most `max` connections.
     fn count(&mut self, source: Source, max: usize) -> Result<Source, CapReached> {
-        match self.place_of(source) {
-            Ok(at) if self.per_source[at].1 < max => self.per_source[at].1 += 1,
-            Err(at) if max > 0 => self.per_source.insert(at, (source, 1)),
-            _ => return Err(CapReached::PerSource(source)),
+        if self.per_source.add(source, max) {
+            Ok(source)
+        } else {
+            Err(CapReached::PerSource(source))
         }
-        Ok(source)
-    }
-
-    /// The index at which `source` is counted, or the index at which to insert it.
-    fn place_of(&self, source: Source) -> Result<usize, usize> {
-        let sources = &self.per_source;
-        sources.binary_search_by_key(&source, |(known, _)| *known)
     }
 }
 
@@ -246,12 +260,8 @@ impl Drop for Admission {
             return;
         }
         open.streams.remove(&self.id);
-        let place = self.source.and_then(|source| open.place_of(source).ok());
-        if let Some(at) = place {
-            open.per_source[at].1 -= 1;
-            if open.per_source[at].1 == 0 {
-                open.per_source.remove(at);
-            }
+        if let Some(source) = self.source {
+            open.per_source.remove(source);
         }
         open.empty_since = Instant::now();
         drop(open);

@@ -14,6 +14,8 @@ pub mod lines;
 #[cfg(feature = "programs")]
 pub mod listener;
 pub mod names;
+#[cfg(feature = "programs")]
+pub mod permits;
 pub mod stream;
 #[cfg_attr(not(feature = "tls"), path = "tls/absent.rs")]
 pub mod tls;

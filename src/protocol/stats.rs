@@ -122,7 +122,7 @@ impl fmt::Display for Seconds {
     }
 }
 
-pub(super) fn write_string(text: &str, out: &mut Vec<u8>) {
+pub(crate) fn write_string(text: &str, out: &mut Vec<u8>) {
     out.push(b'"');
     for c in text.chars() {
         match c {

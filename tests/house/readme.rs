@@ -105,7 +105,7 @@ fn the_readme_shows_rust_that_the_library_tries() {
 
 #[test]
 fn the_examples_of_a_manual_page_can_be_pasted() {
-    needs!("nc", "systemd-socket-activate");
+    needs!("nc", "systemd-socket-activate", "curl");
     let sections: Vec<Section> = pages().iter().map(|page| manual_section(page)).collect();
     let count: usize = sections.iter().map(|section| section.blocks.len()).sum();
     assert!(count >= 12, "only {count} examples found in man/");
@@ -261,10 +261,11 @@ fn paste_all(sections: &[Section]) {
 /// reads its input would swallow the rest. At the end no process may be left.
 fn paste(section: &Section) {
     const MARK: &str = "# end of block, status";
-    let port = free_addr().port().to_string();
+    let [port, http_port] = [(); 2].map(|()| free_addr().port().to_string());
     let mut input = format!("export LATCHD_PORT={port} LATCH_SERVER=127.0.0.1:{port}\n");
     for (script, _) in &section.blocks {
-        input += &format!("{}\necho '{MARK}' $?\n", script.replace("6388", &port));
+        let script = script.replace("6388", &port).replace("6389", &http_port);
+        input += &format!("{script}\necho '{MARK}' $?\n");
     }
     let dir = tempfile::tempdir().expect("there is room for a directory");
     let mut bash = in_our_path("bash");

@@ -12,15 +12,21 @@ use crate::support::{eventually, is_soon, Daemon, Signal, PATIENCE};
 /// A daemon with a door, and where that is.
 pub(super) fn daemon_with_door(options: &[&str]) -> (Daemon, SocketAddr) {
     let daemon = Daemon::start_alone(&[&["--http", "127.0.0.1:0"], options].concat());
+    let addr = door_of(&daemon);
+    (daemon, addr)
+}
+
+/// Where the door of a daemon is.
+pub(super) fn door_of(daemon: &Daemon) -> SocketAddr {
     daemon.wait_for_log("listening http=", PATIENCE);
     let log = daemon.log();
     let (_, rest) = log.split_once("listening http=").expect("it is there");
     let addr = rest.lines().next().expect("a line").parse();
-    (daemon, addr.expect("an address"))
+    addr.expect("an address")
 }
 
 /// All that the door answers to these bytes, until it closes.
-fn exchange(addr: SocketAddr, request: &[u8]) -> String {
+pub(super) fn exchange(addr: SocketAddr, request: &[u8]) -> String {
     let mut stream = TcpStream::connect(addr).expect("the door is open");
     stream.set_read_timeout(Some(PATIENCE)).expect("a time");
     stream.write_all(request).expect("it takes it");

@@ -13,6 +13,7 @@ mod fences;
 mod handover;
 mod hostile;
 mod http;
+mod http_grants;
 mod lasting;
 mod limits;
 mod log;

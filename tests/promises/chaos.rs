@@ -17,6 +17,7 @@ use rustix::process::{getrlimit, kill_process, Pid, Resource, Signal};
 
 use crate::clients::{self, LEASES, LIMITS};
 use crate::history::{History, Instant, Reply, Request, Violation};
+use crate::http_session;
 use crate::journal::{self, now};
 use crate::noise::annoy;
 use crate::place::{Place, Stream};
@@ -53,6 +54,11 @@ const JOURNAL: Duration = Duration::from_secs(2);
 #[test]
 fn no_chaos_breaks_a_promise() {
     run(House::Alone(Scheme::Plain));
+}
+
+#[test]
+fn no_chaos_with_half_the_clients_on_http_breaks_a_promise() {
+    run(House::WithHttp);
 }
 
 #[cfg(feature = "tls")]
@@ -303,6 +309,7 @@ impl Chaos {
         let begin = now();
         crowd.child.kill().expect("our child");
         crowd.child.wait().expect("our child");
+        http_session::end_all(&self.directory, crowd.process);
         self.bury(crowd.process, (begin, now()));
         self.count("clients killed");
         self.add_crowd();

@@ -11,8 +11,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::net::sockopt::set_socket_linger;
+use serde_json::json;
 
 use crate::history::{Reply, Request};
+use crate::http_session::{self, HttpSession};
 use crate::journal::Journal;
 use crate::place::{Place, Stream};
 use crate::random::Random;
@@ -131,7 +133,8 @@ impl Client<'_> {
             }
         };
         for _ in 0..1 + self.random.below(60) {
-            let round = match self.random.one_in(60) {
+            let is_operator = matches!(connection.way, Way::Lines(_)) && self.random.one_in(60);
+            let round = match is_operator {
                 true => self.break_a_grant(&mut connection),
                 false => self.round(&mut connection),
             };
@@ -147,12 +150,17 @@ impl Client<'_> {
         let place = Place::any(self.directory, &mut self.random);
         let is_local = self.random.one_in(3);
         let number = self.connections.fetch_add(1, Ordering::Relaxed);
+        let door = place.http.filter(|_| self.random.one_in(2));
+        let way = match door {
+            Some(door) => {
+                let notes = http_session::notes(self.directory, self.process);
+                Way::Http(HttpSession::open(door, &notes)?)
+            }
+            None if is_local => Way::Lines(place.unix()?),
+            None => Way::Lines(place.network()?),
+        };
         let mut connection = Connection {
-            stream: if is_local {
-                place.unix()?
-            } else {
-                place.network()?
-            },
+            way,
             number: self.process << 32 | u64::from(number),
             term: 0,
             // One of several servers may pass the connection on over the network.
@@ -160,7 +168,7 @@ impl Client<'_> {
             received: Vec::new(),
             token: String::new(),
         };
-        if self.random.one_in(20) {
+        if door.is_none() && self.random.one_in(20) {
             self.type_words(&mut connection)?;
         }
         connection.term = match place.term {
@@ -172,12 +180,12 @@ impl Client<'_> {
 
     /// Does what a person does first: asks for help, and perhaps leaves again.
     fn type_words(&mut self, on: &mut Connection) -> io::Result<()> {
-        on.stream.write_all(b"help\n")?;
+        on.lines().write_all(b"help\n")?;
         self.expect(on, "ok commands")?;
         if self.random.one_in(2) {
             return Ok(());
         }
-        on.stream.write_all(b"quit\n")?;
+        on.lines().write_all(b"quit\n")?;
         match on.line(PATIENCE) {
             Ok(line) => self.journal.complain(&format!("quit got {line:?}")),
             Err(error) if error.kind() == ErrorKind::TimedOut => {
@@ -191,7 +199,7 @@ impl Client<'_> {
     /// The term of the server that a connection has been passed on to.
     fn epoch(&mut self, on: &mut Connection) -> io::Result<u32> {
         // The first request makes sure that it is.
-        on.stream.write_all(b"ping\n_\n_\ncluster\n_\n_\n")?;
+        on.lines().write_all(b"ping\n_\n_\ncluster\n_\n_\n")?;
         self.expect(on, "ok")?;
         let line = self.expect(on, "ok active ")?;
         let epoch = line.split(' ').nth(2).and_then(|word| word.parse().ok());
@@ -218,7 +226,7 @@ impl Client<'_> {
     fn break_a_grant(&mut self, on: &mut Connection) -> io::Result<()> {
         let key = self.key();
         let asked = format!("stats\nholders\nkey-{key}\n");
-        on.stream.write_all(asked.as_bytes())?;
+        on.lines().write_all(asked.as_bytes())?;
         let line = self.expect(on, "ok {")?;
         let stats: serde_json::Value =
             serde_json::from_str(line.get(3..).unwrap_or_default()).unwrap_or_default();
@@ -251,9 +259,10 @@ impl Client<'_> {
         LEASES[self.below(LEASES.len() as u64)]
     }
 
-    /// Mostly a whole lock, or one slot.
-    fn weight(&mut self, key: u32) -> usize {
-        match (limit_of(key), self.random.one_in(4)) {
+    /// Mostly a whole lock, or one slot; over HTTP, always.
+    fn weight(&mut self, on: &Connection, key: u32) -> usize {
+        let is_odd = self.random.one_in(4) && matches!(on.way, Way::Lines(_));
+        match (limit_of(key), is_odd) {
             (LOCK, false) => LOCK,
             (LOCK, true) | (_, false) => 1,
             (limit, true) => 1 + self.below(limit as u64),
@@ -268,9 +277,13 @@ impl Client<'_> {
     fn hang_up(&mut self, connection: Connection) {
         let number = connection.number;
         self.journal.hang_up(number);
-        if self.random.one_in(3) {
+        match &connection.way {
             // An RST instead of a FIN; nothing to a Unix socket.
-            let _ = set_socket_linger(&connection.stream, Some(Duration::ZERO));
+            Way::Lines(stream) if self.random.one_in(3) => {
+                let _ = set_socket_linger(stream, Some(Duration::ZERO));
+            }
+            Way::Lines(_) => {}
+            Way::Http(session) => session.end(),
         }
         drop(connection);
         self.journal.hung_up(number);
@@ -298,13 +311,13 @@ impl Client<'_> {
         let request = Request::Acquire {
             wait: self.wait(),
             lease,
-            weight: self.weight(key),
+            weight: self.weight(on, key),
         };
         self.ask(on, key, request)
     }
 
     fn enqueue(&mut self, on: &mut Connection, key: u32, lease: Duration) -> io::Result<Reply> {
-        let weight = self.weight(key);
+        let weight = self.weight(on, key);
         let reply = self.ask(on, key, Request::Enqueue { lease, weight })?;
         let is_granted = matches!(reply, Reply::Granted { .. });
         // Clients need not collect what they have been granted.
@@ -405,6 +418,21 @@ impl Client<'_> {
     ) -> io::Result<Reply> {
         let frame = format!("{}\nkey-{key}\n{argument}\n", command(key, request));
         let number = self.journal.begin(on.term, on.number, key, request);
+        if let Way::Http(session) = &on.way {
+            let patience = wait_of(request) > Duration::ZERO && self.random.one_in(25);
+            let patience = patience.then(|| Duration::from_millis(self.random.below(20)));
+            let token = argument.split(' ').next().unwrap_or_default();
+            let heard = self.ask_over_http(session, key, request, token, patience);
+            let (heard, token) = heard.unwrap_or((Reply::Lost, String::new()));
+            if !token.is_empty() {
+                on.token = token;
+            }
+            self.journal.end(number, heard);
+            return match heard {
+                Reply::Lost => Err(ErrorKind::Other.into()),
+                heard => Ok(heard),
+            };
+        }
         let reply = self.talk(on, frame.as_bytes(), wait_of(request));
         let heard = match &reply {
             Ok(line) => self.understood(on, line, request),
@@ -414,18 +442,77 @@ impl Client<'_> {
         reply.map(|_| heard)
     }
 
+    /// Sends a request in a session. Returns what it heard, and the token of a grant.
+    fn ask_over_http(
+        &self,
+        session: &HttpSession,
+        key: u32,
+        request: Request,
+        token: &str,
+        patience: Option<Duration>,
+    ) -> io::Result<(Reply, String)> {
+        let (verb, mut body) = match request {
+            Request::Acquire { wait, lease, .. } => {
+                let (wait, lease) = (wait.as_secs(), lease.as_secs());
+                (
+                    "",
+                    json!({ "acquire_timeout_s": wait, "lease_ttl_s": lease }),
+                )
+            }
+            Request::Enqueue { lease, .. } => {
+                ("/enqueue", json!({ "lease_ttl_s": lease.as_secs() }))
+            }
+            Request::Wait { wait, .. } => ("/wait", json!({ "timeout_s": wait.as_secs() })),
+            Request::Renew { lease, .. } => {
+                let lease = lease.as_secs();
+                ("/renew", json!({ "token": token, "lease_ttl_s": lease }))
+            }
+            Request::Release { .. } => ("/release", json!({ "token": token })),
+            Request::Break { .. } => unreachable!("an operator speaks in lines"),
+        };
+        let limit = limit_of(key);
+        let is_claim = matches!(request, Request::Acquire { .. } | Request::Enqueue { .. });
+        if limit != LOCK && is_claim {
+            body["limit"] = json!(limit);
+        }
+        let kind = if limit == LOCK { "locks" } else { "semaphores" };
+        let path = format!("/v1/{kind}/key-{key}{verb}");
+        let wait = wait_of(request);
+        let (status, answer) = session.post(&path, &body.to_string(), wait, patience)?;
+        let uses_token = matches!(request, Request::Renew { .. } | Request::Release { .. });
+        let token = answer["token"].as_str().unwrap_or_default().to_owned();
+        let heard = match (status, answer["status"].as_str()) {
+            (200, Some("ok" | "acquired")) => Reply::Granted {
+                fence: fence(&token),
+            },
+            (200, Some("timeout")) => Reply::TimedOut,
+            (200, Some("queued")) => Reply::Queued,
+            (200 | 204, None) if uses_token => Reply::Done,
+            (404, _) if uses_token => Reply::Refused,
+            (409 | 429 | 503, _) if !uses_token => Reply::Refused,
+            // Nothing is said of the grant.
+            (410 | 429 | 503, _) => Reply::Lost,
+            _ => {
+                let what = format!("{request:?} got {status} {answer}");
+                self.journal.complain(&what);
+                Reply::Lost
+            }
+        };
+        Ok((heard, token))
+    }
+
     fn talk(&mut self, on: &mut Connection, frame: &[u8], wait: Duration) -> io::Result<String> {
         if self.random.one_in(10) {
             let (aside, begin) = ASIDES[self.below(ASIDES.len() as u64)];
-            on.stream.write_all(&[aside.as_bytes(), frame].concat())?;
+            on.lines().write_all(&[aside.as_bytes(), frame].concat())?;
             self.expect(on, begin)?;
         } else if self.random.one_in(20) {
             for byte in frame {
-                on.stream.write_all(&[*byte])?;
+                on.lines().write_all(&[*byte])?;
                 thread::sleep(Duration::from_micros(100));
             }
         } else {
-            on.stream.write_all(frame)?;
+            on.lines().write_all(frame)?;
         }
         if wait > Duration::ZERO && self.random.one_in(25) {
             self.lose_patience(on)?;
@@ -444,7 +531,7 @@ impl Client<'_> {
             return Err(ErrorKind::Other.into());
         }
         self.journal.hang_up(on.number);
-        let _ = on.stream.half_close();
+        let _ = on.lines().half_close();
         self.journal.hung_up(on.number);
         Ok(())
     }
@@ -508,8 +595,14 @@ fn command(key: u32, request: Request) -> String {
     format!("{kind}{verb}")
 }
 
+/// How a client speaks to its server.
+enum Way {
+    Lines(Stream),
+    Http(HttpSession),
+}
+
 struct Connection {
-    stream: Stream,
+    way: Way,
     number: u64,
     term: u32,
     /// Whether the server takes the client for an operator.
@@ -520,6 +613,13 @@ struct Connection {
 }
 
 impl Connection {
+    fn lines(&mut self) -> &mut Stream {
+        match &mut self.way {
+            Way::Lines(stream) => stream,
+            Way::Http(_) => unreachable!("HTTP has no lines"),
+        }
+    }
+
     /// The next line. An error if it does not come in time, or the stream ends.
     fn line(&mut self, patience: Duration) -> io::Result<String> {
         let deadline = Instant::now() + patience;
@@ -533,8 +633,8 @@ impl Connection {
             if left.is_zero() {
                 return Err(ErrorKind::TimedOut.into());
             }
-            self.stream.set_read_timeout(left)?;
-            match self.stream.read(&mut chunk) {
+            self.lines().set_read_timeout(left)?;
+            match self.lines().read(&mut chunk) {
                 Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
                 Ok(count) => self.received.extend_from_slice(&chunk[..count]),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {}

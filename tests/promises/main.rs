@@ -15,6 +15,7 @@ mod clients;
 mod crowds;
 mod ends;
 mod history;
+mod http_session;
 mod journal;
 mod leases;
 mod network;

@@ -21,6 +21,8 @@ pub struct Place {
     pub socket: PathBuf,
     /// The CA of the server's certificate, if it speaks TLS at its address.
     pub ca: Option<PathBuf>,
+    /// Where the server grants locks over HTTP, if it does.
+    pub http: Option<SocketAddr>,
 }
 
 impl Place {
@@ -46,21 +48,24 @@ impl Place {
             addr,
             socket,
             ca,
+            http,
         } = self;
+        let http = http.map(|http| http.to_string()).unwrap_or_default();
         let term = term.map(|term| term.to_string()).unwrap_or_default();
         let path = |path: &Path| path.display().to_string();
         let (socket, ca) = (path(socket), ca.as_deref().map(path).unwrap_or_default());
-        format!("{term} {addr} {socket} {ca}\n")
+        format!("{term} {addr} {socket} {ca} {http}\n")
     }
 
     fn read(line: &str) -> Place {
         let mut words = line.split(' ');
-        let mut word = || words.next().expect("four words");
+        let mut word = || words.next().expect("five words");
         Place {
             term: word().parse().ok(),
             addr: word().parse().expect("an address"),
             socket: PathBuf::from(word()),
             ca: Some(PathBuf::from(word())).filter(|path| path.is_absolute()),
+            http: word().parse().ok(),
         }
     }
 

@@ -1,6 +1,7 @@
 //! The servers of a chaos run: one alone, or two that are one service.
 
 use std::fs;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
@@ -26,6 +27,8 @@ pub const SHUTDOWN: Duration = Duration::from_secs(3);
 pub enum House {
     /// One server, whose clients speak this over the network.
     Alone(Scheme),
+    /// One server, half of whose clients speak HTTP.
+    WithHttp,
     /// Two servers on this etcd, one of which passes its clients on to the other.
     #[cfg(feature = "cluster")]
     Cluster(Etcd),
@@ -43,7 +46,10 @@ pub struct Service {
 
 /// How to start a server.
 enum Way {
-    Alone(Scheme),
+    Alone {
+        scheme: Scheme,
+        has_http: bool,
+    },
     #[cfg(feature = "cluster")]
     Cluster(Etcd),
 }
@@ -59,7 +65,14 @@ impl Service {
     pub fn start(house: House, directory: &Path) -> Service {
         fs::write(directory.join("admin"), ADMIN_TOKEN).expect("there is room");
         let (way, count) = match house {
-            House::Alone(scheme) => (Way::Alone(scheme), 1),
+            House::Alone(scheme) => {
+                let has_http = false;
+                (Way::Alone { scheme, has_http }, 1)
+            }
+            House::WithHttp => {
+                let (scheme, has_http) = (Scheme::Plain, true);
+                (Way::Alone { scheme, has_http }, 1)
+            }
             #[cfg(feature = "cluster")]
             House::Cluster(etcd) => (Way::Cluster(etcd), 2),
         };
@@ -128,13 +141,18 @@ impl Service {
             addr,
             socket: socket.clone().into(),
             ca: None,
+            http: None,
         };
         match &self.way {
-            Way::Alone(scheme) => {
-                let own = [&common[..], &["--fence-state-file", &fences]].concat();
+            Way::Alone { scheme, has_http } => {
+                let mut own = [&common[..], &["--fence-state-file", &fences]].concat();
+                if *has_http {
+                    own.extend(["--http", "127.0.0.1:0", "--http-grants"]);
+                }
                 let daemon = Daemon::start_over(*scheme, &own);
                 let mut place = place(Some(self.run_count), daemon.addr());
                 place.ca = ca_of(*scheme);
+                place.http = has_http.then(|| door_of(&daemon));
                 Server::new(daemon, place)
             }
             #[cfg(feature = "cluster")]
@@ -224,6 +242,15 @@ fn connect(place: &Place) -> Client {
         Some(_) => unreachable!("this build has no TLS"),
     };
     Client::open(scheme, place.addr)
+}
+
+/// Where a server speaks HTTP.
+fn door_of(daemon: &Daemon) -> SocketAddr {
+    daemon.wait_for_log("listening http=", PATIENCE);
+    let log = daemon.log();
+    let door = log.split("listening http=").nth(1).expect("it is there");
+    let door = door.lines().next().expect("a line");
+    door.parse().expect("an address")
 }
 
 fn ca_of(scheme: Scheme) -> Option<PathBuf> {

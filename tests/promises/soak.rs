@@ -55,6 +55,7 @@ fn memory_and_descriptors_stay_flat_however_long_it_runs() {
         addr: daemon.addr(),
         socket,
         ca: None,
+        http: None,
     };
     let (is_over, claims) = (AtomicBool::new(false), AtomicU64::new(0));
     let looks = thread::scope(|scope| {

@@ -1,15 +1,21 @@
-//! The HTTP door: health, metrics, statistics and a page that shows them, all read-only. See
-//! latchd-operations(7), HTTP.
+//! The HTTP door: health, metrics, statistics and a page that shows them, and, if the operator
+//! wants that, locks. See latchd-operations(7), HTTP.
 //!
-//! The door has its own limit of connections, so that its clients cannot keep other clients from
-//! their locks. Each connection gets one answer, within a time limit.
+//! The door has its own limits of connections, so that its clients cannot keep other clients from
+//! their locks. Each connection gets one answer, within a time limit, unless it waits for a lock.
 
 mod answer;
+mod body;
+mod grants;
 mod history;
 mod host_names;
+mod openapi;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod pieces;
+mod reply;
 mod request;
+mod routes;
+mod sessions;
 
 use std::io::Read;
 use std::net::{IpAddr, Shutdown};
@@ -24,21 +30,26 @@ use super::rules::{SessionRules, AUTH_COOLDOWN, CLOSING_TIME};
 use super::statistics::{StatisticsSource, PAGE_LEN};
 use crate::arbiter::Arbiter;
 use crate::cluster::ClusterNode;
-use crate::net::connections::Connections;
+use crate::net::connections::{Admission, Connections};
 use crate::net::listener::{accept_from_all, Listener};
+use crate::net::permits::Permits;
 use crate::net::stream::Stream;
 use crate::net::tls::Certificate;
 use crate::net::workers::Workers;
 use crate::protocol::metrics::exposition;
 use crate::server::{self, no_thread};
 use crate::sys::memory::{self, Purpose};
-use answer::{refuse_full, HttpAnswer, Sent, FULL, JSON, METRICS};
+use answer::{refuse_full, Errors, HttpAnswer, Sent, FULL, JSON, METRICS};
+use body::MAX_BODY_LEN;
+pub(super) use grants::GrantCaps;
+use grants::Grants;
 use history::RecentSamples;
-use request::{Arrived, HttpRequest, Resource, MAX_HEAD_LEN};
+use request::{Arrived, HttpRequest, RequestInput, MAX_HEAD_LEN};
+use routes::Resource;
 
-/// The maximum number of connections at once.
+/// The maximum number of connections at once that look at something.
 const MAX_CONNECTIONS: usize = 16;
-/// The maximum number of connections at once from one address.
+/// The maximum number of them from one address.
 const MAX_PER_ADDRESS: usize = 8;
 
 /// How long a request may take to arrive.
@@ -47,9 +58,13 @@ const REQUEST_TIME: Duration = Duration::from_secs(5);
 /// The maximum number of connections over these limits that are told so at once. More are closed.
 const MAX_REFUSED: usize = 16;
 
-/// The maximum number of threads of the door: those for its connections, and one that keeps the
-/// history.
-pub(super) const MAX_THREADS: usize = MAX_CONNECTIONS + MAX_REFUSED + 1;
+/// The maximum number of connections at once that change something and do not wait, and of those
+/// whose requests have not arrived yet.
+const MAX_CHANGING: usize = 16;
+
+/// The maximum number of threads of the door, without those for requests that wait: those for its
+/// other connections, one that keeps the history, and one that watches for hang-ups.
+pub(super) const MAX_THREADS: usize = MAX_CONNECTIONS + MAX_CHANGING + MAX_REFUSED + 2;
 
 /// How long a client that is told so may take to read it.
 const REFUSAL_TIME: Duration = Duration::from_secs(1);
@@ -74,6 +89,10 @@ struct Guide {
     rules: Arc<SessionRules>,
     names: Vec<String>,
     history: Arc<RecentSamples>,
+    /// Permits for requests that look at something.
+    permits: Arc<Permits>,
+    /// `None` if nothing can be changed over HTTP.
+    grants: Option<Arc<Grants>>,
 }
 
 impl Door {
@@ -114,40 +133,60 @@ impl Door {
         addrs.find_map(|addr| Some(addr.ip()).filter(is_exposed))
     }
 
-    /// Starts the threads that answer. They run until the process ends.
+    /// Starts the threads that answer. They run until the process ends. With `caps`, clients can
+    /// also change something; the connections are then returned, whose numbers are not among those
+    /// of `others`.
     pub(super) fn open(
         self,
         arbiter: &Arc<Arbiter>,
         rules: &Arc<SessionRules>,
-    ) -> Result<(), String> {
-        let history = Arc::<RecentSamples>::default();
+        caps: Option<GrantCaps>,
+        others: &Connections,
+    ) -> Result<Option<Arc<Connections>>, String> {
+        let connections = Arc::new(connections(caps, others));
+        let grants = caps
+            .map(|caps| Grants::new(arbiter, rules, &connections, caps))
+            .transpose()
+            .map_err(server::cannot("watch for hang-ups"))?
+            .map(Arc::new);
         let guide = Guide {
             arbiter: Arc::clone(arbiter),
             rules: Arc::clone(rules),
             names: self.names,
-            history: Arc::clone(&history),
+            history: Arc::default(),
+            permits: Permits::new(MAX_CONNECTIONS, Some(MAX_PER_ADDRESS)),
+            grants: grants.clone(),
         };
-        let (arbiter, rules) = (Arc::clone(arbiter), Arc::clone(rules));
-        server::spawn("http-history", move || keep(&history, &arbiter, &rules))?;
+        let guide = Arc::new(guide);
+        if let Some(grants) = &grants {
+            let grants = Arc::clone(grants);
+            server::spawn("http-hangup", move || grants.report_hangups())?;
+        }
+        let housekeeper = Arc::clone(&guide);
+        server::spawn("http-history", move || housekeeper.keep())?;
         let workers = Workers::new(move |admission| match admission.exceeds {
-            None => guide.serve(&admission.stream),
+            None => guide.serve(&admission),
             Some(_) => refuse(&admission.stream),
         });
-        let connections = Connections::new(MAX_CONNECTIONS, Some(MAX_PER_ADDRESS), FULL);
-        let connections = Arc::new(connections.admitting_refused(MAX_REFUSED));
-        accept_from_all("http", &self.listeners, &connections, &workers).map_err(no_thread)
+        accept_from_all("http", &self.listeners, &connections, &workers).map_err(no_thread)?;
+        Ok(grants.map(|_| connections))
     }
 }
 
-/// Takes a sample now and then, until the process ends. A standby has nothing to count.
-fn keep(history: &RecentSamples, arbiter: &Arbiter, rules: &SessionRules) {
-    loop {
-        if rules.node.as_deref().is_none_or(ClusterNode::is_active) {
-            let (_, snapshot) = arbiter.counters();
-            history.note(&snapshot, Instant::now());
+/// The connections of a door. Those that change something come on top of the others, because only
+/// a request tells which is which.
+fn connections(caps: Option<GrantCaps>, others: &Connections) -> Connections {
+    let connections = match caps {
+        None => Connections::new(MAX_CONNECTIONS, Some(MAX_PER_ADDRESS), FULL),
+        Some(caps) => {
+            let max = caps.max_waiting;
+            let max = max.saturating_add(MAX_CONNECTIONS + MAX_CHANGING);
+            let max_per_address = caps.max_per_address;
+            let max_per_address = max_per_address.map(|max| max.saturating_add(MAX_CONNECTIONS));
+            Connections::new(max, max_per_address, FULL).numbered_with(others)
         }
-        thread::sleep(history::INTERVAL);
-    }
+    };
+    connections.admitting_refused(MAX_REFUSED)
 }
 
 /// Tells a client that there are too many connections. Does not close before the client has read
@@ -160,16 +199,44 @@ fn refuse(stream: &Stream) {
 }
 
 impl Guide {
+    /// Takes a sample now and then, and ends idle sessions, until the process ends. A standby has
+    /// nothing to count.
+    fn keep(&self) {
+        let mut sample_at = Instant::now();
+        loop {
+            let now = Instant::now();
+            if sample_at <= now {
+                if self
+                    .rules
+                    .node
+                    .as_deref()
+                    .is_none_or(ClusterNode::is_active)
+                {
+                    let (_, snapshot) = self.arbiter.counters();
+                    self.history.note(&snapshot, now);
+                }
+                sample_at = now + history::INTERVAL;
+            }
+            // A session that is opened or used during the sleep ends later than the next sample.
+            let grants = self.grants.as_ref();
+            let ends_at = grants.and_then(|grants| grants.sessions.end_idle(now));
+            let look_at = ends_at.map_or(sample_at, |at| at.min(sample_at));
+            thread::sleep(look_at.saturating_duration_since(Instant::now()));
+        }
+    }
+
     /// Answers one request. Closes so that the client can still read the answer.
-    fn serve(&self, stream: &Stream) {
+    fn serve(&self, admission: &Admission) {
+        let stream = &*admission.stream;
         let Some(asked) = self.read(stream) else {
             return;
         };
         let resource = asked.request.as_ref().map(|request| request.resource);
         debug!("http peer={stream} asked={resource:?}");
-        let answer = HttpAnswer::new(stream, asked.is_head);
+        let errors = self.grants.as_ref().map_or(Errors::Text, |_| Errors::Json);
+        let answer = HttpAnswer::new(stream, asked.is_head, errors);
         let sent = match asked.request {
-            Ok(request) => self.answer(&request, &answer),
+            Ok(request) => self.answer(&request, admission, &answer),
             Err(refusal) => answer.refuse(refusal),
         };
         if sent.is_ok() {
@@ -180,32 +247,48 @@ impl Guide {
 
     /// Reads a request; `None` if the client does not send one in time.
     fn read(&self, stream: &Stream) -> Option<Arrived> {
-        let due = Instant::now() + REQUEST_TIME;
         let secret_len = self.rules.max_token_len();
         // A secret in Base64 has four bytes for every three.
         let max_len = MAX_HEAD_LEN + 2 * secret_len;
-        let _reservation = memory::reserve(2 * max_len, Purpose::Newcomer)?;
-        request::read(max_len, |room| {
-            let left = due.saturating_duration_since(Instant::now());
-            if left.is_zero() || stream.set_read_timeout(left).is_err() {
-                return 0;
-            }
-            (&mut &*stream).read(room).unwrap_or(0)
-        })
+        let _reservation = memory::reserve(2 * max_len + MAX_BODY_LEN, Purpose::Newcomer)?;
+        let due = Instant::now() + REQUEST_TIME;
+        request::read(
+            max_len,
+            self.grants.is_some(),
+            &mut ArrivingRequest { stream, due },
+        )
     }
 
-    fn answer(&self, request: &HttpRequest, answer: &HttpAnswer<'_>) -> Sent {
+    fn answer(
+        &self,
+        request: &HttpRequest,
+        admission: &Admission,
+        answer: &HttpAnswer<'_>,
+    ) -> Sent {
         if !request.resource.is_open() {
             if !request.is_for(&self.names) {
                 let why = "this server does not go by that name; \
-                    latchd --http-name NAME gives it another\n";
-                return answer.text("421 Misdirected Request", why);
+                    latchd --http-name NAME gives it another";
+                return answer.error("421 Misdirected Request", "bad_request", why, "");
             }
             if !self.is_let_in(request, answer.stream) {
                 return answer.ask_for_secret();
             }
         }
-        match request.resource {
+        match &self.grants {
+            Some(grants) if request.resource.is_change() => {
+                grants.serve(request, admission, answer)
+            }
+            _ => self.show_with_permit(request.resource, answer),
+        }
+    }
+
+    /// Shows something, unless too many clients look at something already.
+    fn show_with_permit(&self, resource: Resource, answer: &HttpAnswer<'_>) -> Sent {
+        let Ok(_permit) = self.permits.take(answer.stream.source()) else {
+            return refuse_full(answer.stream);
+        };
+        match resource {
             Resource::Health => answer.text("200 OK", "ok\n"),
             Resource::Ready => match self.why_not_ready() {
                 None => answer.text("200 OK", "ready\n"),
@@ -217,11 +300,8 @@ impl Guide {
                 answer.whole("text/javascript; charset=utf-8", include_bytes!("page.js"))
             }
             Resource::Icon => answer.whole("image/svg+xml", include_bytes!("icon.svg")),
-            Resource::Metrics
-            | Resource::Keys
-            | Resource::Holders
-            | Resource::Counters
-            | Resource::History => self.show(request.resource, answer),
+            Resource::OpenApi => answer.whole(JSON, &openapi::describe(self.grants.is_some())),
+            _ => self.show_state(resource, answer),
         }
     }
 
@@ -250,7 +330,7 @@ impl Guide {
         counters.is_draining.then_some("draining\n")
     }
 
-    fn show(&self, resource: Resource, answer: &HttpAnswer<'_>) -> Sent {
+    fn show_state(&self, resource: Resource, answer: &HttpAnswer<'_>) -> Sent {
         let Some(_reservation) = memory::reserve(PAGE_LEN, Purpose::Service) else {
             return answer.text("503 Service Unavailable", "too little memory is left\n");
         };
@@ -288,5 +368,26 @@ impl Guide {
             Resource::Keys => answer.in_pieces(|out, send| statistics.write_keys(out, send)),
             _ => answer.in_pieces(|out, send| statistics.write_queues(None, out, send)),
         }
+    }
+}
+
+/// A client that sends a request.
+struct ArrivingRequest<'a> {
+    stream: &'a Stream,
+    /// When the request must have arrived.
+    due: Instant,
+}
+
+impl RequestInput for ArrivingRequest<'_> {
+    fn read(&mut self, room: &mut [u8]) -> usize {
+        let left = self.due.saturating_duration_since(Instant::now());
+        if left.is_zero() || self.stream.set_read_timeout(left).is_err() {
+            return 0;
+        }
+        (&mut &*self.stream).read(room).unwrap_or(0)
+    }
+
+    fn invite_body(&mut self) {
+        answer::invite_body(self.stream);
     }
 }

@@ -1,9 +1,12 @@
-//! A check of HTTP requests whose bytes arrive in arbitrary pieces, for tests and fuzzers.
+//! Checks of HTTP requests whose bytes arrive in arbitrary pieces, for tests and fuzzers.
 
-use std::io::Read;
-
-use super::request::{self, Arrived};
+use super::body::{self, MAX_BODY_LEN};
+use super::request::{self, Arrived, RequestInput};
+use super::routes::Verb;
 use crate::base64;
+use crate::protocol::limits;
+use crate::protocol::request::parse;
+use crate::terms::Kind;
 
 /// The maximum length of a head in bytes. Some inputs exceed it.
 const MAX_LEN: usize = 3000;
@@ -11,31 +14,106 @@ const MAX_LEN: usize = 3000;
 /// A name of the server.
 const NAME: &str = "db";
 
-/// Asserts that a head is read in the same way in whatever pieces it arrives, that the server
-/// answers only to its addresses and names, and that any secret can be given as a password.
-pub fn http_request(input: &[u8]) {
-    let Some((size, head)) = input.split_first() else {
-        return;
-    };
-    let whole = read(head, MAX_LEN, u64::MAX);
-    assert_eq!(read(head, MAX_LEN, 1 + u64::from(*size)), whole);
-    if let Some(Ok(request)) = whole.map(|asked| asked.request) {
-        if request.is_for(&[NAME.to_owned()]) {
-            assert!(request.host.as_deref().is_none_or(is_own), "{request:?}");
-        }
-    }
-    let password = base64::encode(&[b"any:", head].concat());
-    let with_password = format!("GET / HTTP/1.0\r\nAuthorization: Basic {password}\r\n\r\n");
-    let request = read(with_password.as_bytes(), usize::MAX, u64::MAX);
-    let secret = request.and_then(|asked| asked.request.ok()?.secret);
-    assert_eq!(secret.as_deref(), Some(head));
+/// A request that arrives in pieces.
+pub(super) struct Pieces<'a> {
+    rest: &'a [u8],
+    max_size: usize,
+    /// How often the client has been told to send the body.
+    pub(super) invitation_count: usize,
 }
 
-/// Reads a head that arrives in pieces of at most `size` bytes.
-fn read(mut head: &[u8], max_len: usize, size: u64) -> Option<Arrived> {
-    request::read(max_len, |room| {
-        Read::take(&mut head, size).read(room).unwrap_or(0)
-    })
+impl<'a> Pieces<'a> {
+    /// A request in pieces of at most `max_size` bytes.
+    pub(super) fn new(request: &'a [u8], max_size: usize) -> Pieces<'a> {
+        Pieces {
+            rest: request,
+            max_size,
+            invitation_count: 0,
+        }
+    }
+}
+
+impl RequestInput for Pieces<'_> {
+    fn read(&mut self, room: &mut [u8]) -> usize {
+        let len = room.len().min(self.max_size).min(self.rest.len());
+        let (piece, rest) = self.rest.split_at(len);
+        room[..len].copy_from_slice(piece);
+        self.rest = rest;
+        len
+    }
+
+    fn invite_body(&mut self) {
+        self.invitation_count += 1;
+    }
+}
+
+/// Asserts that a request is read in the same way in whatever pieces it arrives, that the server
+/// answers only to its addresses and names, that only a request which may change something has a
+/// body, and that any secret can be given as a password.
+pub fn http_request(input: &[u8]) {
+    let Some((size, request)) = input.split_first() else {
+        return;
+    };
+    for with_changes in [false, true] {
+        let whole = read(request, MAX_LEN, with_changes, usize::MAX);
+        let in_pieces = read(request, MAX_LEN, with_changes, 1 + usize::from(*size));
+        assert_eq!(in_pieces, whole);
+        if let Some(Ok(request)) = whole.map(|asked| asked.request) {
+            if request.is_for(&[NAME.to_owned()]) {
+                assert!(request.host.as_deref().is_none_or(is_own), "{request:?}");
+            }
+            let is_change = request.resource.is_change();
+            assert!(with_changes || !is_change, "{request:?}");
+            assert!(is_change || request.body.is_empty(), "{request:?}");
+            assert!(request.body.len() <= MAX_BODY_LEN);
+        }
+    }
+    let password = base64::encode(&[b"any:", request].concat());
+    let with_password = format!("GET / HTTP/1.0\r\nAuthorization: Basic {password}\r\n\r\n");
+    let read = read(with_password.as_bytes(), usize::MAX, false, usize::MAX);
+    let secret = read.and_then(|asked| asked.request.ok()?.secret);
+    assert_eq!(secret.as_deref(), Some(request));
+}
+
+/// Asserts that the line protocol has each request that a key in a path and a body make.
+pub fn http_body(input: &[u8]) {
+    let Some((choice, input)) = input.split_first() else {
+        return;
+    };
+    let verbs = [
+        Verb::Acquire,
+        Verb::Release,
+        Verb::Renew,
+        Verb::Enqueue,
+        Verb::Wait,
+    ];
+    let verb = verbs[usize::from(choice >> 1) % verbs.len()];
+    let kind = if choice & 1 == 0 {
+        Kind::Lock
+    } else {
+        Kind::Semaphore
+    };
+    let end_of_key = input.iter().position(|byte| *byte == b'\n');
+    let (segment, body) = input.split_at(end_of_key.unwrap_or(input.len()));
+    let Some(key) = std::str::from_utf8(segment)
+        .ok()
+        .and_then(|it| body::key(it).ok())
+    else {
+        return;
+    };
+    assert!(limits::is_key(&key));
+    if let Ok(request) = body::request(verb, kind, &key, body) {
+        let mut lines = Vec::new();
+        request.write(&mut lines);
+        let mut lines = lines.split(|byte| *byte == b'\n');
+        let frame = [(); 3].map(|()| lines.next().expect("three lines"));
+        assert_eq!(parse(frame), Ok(request));
+    }
+}
+
+/// Reads a request that arrives in pieces of at most `size` bytes.
+fn read(request: &[u8], max_len: usize, with_changes: bool, size: usize) -> Option<Arrived> {
+    request::read(max_len, with_changes, &mut Pieces::new(request, size))
 }
 
 /// Whether `host` may mean this server. This check is independent of the server's own check.

@@ -2,8 +2,10 @@
 
 use core::net::IpAddr;
 
-use httparse::{Error, Status, EMPTY_HEADER};
+use httparse::{Error, Header, Status, EMPTY_HEADER};
 
+use super::body::MAX_BODY_LEN;
+use super::routes::{self, Allowed, Method, NoRoute, Resource};
 use crate::base64;
 use crate::text::in_brackets;
 
@@ -13,45 +15,8 @@ pub(super) const MAX_HEAD_LEN: usize = 8 * 1024;
 /// The maximum number of headers in a request.
 const MAX_HEADERS: usize = 64;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Resource {
-    Health,
-    Ready,
-    Metrics,
-    /// The JSON that `stats` returns without a key line. The next two are the JSON for the key
-    /// lines `holders` and `counters`.
-    Keys,
-    Holders,
-    Counters,
-    /// The samples of the last five minutes, as JSON.
-    History,
-    /// The HTML page. The next three are its stylesheet, script and icon.
-    Page,
-    Style,
-    Script,
-    Icon,
-}
-
-const RESOURCES: [(&str, Resource); 11] = [
-    ("/health", Resource::Health),
-    ("/ready", Resource::Ready),
-    ("/metrics", Resource::Metrics),
-    ("/v1/stats", Resource::Keys),
-    ("/v1/stats/holders", Resource::Holders),
-    ("/v1/stats/counters", Resource::Counters),
-    ("/v1/stats/history", Resource::History),
-    ("/", Resource::Page),
-    ("/page.css", Resource::Style),
-    ("/page.js", Resource::Script),
-    ("/icon.svg", Resource::Icon),
-];
-
-impl Resource {
-    /// Whether a health check may ask for this without the secret.
-    pub(super) fn is_open(self) -> bool {
-        matches!(self, Resource::Health | Resource::Ready)
-    }
-}
+/// The header that names a session.
+pub(super) const SESSION_HEADER: &str = "X-Dflockd-Session";
 
 /// A request that has arrived.
 #[derive(Debug, PartialEq, Eq)]
@@ -65,10 +30,16 @@ pub(super) struct Arrived {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct HttpRequest {
     pub(super) resource: Resource,
+    /// What the path has in the place of the key or of the session, still percent-encoded.
+    pub(super) parameter: String,
     /// The host name by which the client addressed this server.
     pub(super) host: Option<String>,
     /// The secret in the header `Authorization`.
     pub(super) secret: Option<Vec<u8>>,
+    /// The session that the request belongs to.
+    pub(super) session: Option<String>,
+    /// Empty unless the request changes something.
+    pub(super) body: Vec<u8>,
 }
 
 /// Why a request cannot be answered.
@@ -76,32 +47,85 @@ pub(super) struct HttpRequest {
 pub(super) enum HttpRefusal {
     Malformed,
     NotFound,
-    OtherMethod,
+    OtherMethod(Allowed),
+    /// The server changes nothing over HTTP.
+    NoChanges,
     TooLong,
+    /// The body is too long or of another type. The field is the reason.
+    UnfitBody(&'static str),
+    /// A page of another host has sent the request.
+    OtherOrigin,
 }
 
-/// Reads the head of a request, up to `max_len` bytes long. `read` fills a buffer and returns the
-/// number of bytes that it has put there. Returns `None` if the input ends before the head does.
-pub(super) fn read(max_len: usize, mut read: impl FnMut(&mut [u8]) -> usize) -> Option<Arrived> {
-    let (mut head, mut len) = (Vec::new(), 0);
-    let request = loop {
+/// A request whose head has arrived.
+#[derive(Debug, PartialEq, Eq)]
+struct Head {
+    request: HttpRequest,
+    len: usize,
+    body_len: usize,
+    /// The client sends the body only after it was told to.
+    waits_for_invitation: bool,
+}
+
+/// Where a request comes from.
+pub(super) trait RequestInput {
+    /// Fills a buffer, and returns the number of bytes that it has put there; 0 at the end.
+    fn read(&mut self, room: &mut [u8]) -> usize;
+
+    /// Tells the client to send the body.
+    fn invite_body(&mut self);
+}
+
+/// Reads a request, whose head may be up to `max_len` bytes long. Without `with_changes`, refuses a
+/// request that would change something. Returns `None` if the input ends before the request does.
+pub(super) fn read(
+    max_len: usize,
+    with_changes: bool,
+    source: &mut impl RequestInput,
+) -> Option<Arrived> {
+    let (mut input, mut len) = (Vec::new(), 0);
+    let head = loop {
         if len == max_len {
             break Err(HttpRefusal::TooLong);
         }
-        if len == head.len() {
-            head.resize((2 * len).clamp(1024, max_len), 0);
+        if len == input.len() {
+            input.resize((2 * len).clamp(1024, max_len), 0);
         }
-        match read(&mut head[len..]) {
+        match source.read(&mut input[len..]) {
             0 => return None,
             read_len => len += read_len,
         }
-        if let Some(request) = parse(&head[..len]).transpose() {
-            break request;
+        if let Some(head) = parse(&input[..len], with_changes).transpose() {
+            break head;
         }
     };
-    Some(Arrived {
-        is_head: is_head(&head[..len]),
-        request,
+    let is_head = is_head(&input[..len]);
+    let request = match head {
+        Ok(head) => {
+            let body = input[head.len..len].to_vec();
+            Ok(read_body(head, body, source)?)
+        }
+        Err(refusal) => Err(refusal),
+    };
+    Some(Arrived { is_head, request })
+}
+
+/// Reads what is missing of a body of which a part has arrived.
+fn read_body(head: Head, mut body: Vec<u8>, source: &mut impl RequestInput) -> Option<HttpRequest> {
+    let mut len = body.len().min(head.body_len);
+    body.resize(head.body_len, 0);
+    if len < head.body_len && head.waits_for_invitation {
+        source.invite_body();
+    }
+    while len < head.body_len {
+        match source.read(&mut body[len..]) {
+            0 => return None,
+            read_len => len += read_len,
+        }
+    }
+    Some(HttpRequest {
+        body,
+        ..head.request
     })
 }
 
@@ -114,41 +138,126 @@ fn is_head(mut head: &[u8]) -> bool {
 }
 
 /// Parses the head of a request; `None` if the head has not arrived in full.
-fn parse(bytes: &[u8]) -> Result<Option<HttpRequest>, HttpRefusal> {
+fn parse(bytes: &[u8], with_changes: bool) -> Result<Option<Head>, HttpRefusal> {
     let mut headers = [EMPTY_HEADER; MAX_HEADERS];
     let mut head = httparse::Request::new(&mut headers);
-    match head.parse(bytes) {
-        Ok(Status::Complete(_)) => {}
+    let len = match head.parse(bytes) {
+        Ok(Status::Complete(len)) => len,
         Ok(Status::Partial) => return Ok(None),
         Err(Error::TooManyHeaders) => return Err(HttpRefusal::TooLong),
         Err(_) => return Err(HttpRefusal::Malformed),
-    }
-    if !matches!(head.method, Some("GET" | "HEAD")) {
-        return Err(HttpRefusal::OtherMethod);
-    }
+    };
+    let method = match head.method {
+        Some("GET" | "HEAD") => Some(Method::Get),
+        _ if !with_changes => return Err(HttpRefusal::NoChanges),
+        Some("POST") => Some(Method::Post),
+        Some("DELETE") => Some(Method::Delete),
+        _ => None,
+    };
     let target = head.path.unwrap_or_default();
     let target = target.split_once('?').map_or(target, |(target, _)| target);
     let (authority, path) = parts(target);
-    let found = RESOURCES.iter().find(|(known, _)| *known == path);
-    let (_, resource) = found.ok_or(HttpRefusal::NotFound)?;
-    let named = |name: &'static str| {
-        let named = head.headers.iter();
-        named.filter(move |header| header.name.eq_ignore_ascii_case(name))
-    };
-    let mut hosts = named("host");
-    let host = hosts.next();
-    let host = host.map(|host| std::str::from_utf8(host.value));
-    let host = host.transpose().map_err(|_| HttpRefusal::Malformed)?;
+    let found = routes::find(method, path, with_changes);
+    let (resource, parameter) = found.map_err(|missing| match missing {
+        NoRoute::NotFound => HttpRefusal::NotFound,
+        NoRoute::OtherMethod(allowed) => HttpRefusal::OtherMethod(allowed),
+    })?;
+    let headers = Headers(head.headers);
+    let host = headers.only("host")?;
     // An HTTP/1.0 client may omit Host; browsers always send it.
-    if hosts.next().is_some() || (host.is_none() && head.version == Some(1)) {
+    if host.is_none() && head.version == Some(1) {
         return Err(HttpRefusal::Malformed);
     }
-    Ok(Some(HttpRequest {
-        resource: *resource,
-        // An authority in the target overrides the Host header.
-        host: authority.or(host).map(str::to_owned),
-        secret: named("authorization").find_map(|header| secret(header.value)),
+    // An authority in the target overrides the Host header.
+    let host = authority.or(host);
+    let body_len = if resource.is_change() {
+        headers.check_origin(host)?;
+        headers.body_len()?
+    } else {
+        0
+    };
+    let request = HttpRequest {
+        resource,
+        parameter: parameter.to_owned(),
+        host: host.map(str::to_owned),
+        secret: headers.named("authorization").find_map(secret),
+        session: headers.only(SESSION_HEADER)?.map(str::to_owned),
+        body: Vec::new(),
+    };
+    let waits_for_invitation = headers.named("expect").next().is_some();
+    Ok(Some(Head {
+        request,
+        len,
+        body_len,
+        waits_for_invitation,
     }))
+}
+
+/// The headers of a request.
+struct Headers<'a>(&'a [Header<'a>]);
+
+impl<'a> Headers<'a> {
+    /// The values of the headers with this name.
+    fn named(&self, name: &'static str) -> impl Iterator<Item = &'a [u8]> {
+        let headers = self.0.iter();
+        let named = headers.filter(move |header| header.name.eq_ignore_ascii_case(name));
+        named.map(|header| header.value)
+    }
+
+    /// The value of the header with this name, of which there may be only one.
+    fn only(&self, name: &'static str) -> Result<Option<&'a str>, HttpRefusal> {
+        let mut named = self.named(name);
+        let value = named.next().map(std::str::from_utf8).transpose();
+        match (value, named.next()) {
+            (Ok(value), None) => Ok(value),
+            _ => Err(HttpRefusal::Malformed),
+        }
+    }
+
+    /// Refuses a request that a page of another host has had a browser send. A browser says which
+    /// page it is with every request that can change something.
+    fn check_origin(&self, host: Option<&str>) -> Result<(), HttpRefusal> {
+        let Some(origin) = self.only("origin")? else {
+            return Ok(());
+        };
+        let of_host = |host: &str| {
+            let schemes = ["http://", "https://"].into_iter();
+            let mut authorities = schemes.filter_map(|scheme| origin.strip_prefix(scheme));
+            authorities.any(|authority| authority.eq_ignore_ascii_case(host))
+        };
+        if host.is_some_and(of_host) {
+            Ok(())
+        } else {
+            Err(HttpRefusal::OtherOrigin)
+        }
+    }
+
+    /// The length of the body, which must be JSON.
+    fn body_len(&self) -> Result<usize, HttpRefusal> {
+        if self.named("transfer-encoding").next().is_some() {
+            let why = "a body needs a Content-Length, and no Transfer-Encoding";
+            return Err(HttpRefusal::UnfitBody(why));
+        }
+        let Some(len) = self.only("content-length")? else {
+            return Ok(0);
+        };
+        if len.is_empty() || !len.bytes().all(|byte| byte.is_ascii_digit()) {
+            return Err(HttpRefusal::Malformed);
+        }
+        let len = len.parse().ok().filter(|len| *len <= MAX_BODY_LEN);
+        let len = len.ok_or(HttpRefusal::UnfitBody("the body is longer than 4096 bytes"))?;
+        let given = self.only("content-type")?.unwrap_or("application/json");
+        let media_type = given.split(';').next().unwrap_or_default().trim();
+        let is = |known: &str| media_type.eq_ignore_ascii_case(known);
+        // curl calls a body the values of a form unless it is told otherwise. So may a page of
+        // another host, but its requests have an Origin.
+        if len == 0 || is("application/json") || is("application/x-www-form-urlencoded") {
+            Ok(len)
+        } else {
+            let why = "expected a body with Content-Type: application/json";
+            Err(HttpRefusal::UnfitBody(why))
+        }
+    }
 }
 
 /// Splits a target into its authority and its path. Only a target in absolute form has an
@@ -203,10 +312,11 @@ impl HttpRequest {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::latchd::http::pieces::Pieces;
 
     fn request(head: &str) -> HttpRequest {
-        let request = parse(head.as_bytes()).expect("well-formed");
-        request.expect("all of it")
+        let head = parse(head.as_bytes(), false).expect("well-formed");
+        head.expect("all of it").request
     }
 
     #[test]
@@ -235,10 +345,8 @@ mod tests {
     #[test]
     fn a_refused_head_wants_no_body_either() {
         let asked = |head: &str| {
-            let mut rest = head.as_bytes();
-            let read_some =
-                |room: &mut [u8]| std::io::Read::read(&mut rest, room).expect("a slice");
-            read(MAX_HEAD_LEN, read_some).expect("a whole head")
+            let mut whole = Pieces::new(head.as_bytes(), usize::MAX);
+            read(MAX_HEAD_LEN, false, &mut whole).expect("a whole head")
         };
         let long = "x".repeat(2 * MAX_HEAD_LEN);
         for (line, refusal) in [
@@ -272,14 +380,8 @@ mod tests {
     #[test]
     fn what_is_no_request_is_refused_for_its_reason() {
         for (head, refusal) in [
-            (
-                "POST / HTTP/1.1\r\nHost: a\r\n\r\n",
-                HttpRefusal::OtherMethod,
-            ),
-            (
-                "get / HTTP/1.1\r\nHost: a\r\n\r\n",
-                HttpRefusal::OtherMethod,
-            ),
+            ("POST / HTTP/1.1\r\nHost: a\r\n\r\n", HttpRefusal::NoChanges),
+            ("get / HTTP/1.1\r\nHost: a\r\n\r\n", HttpRefusal::NoChanges),
             ("GET /.. HTTP/1.1\r\nHost: a\r\n\r\n", HttpRefusal::NotFound),
             (
                 "GET /http://a/ HTTP/1.1\r\nHost: a\r\n\r\n",
@@ -293,17 +395,17 @@ mod tests {
             ("\u{0}", HttpRefusal::Malformed),
             ("l\nk\n0\n", HttpRefusal::Malformed),
         ] {
-            let parsed = parse(head.as_bytes());
+            let parsed = parse(head.as_bytes(), false);
             assert_eq!(parsed, Err(refusal), "{head:?}");
         }
         let not_text = b"GET / HTTP/1.1\r\nHost: \xe9\r\n\r\n";
-        assert_eq!(parse(not_text), Err(HttpRefusal::Malformed));
+        assert_eq!(parse(not_text, false), Err(HttpRefusal::Malformed));
         let many = "a: b\r\n".repeat(MAX_HEADERS + 1);
-        let parsed = parse(format!("GET / HTTP/1.0\r\n{many}\r\n").as_bytes());
+        let parsed = parse(format!("GET / HTTP/1.0\r\n{many}\r\n").as_bytes(), false);
         assert_eq!(parsed, Err(HttpRefusal::TooLong));
         let whole = "GET / HTTP/1.1\r\nHost: a\r\n\r\n";
         for len in 0..whole.len() {
-            assert_eq!(parse(&whole.as_bytes()[..len]), Ok(None), "{len}");
+            assert_eq!(parse(&whole.as_bytes()[..len], false), Ok(None), "{len}");
         }
     }
 
@@ -342,5 +444,70 @@ mod tests {
             assert!(!is_for(host), "{host}");
         }
         assert!(request("GET / HTTP/1.0\r\n\r\n").is_for(&[]));
+    }
+
+    /// A request that changes something, as far as it can be carried out.
+    fn change(request: &str) -> Result<HttpRequest, HttpRefusal> {
+        let mut whole = Pieces::new(request.as_bytes(), usize::MAX);
+        let asked = read(MAX_HEAD_LEN, true, &mut whole);
+        asked.expect("a whole request").request
+    }
+
+    #[test]
+    fn a_change_has_a_key_a_session_and_a_body() {
+        let head = "POST /v1/locks/a%2Fb?x HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n";
+        let asked = change(&format!("{head}x-dflockd-session: s\r\n\r\n{{}}more"));
+        let asked = asked.expect("well-formed");
+        assert_eq!(asked.parameter, "a%2Fb");
+        assert_eq!(asked.session.as_deref(), Some("s"));
+        assert_eq!(asked.body, b"{}");
+        let invited = format!("{head}Expect: 100-continue\r\n\r\n");
+        let mut pieces = Pieces::new(invited.as_bytes(), usize::MAX);
+        assert_eq!(read(MAX_HEAD_LEN, true, &mut pieces), None, "no body");
+        assert_eq!(pieces.invitation_count, 1);
+    }
+
+    #[test]
+    fn a_body_of_another_type_or_length_is_refused() {
+        for (headers, is_fit) in [
+            ("Content-Type: Application/JSON; charset=utf-8\r\n", true),
+            ("Content-Type: application/x-www-form-urlencoded\r\n", true),
+            ("Content-Type: text/plain\r\n", false),
+            ("Transfer-Encoding: chunked\r\n", false),
+            ("", true),
+        ] {
+            let head = "POST /v1/sessions HTTP/1.0\r\nContent-Length: 2\r\n";
+            let asked = change(&format!("{head}{headers}\r\n{{}}"));
+            assert_eq!(asked.is_ok(), is_fit, "{headers}: {asked:?}");
+        }
+        for len in [
+            "4097",
+            "99999999999999999999",
+            "+2",
+            "",
+            "2\r\nContent-Length: 2",
+        ] {
+            let head = format!("POST /v1/sessions HTTP/1.0\r\nContent-Length: {len}\r\n\r\n");
+            assert!(change(&head).is_err(), "{len}");
+        }
+    }
+
+    #[test]
+    fn a_page_of_another_host_changes_nothing() {
+        for (origin, is_own) in [
+            ("http://a:80", true),
+            ("https://A:80", true),
+            ("http://a", false),
+            ("http://evil.example", false),
+            ("http://evil.example/a:80", false),
+            ("ftp://a:80", false),
+            ("null", false),
+            ("", false),
+        ] {
+            let request =
+                format!("POST /v1/sessions HTTP/1.1\r\nHost: a:80\r\nOrigin: {origin}\r\n\r\n");
+            let refusal = (!is_own).then_some(HttpRefusal::OtherOrigin);
+            assert_eq!(change(&request).err(), refusal, "{origin}");
+        }
     }
 }

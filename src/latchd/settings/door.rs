@@ -7,13 +7,18 @@ use crate::latchd::listen_host::ListenHost;
 use crate::latchd::options::Options;
 use crate::text::host_and_port;
 
-/// Where the door will listen, if the options ask for a door.
+/// Where the door will listen, if the options ask for a door. Refuses options for a door without
+/// one.
 pub(super) fn resolve(options: &Options, origins: &Origins) -> Result<Option<DoorPlaces>, String> {
     let beside = options.http_port.map(|port| (options.host.clone(), port));
     let places = options.http.iter().flatten().cloned().chain(beside);
     let places: HttpPlaces = places.collect();
+    if let (false, Some(origin)) = (options.http_grants, origins.get("--http-max-waiting")) {
+        return Err(format!("{origin}: needs --http-grants"));
+    }
     if places.is_empty() {
-        return match origins.get("--http-name") {
+        let grants = origins.get("--http-grants").filter(|_| options.http_grants);
+        return match origins.get("--http-name").or(grants) {
             Some(origin) => Err(format!("{origin}: needs --http or --http-port")),
             None => Ok(None),
         };
