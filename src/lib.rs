@@ -105,6 +105,9 @@
 //! - *orphan*: a grant without a connection. *Kept*: an orphan because its client asked for that.
 //! - *adopt*: move a grant to another connection. Until that one renews it, the move is
 //!   *provisional*.
+//! - *settle*: grant nothing after a crash, until the leases of unknown clients have ended.
+//! - *proof*: a token and what was granted, by which a client brings its grant back after a crash.
+//! - *dead*: of a grant that has ended although its client may believe in it, and may come back.
 //! - *record*: a holder as text, in a file or in etcd.
 //! - *change*, *round*: the begin or end of a grant, and the transaction that writes it to etcd.
 //! - *promise*, *certainty*: what a reply says of a holder, and what must be known before the reply
@@ -141,7 +144,8 @@
 //!   depend on the memory. The number of connections: `latchd/capacity`.
 //! - What a server restores from its state file after a crash, and for how long it then grants
 //!   nothing: `latchd/state_file/start`. What is written to the file before a reply:
-//!   `table/lasting` and `latchd/state_file/unwritten`.
+//!   `table/lasting` and `latchd/state_file/unwritten`. How a client brings its grant back:
+//!   `table/proofs`, and `client/guard/keeper/reconnecting`.
 //! - What a server does at SIGTERM: `run` in `latchd/shutdown`. lfpd: the end of `serve_all` in
 //!   `lfpd/mod`.
 //! - How a holder is written in a file or in etcd: `protocol/record`; what the table puts into the

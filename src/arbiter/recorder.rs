@@ -5,7 +5,10 @@ use std::time::Duration;
 use crossbeam_channel::Receiver;
 
 use super::{Arbiter, DrainUntil, State, Then};
-use crate::table::{Change, ConnId, HolderRecord, LastingChange, LockTable, Scope, Ticket, STEP};
+use crate::table::{
+    Change, ConnId, HolderRecord, LastingChange, LastingNews, LockTable, ProofRules, Scope, Ticket,
+    STEP,
+};
 use crate::token::Fence;
 
 /// Receives every change of the holders, in the order in which the table makes them.
@@ -122,16 +125,19 @@ impl Arbiter {
         state.recorders.journal = Some(recorder);
     }
 
-    /// Records every change of lasting grants from now on: of kept grants, and of grants whose
-    /// leases are longer than `longest_ordinary`. A session whose reply concerns such a grant must
-    /// wait until the change is written.
+    /// Records every change of lasting grants from now on: of kept grants, of grants whose leases
+    /// are longer than `longest_ordinary`, and of grants whose clients cannot prove them. A session
+    /// whose reply concerns such a grant must wait until the change is written. All other grants
+    /// can be proved by their tokens from now on. Uses up a fence.
     pub fn record_lasting_grants(
         &self,
         longest_ordinary: Duration,
+        proofs: ProofRules,
         recorder: Box<dyn LastingRecorder>,
     ) {
         let mut state = self.state.lock();
         state.table.note_lasting_grants(longest_ordinary);
+        state.table.make_proofs(proofs);
         state.recorders.lasting = Some(recorder);
     }
 
@@ -200,8 +206,10 @@ impl State {
             return;
         };
         let mut changes = std::mem::take(changes);
-        for grant in changes.iter_mut().filter_map(|it| it.grant.as_mut()) {
-            self.complete(&mut grant.record, grant.conn, max_keep_time);
+        for change in &mut changes {
+            if let LastingNews::Lasts(grant) = &mut change.news {
+                self.complete(&mut grant.record, grant.conn, max_keep_time);
+            }
         }
         if let Some(recorder) = &mut self.recorders.lasting {
             recorder.record(&mut changes);

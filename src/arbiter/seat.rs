@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::sync::{Condvar, MutexGuard};
 use super::{Arbiter, ClientSocket, SeatState, State, WaitState};
-use crate::table::{Answer, Ask, Claimant, ConnId, Holdings, Scope, Ticket, STEP};
+use crate::table::{Answer, Ask, Claimant, ConnId, Holdings, Proof, Scope, Ticket, STEP};
 use crate::terms::{Kind, Refusal};
 use crate::token::{Fence, Token};
 
@@ -207,16 +207,25 @@ impl Seat {
     /// client must then renew the grant once. If the connection closes before that and the caps
     /// allow it, the grant becomes an orphan. If the peer has hung up, nothing changes and the
     /// answer is [`Answer::Gone`]. Refuses with [`Refusal::MaxLocks`] if the connection has reached
-    /// its cap; [`Refusal::NotHeld`] if the token does not belong to a live holder, or if the lease
-    /// would be too long. Costs a system call.
-    pub fn adopt(&self, key: &str, token: Token, lease: Duration) -> Result<Answer, Refusal> {
+    /// its cap; [`Refusal::NotHeld`] if the token neither belongs to a live holder nor proves a
+    /// grant of an earlier server, or if the lease would be too long. Costs a system call.
+    pub fn adopt(&self, proof: &Proof<'_>, lease: Duration) -> Result<Answer, Refusal> {
         let has_hung_up = self.has_hung_up(&mut self.arbiter.state.lock());
         let (mut visit, now) = self.arbiter.visit(Scope::Everything);
         if has_hung_up || self.state_in(&mut visit).is_gone {
             return Ok(Answer::Gone);
         }
-        let adopted = visit.table.adopt(self.conn, key, token, lease, now);
-        visit.table.counted(adopted)
+        let adopted = visit.table.adopt(self.conn, proof, lease, now);
+        let adopted = visit.table.counted(adopted);
+        let given_way = visit.table.take_given_way();
+        let losers: Vec<_> = given_way
+            .into_iter()
+            .filter(|conn| *conn != self.conn && visit.table.has_nothing(*conn))
+            .filter_map(|conn| visit.seats.get(&conn)?.socket.clone())
+            .collect();
+        drop(visit);
+        losers.iter().for_each(|socket| socket.end());
+        adopted
     }
 
     /// Restarts the lease of a grant, and makes the grant a kept one: it no longer belongs to a
@@ -371,8 +380,13 @@ impl Drop for Seat {
             drop(seat);
             return;
         }
-        let tag = self.state_in(&mut state).tag.clone();
-        state.table.disconnect(self.conn, self.holdings, tag);
+        let seat = self.state_in(&mut state);
+        let holdings = match self.holdings {
+            Holdings::Release if seat.can_adopt => Holdings::ReleaseAdoptable,
+            holdings => holdings,
+        };
+        let tag = seat.tag.clone();
+        state.table.disconnect(self.conn, holdings, tag);
         drop(state);
         arbiter.visit_in_steps(Scope::Nothing, |state, now| {
             let is_done = state.table.release_some(self.conn, STEP, now);

@@ -257,6 +257,7 @@ fn offer(options: &Options) -> Offer {
             adopt: true,
             slots: true,
             survives_restart: options.etcd.is_some() || options.state_file().is_some(),
+            proofs: options.state_file().is_some(),
             lingers: !options.auto_release(),
         },
     }

@@ -10,8 +10,8 @@ use super::rules::Offer;
 use crate::arbiter::{Certainty, ReplyPromise, Seat};
 use crate::net::hangup::InputReports;
 use crate::protocol::reply::Reply;
-use crate::protocol::request::{Request, Wanted};
-use crate::table::{Answer, Ask, Ticket};
+use crate::protocol::request::{Held, Request, Wanted};
+use crate::table::{Answer, Ask, Proof, ProvedTerms, Ticket};
 use crate::terms::{Kind, Refusal};
 use crate::text::Escaped;
 use crate::token::{Fence, Grant, Token};
@@ -70,8 +70,13 @@ pub(super) fn carry_out(
             let answer = seat.renew(key, kind, token, lease_or_default(lease));
             (answer, renewed(token))
         }
-        Request::Adopt { key, token, lease } => {
-            let answer = seat.adopt(key, token, lease_or_default(lease));
+        Request::Adopt {
+            key,
+            token,
+            lease,
+            held,
+        } => {
+            let answer = seat.adopt(&proof(key, token, held), lease_or_default(lease));
             if answer == Ok(Answer::Gone) {
                 return Err(Ending::HungUpAdopting);
             }
@@ -221,6 +226,22 @@ fn ask<'a>(seat: &Seat, wanted: Wanted<'a>, default_lease: Duration) -> Ask<'a> 
     }
 }
 
+fn proof<'a>(key: &'a str, token: Token, held: Held<'_>) -> Proof<'a> {
+    let numbers = held.numbers.map(|numbers| numbers.split(','));
+    // A number that is too large for the type belongs to no slot.
+    let number = |number: &str| number.parse().unwrap_or(u32::MAX);
+    Proof {
+        terms: ProvedTerms {
+            key,
+            kind: held.kind,
+            limit: held.limit,
+            weight: held.weight,
+        },
+        token,
+        numbers: numbers.into_iter().flatten().map(number).collect(),
+    }
+}
+
 fn break_grants(
     seat: &Seat,
     outbox: &Outbox<'_>,
@@ -281,6 +302,7 @@ mod tests {
             adopt: true,
             slots: false,
             survives_restart: false,
+            proofs: false,
             lingers: false,
         },
     };

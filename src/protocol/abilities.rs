@@ -11,8 +11,11 @@ pub struct Abilities {
     pub adopt: bool,
     /// The server knows `shared`, `slots=` and `waiters=` after a lease.
     pub slots: bool,
-    /// The server's grants survive its orderly end.
+    /// The server's grants survive its end.
     pub survives_restart: bool,
+    /// After a crash, the server believes the tokens of the grants of the previous one, if `adopt`
+    /// says what was granted.
+    pub proofs: bool,
     /// The server's grants survive the end of their connections, until their leases end.
     pub lingers: bool,
 }
@@ -26,6 +29,7 @@ impl Abilities {
                 "adopt" => abilities.adopt = true,
                 "slots" => abilities.slots = true,
                 "keeps" => abilities.survives_restart = true,
+                "proofs" => abilities.proofs = true,
                 "lingers" => abilities.lingers = true,
                 _ => {}
             }
@@ -39,6 +43,7 @@ impl Abilities {
         is_there(needed.adopt, self.adopt)
             && is_there(needed.slots, self.slots)
             && is_there(needed.survives_restart, self.survives_restart)
+            && is_there(needed.proofs, self.proofs)
             && is_there(needed.lingers, self.lingers)
     }
 
@@ -47,6 +52,7 @@ impl Abilities {
             (self.adopt, "adopt"),
             (self.slots, "slots"),
             (self.survives_restart, "keeps"),
+            (self.proofs, "proofs"),
             (self.lingers, "lingers"),
         ];
         all.into_iter().filter(|it| it.0).map(|it| it.1)

@@ -60,6 +60,7 @@ pub enum Request<'a> {
         key: &'a str,
         token: Token,
         lease: Option<Duration>,
+        held: Held<'a>,
     },
     /// `keep`: renews a grant of either kind, and detaches it from every connection
     Keep {
@@ -110,6 +111,44 @@ impl<'a> Request<'a> {
     }
 }
 
+/// What a client that adopts a grant says about it, for a server that does not know the grant. It
+/// is written only if there is a lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Held<'a> {
+    pub kind: Kind,
+    pub limit: Limit,
+    pub weight: Weight,
+    /// The numbers of its slots, in ascending order and separated by commas, if the client knows
+    /// them.
+    pub numbers: Option<&'a str>,
+}
+
+impl Held<'_> {
+    /// An exclusive lock.
+    pub const LOCK: Held<'static> = Held {
+        kind: Kind::Lock,
+        limit: Limit::ONE,
+        weight: Weight::WHOLE,
+        numbers: None,
+    };
+
+    /// The words after the lease; none for an exclusive lock.
+    fn words(&self) -> String {
+        let mut words = match (self.kind, self.weight) {
+            (Kind::Lock, Weight::WHOLE) => String::new(),
+            (Kind::Lock, _) => format!(" {SHARED}"),
+            (Kind::Semaphore, Weight::ONE) => format!(" {SEMAPHORE}{}", self.limit.get()),
+            (Kind::Semaphore, weight) => {
+                format!(" {SEMAPHORE}{} {SLOTS}{}", self.limit.get(), weight.get())
+            }
+        };
+        if let Some(numbers) = self.numbers {
+            words += &format!(" {NUMBERS}{numbers}");
+        }
+        words
+    }
+}
+
 /// What a claim asks for. `weight` and `max_waiters` are written only if there is a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wanted<'a> {
@@ -129,6 +168,10 @@ pub struct Wanted<'a> {
 const SHARED: &str = "shared";
 const SLOTS: &str = "slots=";
 const WAITERS: &str = "waiters=";
+
+/// The words that may follow the lease of an adoption, beside `shared` and `slots=`.
+const SEMAPHORE: &str = "sem=";
+const NUMBERS: &str = "number=";
 
 impl Wanted<'_> {
     /// The words after the lease.
@@ -165,6 +208,7 @@ impl Request<'_> {
             lease.map(|lease| lease + &wanted.refinements())
         };
         let one = |word: String| [Some(word), None, None];
+        let renewal = |token: Token, lease| [Some(token.to_string()), lease, None];
         // The key line of one request is made here, and must outlive the match.
         let line;
         // The kind is `None` for commands without one.
@@ -189,17 +233,18 @@ impl Request<'_> {
                 kind,
                 token,
                 lease,
+            } => (Some(kind), "n", key, renewal(token, lease.map(seconds))),
+            Request::Adopt {
+                key,
+                token,
+                lease,
+                held,
             } => {
-                let words = [Some(token.to_string()), lease.map(seconds), None];
-                (Some(kind), "n", key, words)
-            }
-            Request::Adopt { key, token, lease } => {
-                let words = [Some(token.to_string()), lease.map(seconds), None];
-                (None, "adopt", key, words)
+                let lease = lease.map(|lease| seconds(lease) + &held.words());
+                (None, "adopt", key, renewal(token, lease))
             }
             Request::Keep { key, token, lease } => {
-                let words = [Some(token.to_string()), lease.map(seconds), None];
-                (None, "keep", key, words)
+                (None, "keep", key, renewal(token, lease.map(seconds)))
             }
             Request::Hello(abilities) => (None, "hello", "_", one(abilities.to_string())),
             Request::Ping => (None, "ping", "_", one("_".into())),
@@ -229,8 +274,7 @@ impl Request<'_> {
         } else {
             ""
         };
-        let words: Vec<String> = words.into_iter().flatten().collect();
-        let argument = words.join(" ");
+        let argument = Vec::from_iter(words.into_iter().flatten()).join(" ");
         writeln!(out, "{prefix}{command}\n{key}\n{argument}").expect("writing to memory");
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::abilities::Abilities;
 use super::limits::{lease, limit, wait_timeout, MAX_LIMIT, MAX_SECONDS};
 use super::reply::{self, Grant, Reply};
-use super::request::{self, Request, Wanted};
+use super::request::{self, Held, Request, Wanted};
 use crate::terms::{Kind, Limit, Refusal, Weight};
 use crate::token::{Fence, Salt, Token};
 
@@ -104,6 +104,7 @@ impl Random {
             adopt: has(),
             slots: has(),
             survives_restart: has(),
+            proofs: has(),
             lingers: has(),
         }
     }
@@ -126,6 +127,24 @@ impl Random {
             lease,
             weight: weight.filter(|_| has_weight),
             max_waiters,
+        }
+    }
+
+    fn held(&mut self) -> Held<'static> {
+        let (kind, limit) = self.kind_and_limit();
+        let weight = match kind {
+            Kind::Lock if self.below(2) == 0 => Weight::WHOLE,
+            Kind::Lock => Weight::ONE,
+            Kind::Semaphore => {
+                let count = 1 + self.below(limit.get().into()) as u32;
+                Weight::new(count).expect("above zero")
+            }
+        };
+        Held {
+            kind,
+            limit,
+            weight,
+            numbers: [None, Some("7"), Some("0,2,1048575")][self.below(3) as usize],
         }
     }
 
@@ -157,7 +176,15 @@ impl Random {
                 fence: token.fence.0,
             },
             9 => Request::StableRef,
-            10 => Request::Adopt { key, token, lease },
+            10 => Request::Adopt {
+                key,
+                token,
+                lease,
+                held: match lease {
+                    Some(_) => self.held(),
+                    None => Held::LOCK,
+                },
+            },
             11 => Request::Keep { key, token, lease },
             12 => Request::Hello(self.abilities()),
             _ => Request::Auth(secret),

@@ -108,6 +108,15 @@ impl LockTable {
     /// maximum time for which a grant is kept. The caller must restore the holders of a key in the
     /// order of their fences. Returns `false` if the record contradicts the other holders.
     pub fn restore(&mut self, record: &HolderRecord, now: Instant) -> bool {
+        let key = self.names.get(&record.key);
+        let last = key.and_then(|key| self.keys[*key].holders.last());
+        let is_next = last.is_none_or(|last| self.places[last].fence() < Some(record.token.fence));
+        is_next && self.restore_last(record, now)
+    }
+
+    /// Restores a holder behind the other holders of its key, whatever their fences. Returns
+    /// `false` if the record contradicts them.
+    pub(super) fn restore_last(&mut self, record: &HolderRecord, now: Instant) -> bool {
         let Token { fence, salt } = record.token;
         let lease = if record.is_kept {
             record.lease.min(self.caps.max_keep_time)
@@ -127,9 +136,7 @@ impl LockTable {
             None => self.insert_key(&ask, now),
         };
         let queue = &mut self.keys[key];
-        let last = queue.holders.last();
-        let is_next = last.is_none_or(|last| self.places[last].fence() < Some(fence));
-        if !is_next || queue.agree(ask.kind, ask.limit).is_err() || !queue.has_room(ask.weight) {
+        if queue.agree(ask.kind, ask.limit).is_err() || !queue.has_room(ask.weight) {
             return false;
         }
         let is_in_use = |number: &u32| self.numbers.is_in_use(key, *number);
@@ -140,12 +147,15 @@ impl LockTable {
         let conn = ORPHANS;
         let claimant = Claimant { conn, salt };
         // The journal already has this holder, and the state file gets it as a restored one.
+        let proofs = self.proofs.take();
         let noted = (self.pending_changes.take(), self.lasting.take());
         let place = self.add_holder(claimant, key, &ask, fence, now);
         (self.pending_changes, self.lasting) = noted;
+        self.proofs = proofs;
         if !record.numbers.is_empty() {
             self.numbers.give(fence, key, &record.numbers);
         }
+        self.places[place].is_unprovable = self.lacks_proof(place);
         self.places[place].is_kept = record.is_kept;
         self.kept_count += usize::from(record.is_kept);
         if let Some(tag) = &record.tag {

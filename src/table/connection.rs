@@ -172,10 +172,16 @@ impl LockTable {
         let Some(held) = entry.held.first() else {
             return false;
         };
-        let tag = leaving.tag.clone();
+        let (tag, can_adopt) = (
+            leaving.tag.clone(),
+            leaving.holdings == Holdings::ReleaseAdoptable,
+        );
         if leaving.holdings == Holdings::Orphan {
             self.make_orphan(held, tag, now);
         } else if !self.leave_adopted(held, tag, now) {
+            if can_adopt {
+                self.note_dead(held);
+            }
             self.revoke(held, GrantEnd::Abandoned, now);
         }
         true

@@ -1,6 +1,7 @@
 //! Lasting grants: those that no client can bring back after a crash of the server, and that a
-//! state file must therefore have. These are the kept grants, and the grants whose leases are
-//! longer than the time for which the next server settles.
+//! state file must therefore have. These are the kept grants, the grants whose leases are longer
+//! than the time for which the next server settles, and the grants that their clients cannot prove:
+//! those of older servers, and those with more slot numbers than a request has room for.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -17,8 +18,18 @@ use crate::token::Fence;
 pub struct LastingChange {
     pub key: Key,
     pub fence: Fence,
-    /// `None` if the grant has ended or does not last any more.
-    pub grant: Option<LastingGrant>,
+    pub news: LastingNews,
+}
+
+/// What a state file must say about a grant from now on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LastingNews {
+    /// The grant lasts.
+    Lasts(LastingGrant),
+    /// It has ended, or does not last any more.
+    Over,
+    /// It has ended before this time, when its lease would have ended, and its client may not know.
+    Dead(Instant),
 }
 
 /// A grant as a state file must describe it.
@@ -51,8 +62,8 @@ pub(super) struct Lasting {
 }
 
 impl LockTable {
-    /// Notes the changes of lasting grants from now on. A grant lasts if it is a kept one, or if
-    /// its lease is longer than `longest_ordinary`.
+    /// Notes the changes of lasting grants from now on. A grant lasts if it is a kept one, if its
+    /// lease is longer than the longest ordinary one, or if its client cannot prove it.
     pub fn note_lasting_grants(&mut self, longest_ordinary: Duration) {
         self.lasting = Some(Box::new(Lasting {
             longest_ordinary,
@@ -133,7 +144,9 @@ impl LockTable {
         // A client that does not know its token cannot come back with it.
         let recorded = match place.is_told {
             true if place.is_kept => Some(RecordedLease::Until(end)),
-            true if lease > lasting.longest_ordinary => Some(RecordedLease::Anew(lease)),
+            true if lease > lasting.longest_ordinary || place.is_unprovable => {
+                Some(RecordedLease::Anew(lease))
+            }
             _ => None,
         };
         self.record_lasting(id, fence, recorded);
@@ -147,7 +160,8 @@ impl LockTable {
         };
         let place = &self.places[id];
         if let Some((end, fence)) = place.lease_end() {
-            let lasts = place.is_kept || place.lease > lasting.longest_ordinary;
+            let is_long = place.lease > lasting.longest_ordinary;
+            let lasts = place.is_kept || place.is_unprovable || is_long;
             let recorded = lasts.then_some(RecordedLease::Until(end));
             self.record_lasting(id, fence, recorded);
         }
@@ -161,7 +175,16 @@ impl LockTable {
         };
         let kept = place.is_kept.then_some(RecordedLease::Until(end));
         let recorded = lasting.recorded.remove(&fence);
+        if kept.is_none() && recorded.is_none() && place.is_unprovable {
+            let lease = Duration::from_secs(place.lease_len.into());
+            return self.note_lasting(id, lease);
+        }
         self.record_lasting(id, fence, kept.or(recorded));
+    }
+
+    /// Whether a grant may last that its client cannot prove.
+    pub(super) fn may_be_unprovable(&self) -> bool {
+        self.lasting.as_ref().is_none_or(|it| it.is_writable)
     }
 
     /// Notes that a grant has ended.
@@ -189,13 +212,30 @@ impl LockTable {
                 _ => Duration::ZERO,
             };
             let key = self.keys[self.places[id].key].key.clone();
-            let grant = recorded.map(|_| LastingGrant {
-                record: self.record(id, fence, lease),
-                conn: self.places[id].conn,
-                until,
-            });
-            lasting.changes.push(LastingChange { key, fence, grant });
+            let news = match recorded {
+                Some(_) => LastingNews::Lasts(LastingGrant {
+                    record: self.record(id, fence, lease),
+                    conn: self.places[id].conn,
+                    until,
+                }),
+                None => LastingNews::Over,
+            };
+            lasting.changes.push(LastingChange { key, fence, news });
         }
         self.lasting = Some(lasting);
+    }
+
+    /// Notes that a grant is about to end although its client may believe in it, and may come back
+    /// with its token.
+    pub(super) fn note_dead(&mut self, id: PlaceId) {
+        let (place, lasting) = (&self.places[id], &mut self.lasting);
+        if let (Some(lasting), Some((expires_at, fence))) = (lasting, place.lease_end()) {
+            // A client that does not know its token cannot come back with it.
+            if self.proofs.is_some() && place.is_told {
+                let key = self.keys[place.key].key.clone();
+                let news = LastingNews::Dead(expires_at);
+                lasting.changes.push(LastingChange { key, fence, news });
+            }
+        }
     }
 }

@@ -35,6 +35,7 @@ impl LockTable {
         debug_assert!(queue.has_room(weight));
         queue.free -= weight.get();
         queue.holders.push(&mut self.places, id);
+        self.prove(id, fence);
         self.note_held(id, fence, lease);
     }
 
@@ -66,6 +67,7 @@ impl LockTable {
         self.last_hold_ended = Some(now);
         self.numbers.free_all_of(fence, self.places[id].key);
         self.note_ended(id, fence);
+        self.note_proof_over(id, fence);
     }
 
     /// Sets when a holder's lease ends.

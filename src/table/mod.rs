@@ -31,7 +31,9 @@ mod numbers;
 mod orphans;
 mod phase_one;
 mod place;
+mod proofs;
 mod queue;
+mod salts;
 mod settling;
 mod slab;
 mod snapshot;
@@ -51,11 +53,14 @@ use connection::ConnectionEntry;
 pub use counters::{Counters, CountersSnapshot};
 pub use events::{ClaimEvent, Fate, GrantEnd};
 use lasting::Lasting;
-pub use lasting::{LastingChange, LastingGrant};
+pub use lasting::{LastingChange, LastingGrant, LastingNews};
 pub use names::{ConnId, Key};
 use numbers::Numbers;
+use orphans::ORPHANS;
+use proofs::Proofs;
 pub use queue::Ticket;
 use queue::{KeyId, KeyList, KeyQueue, PlaceId, PlaceState, Places, Queues};
+pub use salts::{Proof, ProofRules, ProvedTerms, SaltKey};
 use slab::Slab;
 pub use snapshot::{KeySnapshot, Listing, PlaceSnapshot, KEYS_AT_ONCE};
 pub use types::{Answer, Ask, Cap, Caps, Claimant, Grant, Holdings, Scope};
@@ -113,6 +118,10 @@ pub struct LockTable {
     pending_changes: Option<Box<changes::PendingChanges>>,
     /// The grants that a state file must have, if there is one.
     lasting: Option<Box<Lasting>>,
+    /// Makes tokens that prove their grants, if there is a state file.
+    proofs: Option<Box<Proofs>>,
+    /// The connections whose grants have given way to newer ones.
+    given_way: Vec<ConnId>,
     caps: Caps,
     /// The cap that caused the latest refusal, until [`LockTable::take_cap_reached`] takes it.
     cap_reached: Option<Cap>,
@@ -149,6 +158,8 @@ impl LockTable {
             notes_all_events: false,
             pending_changes: None,
             lasting: None,
+            proofs: None,
+            given_way: Vec::new(),
             caps,
             cap_reached: None,
             fences,
@@ -215,7 +226,7 @@ impl LockTable {
         }
         let queue = known.map(|key| &self.keys[key]);
         let must_wait = queue.is_some_and(|queue| queue.must_wait(ask.weight, &self.places));
-        if !must_wait && self.settling_until.is_none() {
+        if !must_wait && !self.is_settling(known) {
             return self.grant(claimant, known, ask, now).map(Answer::Granted);
         }
         let waiter_count = queue.map_or(0, |queue| queue.waiters.len());
@@ -276,7 +287,7 @@ impl LockTable {
         self.take_into_use(key);
         let place = self.add_holder(claimant, key, ask, fence, now);
         self.note_event(place, Some(fence), Fate::Granted, now);
-        let (salt, lease) = (claimant.salt, ask.lease);
+        let (salt, lease) = (self.places[place].salt, ask.lease);
         let token = Token { fence, salt };
         Ok(Grant { token, lease })
     }
@@ -339,6 +350,9 @@ impl LockTable {
         let place = &self.places[holder];
         if place.conn == conn && place.is_told {
             self.end_phase(holder);
+        } else if place.conn != conn && !(place.is_kept && place.conn == ORPHANS) {
+            // A client may believe that it still has the grant.
+            self.note_dead(holder);
         }
         self.revoke(holder, GrantEnd::Released, now);
         Ok(Answer::Released)
@@ -356,6 +370,7 @@ impl LockTable {
         self.end_due(Scope::Key(key), now);
         let holder = self.find_grant(key, fence)?;
         let conn = self.places[holder].conn;
+        self.note_dead(holder);
         self.revoke(holder, GrantEnd::Broken(operator), now);
         Some(conn)
     }

@@ -17,6 +17,10 @@ use crate::token::Fence;
 /// short.
 pub(super) const MAX_NUMBERS: u32 = 128;
 
+/// The maximum number of slots whose numbers a client can bring back: so many numbers of seven
+/// digits fit into a request.
+const MAX_PROVABLE_NUMBERS: u32 = 20;
+
 #[derive(Default)]
 pub(super) struct Numbers {
     /// The numbers in use, as maximal runs of consecutive numbers. Maps the first number of each
@@ -32,6 +36,12 @@ impl Numbers {
     /// The numbers of a grant; empty unless its holder has asked for them.
     pub(super) fn of(&self, fence: Fence) -> Arc<[u32]> {
         self.of_grants.get(&fence).cloned().unwrap_or_default()
+    }
+
+    /// Whether a client has room for the numbers of this grant in a request.
+    pub(super) fn are_provable(&self, fence: Fence) -> bool {
+        let numbers = self.of_grants.get(&fence);
+        numbers.is_none_or(|numbers| numbers.len() <= MAX_PROVABLE_NUMBERS as usize)
     }
 
     /// Gives a grant these numbers, which must be free.
@@ -102,13 +112,20 @@ impl LockTable {
     /// Numbers the slots of the grant with this fence, if `conn` holds it and the key is a
     /// semaphore. A query by another connection changes nothing. A grant of several slots gets no
     /// numbers if it has more than [`MAX_NUMBERS`] slots, or if there would then be more numbers in
-    /// use than the cap on grants: that cap bounds the memory, whatever the weights.
+    /// use than the cap on grants: that cap bounds the memory, whatever the weights. Nor does a
+    /// grant get numbers while the table settles, because a holder that comes back may have them;
+    /// nor, while the state file cannot be written, a grant of so many that the file must have
+    /// them.
     pub fn number_slots(&mut self, conn: ConnId, key: &str, fence: Fence) {
         let found = self.find_grant(key, fence);
         let Some(id) = found.filter(|id| self.places[*id].conn == conn) else {
             return;
         };
         let (key, weight) = (self.places[id].key, self.places[id].weight);
+        let is_unprovable = weight.get() > MAX_PROVABLE_NUMBERS;
+        if self.is_settling(Some(key)) || is_unprovable && !self.may_be_unprovable() {
+            return;
+        }
         let numbered_after = self.numbers.count + weight.get() as usize;
         let has_room = weight == Weight::ONE
             || weight.get() <= MAX_NUMBERS && numbered_after <= self.caps.max_grants;
@@ -118,6 +135,7 @@ impl LockTable {
             // below it.
             let numbers = self.numbers.lowest(key, weight.get());
             self.numbers.give(fence, key, &numbers);
+            self.places[id].is_unprovable |= is_unprovable;
             self.note_again(id);
         }
     }

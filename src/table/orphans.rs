@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::names::ConnId;
 use super::queue::{as_len, PlaceId};
+use super::salts::Proof;
 use super::types::{Answer, Cap, Scope};
 use super::LockTable;
 use crate::terms::Refusal;
@@ -18,21 +19,22 @@ pub(super) const ORPHANS: ConnId = ConnId(0);
 
 impl LockTable {
     /// Renews a grant of a lock or of a semaphore, and moves it to `conn` from any other
-    /// connection. The move is provisional until `conn` renews or adopts the grant once more. If
+    /// connection. While the table settles, first restores a grant of an earlier server that the
+    /// token proves. The move is provisional until `conn` renews or adopts the grant once more. If
     /// `conn` closes before that, a grant that was an orphan becomes an orphan again. Any other
     /// grant becomes a kept grant if the caps allow it.
     ///
     /// Refuses with [`Refusal::MaxLocks`] if `conn` has reached its cap and does not have the grant
-    /// already; [`Refusal::NotHeld`] if `token` does not belong to a live holder of `key`, or the
-    /// lease cannot be [renewed](Self::renew).
+    /// already; [`Refusal::NotHeld`] if the token neither belongs to a live holder of the key nor
+    /// proves a grant, or the lease cannot be [renewed](Self::renew).
     pub fn adopt(
         &mut self,
         conn: ConnId,
-        key: &str,
-        token: Token,
+        proof: &Proof<'_>,
         lease: Duration,
         now: Instant,
     ) -> Result<Answer, Refusal> {
+        let (key, token) = (proof.terms.key, proof.token);
         // An expired lease must not count against the connection's cap.
         self.end_due(Scope::Everything, now);
         let holder = self.find_told(key, token);
@@ -40,7 +42,7 @@ impl LockTable {
         if !is_own && self.connection_count(conn) >= self.caps.max_per_connection {
             return Err(self.refuse_at(Cap::PerConnection));
         }
-        let holder = holder?;
+        let holder = holder.or_else(|_| self.restore_proved(proof, now))?;
         let renewed = self.allowed_lease(holder, self.places[holder].is_kept, lease, now)?;
         self.renew_holder(holder, conn, renewed);
         if !is_own {
@@ -50,6 +52,7 @@ impl LockTable {
             let place = &mut self.places[holder];
             (place.is_provisional, place.was_orphan) = (true, was_orphan);
         }
+        self.note_came_back(token.fence);
         Ok(Answer::Renewed(renewed.length))
     }
 

@@ -39,6 +39,7 @@ impl LockTable {
             is_provisional: false,
             was_orphan: false,
             is_kept: false,
+            is_unprovable: false,
         });
         self.link_to_connection(id, now);
         id

@@ -35,6 +35,8 @@ pub(super) struct KeyQueue {
     pub(super) made: u64,
     /// When the key last became idle. Not valid while the key is in use.
     pub(super) last_used: Instant,
+    /// Whether no client of an earlier server can hold it. Not valid once the table has settled.
+    pub(super) is_proved_free: bool,
 }
 
 impl KeyQueue {
@@ -48,6 +50,7 @@ impl KeyQueue {
             waiters: List::new(),
             made,
             last_used: now,
+            is_proved_free: false,
         }
     }
 
@@ -118,6 +121,9 @@ pub(super) struct Place {
     pub(super) was_orphan: bool,
     /// Whether this is a kept grant: one that counts against the cap on kept grants.
     pub(super) is_kept: bool,
+    /// Whether its client cannot prove the grant to a later server: the salt is of an older server,
+    /// or there are too many slot numbers. Not valid without a state file.
+    pub(super) is_unprovable: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,5 +1,7 @@
 //! Settling: after a start, the table grants nothing until the leases of the clients that it does
-//! not know have ended. Until then claims wait in order of arrival, and everything else works.
+//! not know have ended. Until then claims wait in order of arrival, and everything else works. A
+//! key that is proved free is excepted: a client has brought back all its slots, and holds them no
+//! more.
 
 use std::time::{Duration, Instant};
 
@@ -27,10 +29,18 @@ impl LockTable {
 
     /// The waiter of `key` whose turn it is. While the table settles, it is no waiter's turn.
     pub(super) fn next_in_line(&self, key: KeyId) -> Option<PlaceId> {
-        match self.settling_until {
-            Some(_) => None,
-            None => self.keys[key].next_in_line(&self.places),
+        if self.is_settling(Some(key)) {
+            None
+        } else {
+            self.keys[key].next_in_line(&self.places)
         }
+    }
+
+    /// Whether nothing of this key may be granted, because the table settles. `None` is an unknown
+    /// key.
+    pub(super) fn is_settling(&self, key: Option<KeyId>) -> bool {
+        let is_proved_free = || key.is_some_and(|key| self.keys[key].is_proved_free);
+        self.settling_until.is_some() && !is_proved_free()
     }
 
     /// Whether the table has settled by `now`, but has granted nothing yet.
@@ -45,6 +55,7 @@ impl LockTable {
             return;
         }
         self.settling_until = None;
+        self.end_proofs();
         let keys: Vec<KeyId> = self.names.values().copied().collect();
         for key in keys {
             match self.next_to_serve(key, now) {

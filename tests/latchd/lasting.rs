@@ -11,7 +11,9 @@ use crate::restart::{held, obstruct, stop, Service};
 use crate::settling::kill;
 use crate::support::at_the_end::AtTheEnd;
 use crate::support::needs::needs;
-use crate::support::{eventually, parse_grant, waiter_count, Client, Event, Grant, PATIENCE};
+use crate::support::{
+    eventually, fence, parse_grant, waiter_count, Client, Event, Grant, PATIENCE,
+};
 
 /// Acquires a lock and keeps it for this many seconds.
 fn kept(client: &mut Client, key: &str, seconds: u64) -> Grant {
@@ -37,7 +39,7 @@ fn kept_and_long_grants_survive_a_crash() {
     client.request("tag", "_", "backup");
     let (kept, began) = (kept(&mut client, "kept", 3600), Instant::now());
     let (_holder, long) = held(&service, "long", 600);
-    let (_holder, ordinary) = held(&service, "ordinary", 2);
+    let (_holder, _) = held(&service, "ordinary", 2);
     let (_waiter, late) = {
         let mut waiter = service.connect();
         let before = client.acquire_for("late", 0, 2);
@@ -61,7 +63,7 @@ fn kept_and_long_grants_survive_a_crash() {
     for (key, grant) in [("kept", &kept), ("long", &long), ("late", &late)] {
         assert_eq!(other.request("adopt", key, &grant.token), "ok 33");
     }
-    assert_eq!(other.request("adopt", "ordinary", &ordinary.token), "error");
+    assert_eq!(left(&service, "ordinary"), None);
     second.wait_for_log("settled", PATIENCE);
     let mut last = service.connect();
     last.acquire("ordinary", 0);
@@ -301,4 +303,125 @@ fn replies_wait_for_the_disk_only_if_they_concern_the_file() {
     );
     keeper.expect("ok");
     recover();
+}
+
+#[test]
+fn a_client_proves_its_lock_after_a_crash() {
+    let service = Service::new(&["--settle", "5"]);
+    let first = service.start();
+    let (_holder, lock) = held(&service, "lock", 5);
+    let (mut client, _) = held(&service, "other", 5);
+    let slots = {
+        let reply = client.request("sl", "s", "0 3 5 slots=2");
+        parse_grant(&reply, "ok").expect(&reply)
+    };
+    kill(&first);
+    let second = service.start();
+    let mut client = service.connect();
+    let adopt = |token: &str, words: &str| format!("{token} 5{words}");
+    assert_eq!(
+        client.request("adopt", "lock", &adopt(&lock.token, " shared")),
+        "error"
+    );
+    assert_eq!(
+        client.request("adopt", "lock", &adopt(&lock.token, "")),
+        "ok 5"
+    );
+    assert_eq!(
+        client.request("adopt", "s", &adopt(&slots.token, " sem=3")),
+        "error"
+    );
+    let words = " sem=3 slots=2 number=0,2";
+    assert_eq!(
+        client.request("adopt", "s", &adopt(&slots.token, words)),
+        "ok 5"
+    );
+    let shown = client.request("stats", "holders", "s");
+    assert!(shown.contains(r#""slot_numbers":[0, 2]"#), "{shown}");
+    assert_eq!(
+        client.request("adopt", "s", &adopt(&slots.token, " sem=0")),
+        "error"
+    );
+    assert_eq!(client.request("r", "lock", &lock.token), "ok");
+    assert_eq!(
+        client.request("adopt", "lock", &adopt(&lock.token, "")),
+        "error"
+    );
+    second.wait_for_log("settled", PATIENCE);
+    client.acquire_for("lock", 0, 5);
+}
+
+#[test]
+fn a_key_that_was_brought_back_and_released_is_free() {
+    let service = Service::new(&["--settle", "600"]);
+    let first = service.start();
+    let (_holder, lock) = held(&service, "lock", 60);
+    kill(&first);
+    let _second = service.start();
+    let (mut client, mut next) = (service.connect(), service.connect());
+    next.send("l\nlock\n60\n");
+    eventually(PATIENCE, "it waits", || {
+        waiter_count(&client.stats(), "lock") == 1
+    });
+    let proof = format!("{} 60", lock.token);
+    assert_eq!(client.request("adopt", "lock", &proof), "ok 60");
+    assert_eq!(client.request("r", "lock", &lock.token), "ok");
+    let reply = next.line();
+    assert!(parse_grant(&reply, "ok").is_some(), "{reply}");
+    assert_eq!(client.request("l", "other", "0"), "timeout");
+}
+
+/// A request has no room for so many.
+#[test]
+fn many_slot_numbers_survive_a_crash_in_the_file() {
+    let service = Service::new(&["--settle", "60"]);
+    let first = service.start();
+    let mut client = service.connect();
+    let reply = client.request("sl", "s", "0 1000 5 slots=100");
+    let grant = parse_grant(&reply, "ok").expect(&reply);
+    let asked = format!("holders {}", fence(&grant.token));
+    let numbers = |client: &mut Client| {
+        let shown = client.request("stats", &asked, "s");
+        let (_, numbers) = shown.split_once("slot_numbers\":[").expect(&shown);
+        numbers.split(']').next().map(str::to_owned)
+    };
+    let before = numbers(&mut client);
+    kill(&first);
+    let _second = service.start();
+    let mut client = service.connect();
+    let adopted = client.request("adopt", "s", &format!("{} 5", grant.token));
+    assert_eq!(adopted, "ok 5");
+    assert_eq!(numbers(&mut client), before);
+}
+
+#[test]
+fn a_dead_token_is_refused_after_any_number_of_crashes() {
+    let service = Service::new(&["--settle", "60"]);
+    let first = service.start();
+    let (broken_holder, broken) = held(&service, "broken", 50);
+    let (cut_holder, cut) = held(&service, "cut", 50);
+    let (_released_holder, released) = held(&service, "released", 50);
+    let mut operator = service.connect();
+    assert_eq!(operator.request("break", "broken", "_"), "ok");
+    assert_eq!(operator.request("r", "released", &released.token), "ok");
+    drop((cut_holder, broken_holder));
+    // The next holder is told once it is written that the previous one has lost its lock.
+    let next: Vec<Grant> = ["broken", "cut", "released"]
+        .map(|key| operator.acquire_for(key, 60, 50))
+        .into();
+    kill(&first);
+    let mut daemon = service.start();
+    for _ in 0..2 {
+        let mut client = service.connect();
+        for (key, dead) in [("broken", &broken), ("cut", &cut), ("released", &released)] {
+            let reply = client.request("adopt", key, &format!("{} 50", dead.token));
+            assert_eq!(reply, "error", "{key}");
+        }
+        for (key, alive) in ["broken", "cut", "released"].iter().zip(&next) {
+            let reply = client.request("adopt", key, &format!("{} 50", alive.token));
+            assert_eq!(reply, "ok 50", "{key}");
+        }
+        kill(&daemon);
+        daemon = service.start();
+    }
 }

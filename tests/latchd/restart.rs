@@ -106,7 +106,7 @@ pub fn held(service: &Service, key: &str, lease: u64) -> (Client, Grant) {
     let mut client = service.connect();
     assert_eq!(
         client.request("hello", "_", "adopt"),
-        "ok adopt slots keeps"
+        "ok adopt slots keeps proofs"
     );
     let grant = client.acquire_for(key, 0, lease);
     (client, grant)

@@ -1,7 +1,8 @@
 //! What a journal is told, and when.
 
 use super::*;
-use crate::table::{Change, HolderRecord};
+use crate::table::{Change, HolderRecord, Proof, ProvedTerms};
+use crate::terms::Weight;
 use crate::token::{Fence, Salt, Token};
 
 /// Keeps the changes, in short: `+fence` and `-fence`.
@@ -108,7 +109,17 @@ fn a_restored_holder_is_adopted_and_then_ends_with_its_seat() {
     let renew = |seat: &Seat| seat.renew("k", Kind::Lock, token, FOREVER);
     renew(&one).expect("it is held");
     assert_eq!(arbiter.orphan_count(), 1);
-    assert_eq!(one.adopt("k", token, FOREVER), Ok(Answer::Renewed(FOREVER)));
+    let proof = Proof {
+        terms: ProvedTerms {
+            key: "k",
+            kind: Kind::Lock,
+            limit: Limit::ONE,
+            weight: Weight::WHOLE,
+        },
+        token,
+        numbers: [].into(),
+    };
+    assert_eq!(one.adopt(&proof, FOREVER), Ok(Answer::Renewed(FOREVER)));
     renew(&one).expect("it is held");
     renew(&other).expect("it is held");
     assert_eq!(arbiter.orphan_count(), 0);

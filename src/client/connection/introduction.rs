@@ -21,6 +21,7 @@ const OURS: Abilities = Abilities {
     adopt: true,
     slots: false,
     survives_restart: false,
+    proofs: false,
     lingers: false,
 };
 

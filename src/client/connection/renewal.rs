@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::{check_key, Connection, Error, Reply, Request, Slot};
+use crate::protocol::request::Held;
 use crate::token::Token;
 
 /// How a lease is renewed.
@@ -32,7 +33,12 @@ impl Renewal {
                 token,
                 lease,
             },
-            Renewal::Adopt => Request::Adopt { key, token, lease },
+            Renewal::Adopt => Request::Adopt {
+                key,
+                token,
+                lease,
+                held: Held::LOCK,
+            },
             Renewal::Keep => Request::Keep { key, token, lease },
         })
     }

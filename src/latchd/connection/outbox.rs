@@ -91,6 +91,13 @@ impl<'a> Outbox<'a> {
         }
     }
 
+    /// Lets the reply to a question about a key wait until the state file has the changes of it.
+    pub(in crate::latchd) fn await_key(&mut self, key: &str) {
+        if let Some(state) = self.rules.state.as_ref().filter(|it| it.has_unwritten()) {
+            self.awaited.add(state.awaited(key, None, false));
+        }
+    }
+
     /// Queues a reply that is given as a line without its LF, and that promises nothing.
     pub(in crate::latchd) fn add_line(&mut self, line: &str) -> Result<(), Ending> {
         self.out.extend(line.bytes().chain([b'\n']));

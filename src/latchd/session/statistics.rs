@@ -42,6 +42,8 @@ impl Session<'_, '_> {
             queues::write_key(&status.queue, status.clients(), out, go_on)?;
         }
         out.extend(b"]}\n");
+        // The state file may have to have the numbers.
+        self.outbox.await_key(key);
         let promise = ReplyPromise::Holder(Certainty::JournaledByActive, fence);
         self.outbox.end_reply(promise)
     }

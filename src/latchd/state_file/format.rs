@@ -12,7 +12,8 @@ use serde_json::{json, Map, Value};
 use crate::fence::file::checksum;
 use crate::protocol::limits::MAX_SECONDS;
 use crate::protocol::record;
-use crate::table::HolderRecord;
+use crate::table::{HolderRecord, SaltKey};
+use crate::token::Fence;
 
 /// The name of the file when it was for hand-overs alone. It stays, so that an older server says
 /// that the file is of a newer one.
@@ -45,8 +46,23 @@ pub struct ServerState {
     pub boot_id: Option<String>,
     /// When the file was written: the time since 1970 by the wall clock. Whole milliseconds.
     pub written_at: Duration,
+    /// The key of the salts in the tokens; `None` if an older server has written the file.
+    pub salt_key: Option<SaltKey>,
     /// The grants in fence order.
     pub grants: Vec<SavedGrant>,
+    /// The dead grants in fence order. First those whose fences are not known.
+    pub dead: Vec<SavedDead>,
+}
+
+/// A grant that has ended, although its client may believe in it and come back with its token.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SavedDead {
+    /// `None` stands for dead grants that are missing in the file, because there were too many.
+    pub fence: Option<Fence>,
+    /// What was left of its lease when the file was written. Whole milliseconds.
+    pub left: Duration,
+    /// When its lease would have ended.
+    pub end: ClockTimes,
 }
 
 /// A grant in the file.
@@ -91,6 +107,7 @@ pub fn encode(state: &ServerState) -> String {
         "settling_ms": milliseconds(state.settling_left),
         "boot_id": state.boot_id,
         "written_ms": milliseconds(state.written_at),
+        "secret": state.salt_key.map(|key| format!("{:032x}", u128::from_be_bytes(key.0))),
     });
     let mut body = format!("{server}\n");
     for grant in &state.grants {
@@ -99,6 +116,15 @@ pub fn encode(state: &ServerState) -> String {
             line["end_ms"] = milliseconds(wall).into();
             line["end_boot_ms"] = milliseconds(boot).into();
         }
+        writeln!(body, "{line}").expect("writing to memory");
+    }
+    for dead in &state.dead {
+        let line = json!({
+            "dead": dead.fence.map(|fence| fence.0),
+            "left_ms": milliseconds(dead.left),
+            "end_ms": milliseconds(dead.end.wall),
+            "end_boot_ms": milliseconds(dead.end.boot),
+        });
         writeln!(body, "{line}").expect("writing to memory");
     }
     let checksum = checksum(body.as_bytes());
@@ -136,9 +162,17 @@ pub fn decode(content: &[u8]) -> Result<ServerState, Unreadable> {
 
 /// Decodes all but the first line. Leaves out what it does not know of the server.
 fn decode_body(version: u64, body: &str) -> Option<ServerState> {
-    let (server, grants) = body.split_once('\n')?;
+    let (server, lines) = body.split_once('\n')?;
     let server: Value = serde_json::from_str(server).ok()?;
-    let grants: Option<Vec<SavedGrant>> = grants.lines().map(decode_grant).collect();
+    let (mut grants, mut dead) = (Vec::new(), Vec::new());
+    for line in lines.lines() {
+        let fields: Map<String, Value> = serde_json::from_str(line).ok()?;
+        if fields.contains_key("dead") {
+            dead.push(decode_dead(&fields)?);
+        } else {
+            grants.push(decode_grant(fields)?);
+        }
+    }
     let number = |name| server.get(name)?.as_u64();
     let closed = ServerState {
         condition: Condition::Closed,
@@ -147,7 +181,9 @@ fn decode_body(version: u64, body: &str) -> Option<ServerState> {
         settling_left: Duration::ZERO,
         boot_id: None,
         written_at: Duration::ZERO,
-        grants: grants?,
+        salt_key: None,
+        grants,
+        dead,
     };
     if version < 3 {
         // The checksum does not cover the version, and a state must not become a hand-over.
@@ -164,12 +200,36 @@ fn decode_body(version: u64, body: &str) -> Option<ServerState> {
         settling_left: Duration::from_millis(settling_ms),
         boot_id: server.get("boot_id")?.as_str().map(str::to_owned),
         written_at: Duration::from_millis(number("written_ms")?),
+        salt_key: match server.get("secret") {
+            None | Some(Value::Null) => None,
+            Some(secret) => Some(decode_salt_key(secret.as_str()?)?),
+        },
         ..closed
     })
 }
 
-fn decode_grant(line: &str) -> Option<SavedGrant> {
-    let mut fields: Map<String, Value> = serde_json::from_str(line).ok()?;
+fn decode_salt_key(digits: &str) -> Option<SaltKey> {
+    let key = u128::from_str_radix(digits, 16).ok()?;
+    (digits.len() == 32).then_some(SaltKey(key.to_be_bytes()))
+}
+
+fn decode_dead(fields: &Map<String, Value>) -> Option<SavedDead> {
+    let number = |name| fields.get(name)?.as_u64();
+    let time = |name| number(name).map(Duration::from_millis);
+    Some(SavedDead {
+        fence: match fields.get("dead")? {
+            Value::Null => None,
+            fence => Some(Fence(fence.as_u64()?)),
+        },
+        left: time("left_ms")?,
+        end: ClockTimes {
+            wall: time("end_ms")?,
+            boot: time("end_boot_ms")?,
+        },
+    })
+}
+
+fn decode_grant(mut fields: Map<String, Value>) -> Option<SavedGrant> {
     let mut take = |name| match fields.remove(name) {
         Some(time) => Some(Some(Duration::from_millis(time.as_u64()?))),
         None => Some(None),
@@ -220,6 +280,14 @@ mod tests {
             settling_left: Duration::from_millis(1),
             boot_id: Some("71c1ea2e-3d0b-4d8c-9a4f-0c3a0c7a3f6e".into()),
             written_at: Duration::from_millis(1_799_999_999_999),
+            salt_key: Some(SaltKey(*b"0123456789abcdef")),
+            dead: [None, Some(Fence(3))]
+                .map(|fence| SavedDead {
+                    fence,
+                    left: Duration::from_millis(5),
+                    end,
+                })
+                .into(),
             grants: vec![
                 holder(7, Kind::Lock, 1, Some(end)),
                 holder(8, Kind::Semaphore, 1_048_576, None),
@@ -247,7 +315,9 @@ mod tests {
             condition: Condition::Open,
             next_fence: 1,
             boot_id: None,
+            salt_key: None,
             grants: Vec::new(),
+            dead: Vec::new(),
             ..state()
         };
         for written in [state(), nothing] {
@@ -259,6 +329,7 @@ mod tests {
     fn the_first_versions_were_written_at_an_orderly_end() {
         let mut expected = state();
         expected.grants.iter_mut().for_each(|it| it.end = None);
+        (expected.dead, expected.salt_key) = (Vec::new(), None);
         let written = encode(&expected);
         let (_, holders) = written
             .split_once('\n')
@@ -284,7 +355,7 @@ mod tests {
 
     #[test]
     fn what_is_not_known_of_the_server_is_left_out() {
-        let more = body().replacen('{', r#"{"secret":"00","#, 1);
+        let more = body().replacen('{', r#"{"colour":"red","#, 1);
         assert_eq!(decode(file(3, &more).as_bytes()), Ok(state()));
         let other = body().replacen("closed", "ajar", 1);
         assert_eq!(decode(file(3, &other).as_bytes()), Err(Unreadable::Broken));

@@ -24,14 +24,18 @@ use parking_lot::Mutex;
 use crate::arbiter::{Arbiter, LastingRecorder};
 use crate::fence::allocator::FenceRecord;
 use crate::fence::source::fence_of_clock;
+use crate::server;
 use crate::sys::directory::{open_exclusive, sync_name, Directory, Entry};
 use crate::sys::moment::Moment;
 use crate::sys::process;
+use crate::sys::random;
 use crate::sys::trusted::is_own_or_root;
-use crate::table::{HolderRecord, LastingChange, LastingGrant};
+use crate::table::{HolderRecord, LastingChange, LastingGrant, LastingNews, ProofRules, SaltKey};
 use crate::text::{reason, unusable_file, Escaped};
 use crate::token::Fence;
-use format::{decode, encode, ClockTimes, Condition, SavedGrant, ServerState, Unreadable};
+use format::{
+    decode, encode, ClockTimes, Condition, SavedDead, SavedGrant, ServerState, Unreadable,
+};
 pub use start::Left;
 use start::{Circumstances, SettlingReason};
 pub use unwritten::AwaitedWrites;
@@ -39,6 +43,9 @@ use unwritten::Unwritten;
 
 /// How long this server waits for the previous one, which is ending, to unlock the lock file.
 const LOCK_PATIENCE: Duration = Duration::from_secs(1);
+
+/// The maximum number of dead grants in the file.
+const MAX_DEAD: usize = 4096;
 
 /// The pause after a failed write, before the next attempt.
 pub const RETRY_AFTER: Duration = Duration::from_secs(1);
@@ -63,8 +70,11 @@ struct OpenState {
     /// For how long the next server settles if this one crashes now.
     settle: Duration,
     next_fence: u64,
+    /// The key of the salts; `None` before it is known.
+    salt_key: Option<SaltKey>,
     /// The lasting grants.
     grants: BTreeMap<Fence, LastingGrant>,
+    dead: Dead,
     /// Whether the file is open on the disk.
     was_written: bool,
     /// Why the latest attempt to write it has failed.
@@ -108,7 +118,9 @@ impl StateFile {
             open: Mutex::new(OpenState {
                 settle,
                 next_fence: 0,
+                salt_key: None,
                 grants: BTreeMap::new(),
+                dead: Dead::default(),
                 was_written: false,
                 failure: None,
             }),
@@ -172,7 +184,24 @@ impl StateFile {
             are_clients_local,
             now: ClockTimes::now(),
         };
-        arbiter.record_lasting_grants(self.settle, Box::new(Arc::clone(self)));
+        let salt_key = match left.salt_key() {
+            Some(key) => key,
+            None => new_salt_key().map_err(server::cannot("get random numbers"))?,
+        };
+        let dead = left.dead(&circumstances);
+        let proofs = ProofRules {
+            salt_key,
+            dead: dead.iter().filter_map(|(fence, _)| *fence).collect(),
+            are_dead_missing: dead.iter().any(|(fence, _)| fence.is_none()),
+        };
+        {
+            let (mut open, now) = (self.open.lock(), Instant::now());
+            open.salt_key = Some(salt_key);
+            for (fence, left) in dead {
+                open.dead.add(fence, now + left);
+            }
+        }
+        arbiter.record_lasting_grants(self.settle, proofs, Box::new(Arc::clone(self)));
         let grants = left.grants(&circumstances);
         if !arbiter.restore(&grants).is_empty() {
             let why = format!("its holders contradict each other; {START_WITHOUT}");
@@ -293,6 +322,7 @@ impl StateFile {
 
     /// The state of an open file that is written at this time, with these grants.
     fn state_at(&self, time: ClockTimes, open: &OpenState, grants: Vec<SavedGrant>) -> ServerState {
+        let now = Instant::now();
         ServerState {
             condition: Condition::Open,
             next_fence: open.next_fence,
@@ -300,6 +330,8 @@ impl StateFile {
             settling_left: Duration::ZERO,
             boot_id: self.boot_id.clone(),
             written_at: time.wall,
+            salt_key: open.salt_key,
+            dead: open.dead.saved(now, time),
             grants,
         }
     }
@@ -307,7 +339,11 @@ impl StateFile {
     /// Closes the file, so that it survives a power cut. Afterwards nothing else is written. After
     /// an error the file stays open, because this server continues.
     pub fn close(&self, handover: Handover) -> io::Result<()> {
-        let open = self.open.lock();
+        let mut open = self.open.lock();
+        if self.has_unwritten() {
+            // The dead among the changes are in no hand-over.
+            self.write_open(&mut open)?;
+        }
         let time = ClockTimes::now();
         let holders = handover.holders.into_iter();
         let grants = holders.map(|holder| handed_over(holder, time)).collect();
@@ -347,11 +383,63 @@ impl StateFile {
 
 impl OpenState {
     fn apply(&mut self, change: LastingChange) {
-        match change.grant {
-            Some(grant) => drop(self.grants.insert(change.fence, grant)),
-            None => drop(self.grants.remove(&change.fence)),
+        let LastingChange { fence, news, .. } = change;
+        match news {
+            LastingNews::Lasts(grant) => drop(self.grants.insert(fence, grant)),
+            LastingNews::Over => drop(self.grants.remove(&fence)),
+            LastingNews::Dead(until) => self.dead.add(Some(fence), until),
         }
     }
+}
+
+/// The dead grants, each with the time when its lease would have ended.
+#[derive(Default)]
+struct Dead {
+    known: BTreeMap<Fence, Instant>,
+    /// When the leases of those that had no room would have ended.
+    missing_until: Option<Instant>,
+}
+
+impl Dead {
+    /// Adds a dead grant, or with `None` those that were missing in the previous file. Forgets
+    /// those whose leases would be over, and the oldest one if there are too many.
+    fn add(&mut self, fence: Option<Fence>, until: Instant) {
+        let Some(fence) = fence else {
+            self.missing_until = self.missing_until.max(Some(until));
+            return;
+        };
+        let now = Instant::now();
+        self.known.insert(fence, until);
+        if self.known.len() > MAX_DEAD {
+            self.known.retain(|_, until| *until > now);
+        }
+        if self.known.len() > MAX_DEAD {
+            let oldest = self.known.pop_first();
+            self.missing_until = self.missing_until.max(oldest.map(|(_, until)| until));
+        }
+    }
+
+    fn saved(&self, now: Instant, time: ClockTimes) -> Vec<SavedDead> {
+        let missing = self.missing_until.map(|until| (None, until));
+        let known = self.known.iter();
+        let known = known.map(|(fence, until)| (Some(*fence), *until));
+        let all = missing.into_iter().chain(known);
+        let saved = all.filter(|(_, until)| *until > now).map(|(fence, until)| {
+            let left = until.saturating_duration_since(now);
+            SavedDead {
+                fence,
+                left,
+                end: time.after(left),
+            }
+        });
+        saved.collect()
+    }
+}
+
+fn new_salt_key() -> io::Result<SaltKey> {
+    let mut key = [0; 16];
+    random::fill(&mut key)?;
+    Ok(SaltKey(key))
 }
 
 impl LastingGrant {
@@ -484,4 +572,65 @@ fn stage(path: &Path, content: &[u8]) -> io::Result<()> {
         .open(path)?;
     file.write_all(content)?;
     file.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::table::Key;
+
+    fn file_in(directory: &Path) -> Arc<StateFile> {
+        let locked = StateFile::lock(Some(&directory.join("state")), Duration::from_secs(1));
+        locked.expect("it is free").expect("there is a path")
+    }
+
+    fn dead(fence: u64) -> LastingChange {
+        LastingChange {
+            key: Key::from("k"),
+            fence: Fence(fence),
+            news: LastingNews::Dead(Instant::now() + Duration::from_secs(3600)),
+        }
+    }
+
+    /// The fences of the dead in the file.
+    fn dead_in(file: &StateFile) -> Vec<Option<u64>> {
+        match file.read() {
+            Ok(Left::State(state)) => {
+                let dead = state.dead.iter();
+                dead.map(|it| it.fence.map(|fence| fence.0)).collect()
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_grant_that_died_just_before_the_end_is_in_the_file() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let mut file = file_in(directory.path());
+        file.record(&mut vec![dead(7)]);
+        let nobody = Handover {
+            next_fence: Some(8),
+            settling_left: Duration::ZERO,
+            holders: Vec::new(),
+        };
+        file.close(nobody).expect("it can be written");
+        assert_eq!(dead_in(&file), [Some(7)]);
+    }
+
+    #[test]
+    fn the_file_says_if_dead_grants_are_missing() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let mut file = file_in(directory.path());
+        let most = u64::try_from(MAX_DEAD).expect("a small number");
+        for (count, first, missing) in [(most, 1, None), (most + 1, 2, Some(None))] {
+            file.record(&mut vec![dead(count)]);
+            let others = (1..count).map(dead);
+            file.record(&mut others.collect());
+            let written = file.write_open(&mut file.open.lock());
+            written.expect("it can be written");
+            let known = (first..=count).map(Some);
+            let expected: Vec<_> = missing.into_iter().chain(known).collect();
+            assert_eq!(dead_in(&file), expected);
+        }
+    }
 }

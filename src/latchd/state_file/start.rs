@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-use super::format::{ClockTimes, Condition, SavedGrant, ServerState};
-use crate::table::HolderRecord;
+use super::format::{ClockTimes, Condition, ServerState};
+use crate::table::{HolderRecord, SaltKey};
+use crate::token::Fence;
 
 /// What is at the path of the state file.
 #[derive(Debug)]
@@ -70,13 +71,41 @@ impl Left {
         let grants = state.grants.iter();
         let grants = grants.filter(|grant| grant.record.is_kept || !is_kept_alone);
         let restored = grants.filter_map(|grant| {
-            let lease = circumstances.lease_left(grant, state);
+            let lease = match grant.end {
+                Some(end) => circumstances.time_left(end, grant.record.lease, state),
+                None => grant.record.lease,
+            };
             (!lease.is_zero()).then(|| HolderRecord {
                 lease,
                 ..grant.record.clone()
             })
         });
         restored.collect()
+    }
+
+    /// The dead grants whose leases would not be over yet, each with what is left of its lease.
+    /// `None` stands for those that are missing in the file.
+    pub fn dead(&self, circumstances: &Circumstances<'_>) -> Vec<(Option<Fence>, Duration)> {
+        let Left::State(state) = self else {
+            return Vec::new();
+        };
+        let dead = state.dead.iter().map(|dead| {
+            let left = circumstances.time_left(dead.end, dead.left, state);
+            (dead.fence, left)
+        });
+        dead.filter(|(_, left)| !left.is_zero()).collect()
+    }
+
+    /// The key of the salts that the server goes on with; `None` if it needs a new one. The key
+    /// changes when no client has a token.
+    pub fn salt_key(&self) -> Option<SaltKey> {
+        let Left::State(state) = self else {
+            return None;
+        };
+        let is_unused = state.condition == Condition::Closed
+            && state.settling_left.is_zero()
+            && state.grants.is_empty();
+        state.salt_key.filter(|_| !is_unused)
     }
 
     /// Whether and for how long the server settles.
@@ -112,22 +141,19 @@ impl Left {
 }
 
 impl Circumstances<'_> {
-    /// How much is left of the lease of a grant, which is at most what was left when the file was
-    /// written. The boot clock counts in the same boot. In a later one the wall clock does, unless
-    /// it has been set back.
-    fn lease_left(&self, grant: &SavedGrant, state: &ServerState) -> Duration {
-        let Some(end) = grant.end else {
-            return grant.record.lease;
-        };
+    /// How much time is left until `end`, which is at most what was left when the file was written.
+    /// The boot clock counts in the same boot. In a later one the wall clock does, unless it has
+    /// been set back.
+    fn time_left(&self, end: ClockTimes, at_most: Duration, state: &ServerState) -> Duration {
         let boots = state.boot_id.as_deref().zip(self.boot_id);
         let left = if boots.is_some_and(|(then, now)| then == now) {
             end.boot.saturating_sub(self.now.boot)
         } else if self.now.wall >= state.written_at {
             end.wall.saturating_sub(self.now.wall)
         } else {
-            grant.record.lease
+            at_most
         };
-        left.min(grant.record.lease)
+        left.min(at_most)
     }
 
     /// Whether no client that knew the previous server can still run, because the host has booted.
@@ -141,7 +167,8 @@ impl Circumstances<'_> {
 mod tests {
     use super::*;
 
-    use crate::token::{Fence, Salt, Token};
+    use crate::latchd::state_file::format::SavedGrant;
+    use crate::token::{Salt, Token};
 
     const OWN: Duration = Duration::from_secs(20);
 
@@ -169,7 +196,9 @@ mod tests {
             settling_left: Duration::from_secs(left),
             boot_id: Some("then".into()),
             written_at: Duration::from_secs(950),
+            salt_key: Some(SaltKey([7; 16])),
             grants: Vec::new(),
+            dead: Vec::new(),
         }
     }
 

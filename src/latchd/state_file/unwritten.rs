@@ -178,6 +178,7 @@ mod tests {
 
     use crossbeam_channel::bounded;
 
+    use crate::table::LastingNews;
     use crate::token::Fence;
 
     const HOUR: Duration = Duration::from_secs(3600);
@@ -186,7 +187,7 @@ mod tests {
         unwritten.record(&mut vec![LastingChange {
             key: Key::from(key),
             fence: Fence(1),
-            grant: None,
+            news: LastingNews::Over,
         }]);
     }
 

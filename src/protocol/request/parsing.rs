@@ -4,7 +4,10 @@
 
 use std::time::Duration;
 
-use super::{Request, Wanted, ANY, COUNTERS, MAX_TAG_LEN, QUEUES, SHARED, SLOTS, WAITERS};
+use super::{
+    Held, Request, Wanted, ANY, COUNTERS, MAX_TAG_LEN, NUMBERS, QUEUES, SEMAPHORE, SHARED, SLOTS,
+    WAITERS,
+};
 use crate::protocol::abilities::Abilities;
 use crate::protocol::limits::{self, MAX_AUTH_LINE_LEN, MAX_LINE_LEN};
 use crate::terms::{Kind, Limit, Weight};
@@ -146,6 +149,7 @@ pub fn parse(frame: Frame<'_>) -> Result<Request<'_>, ProtocolError> {
             key,
             token: words.token()?,
             lease: words.lease()?,
+            held: words.held()?,
         },
         b"keep" => Request::Keep {
             key,
@@ -252,6 +256,43 @@ impl<'a> Words<'a> {
             wanted.refine(word)?;
         }
         Ok(wanted)
+    }
+
+    /// Reads the words after the lease of an adoption, in any order. Each may occur only once.
+    fn held(&mut self) -> Result<Held<'a>, ProtocolError> {
+        let (mut limit, mut slots, mut numbers, mut is_shared) = (None, None, None, false);
+        while let Some(word) = self.next() {
+            let word = text(word)?;
+            let count = |count: &str| parse_integer(count.as_bytes());
+            if let (Some(word), None) = (word.strip_prefix(SEMAPHORE), limit) {
+                limit = Some(limits::limit(count(word)?).ok_or(ProtocolError::BadLimit)?);
+            } else if let (Some(word), None) = (word.strip_prefix(SLOTS), slots) {
+                slots = Some(count(word)?);
+            } else if let (Some(word), None) = (word.strip_prefix(NUMBERS), numbers) {
+                word.split(',').try_for_each(|word| count(word).map(drop))?;
+                numbers = Some(word);
+            } else if word == SHARED && !is_shared {
+                is_shared = true;
+            } else {
+                return Err(ProtocolError::ArgumentCount);
+            }
+        }
+        let (kind, weight) = match (limit, slots, is_shared) {
+            (None, None, false) => (Kind::Lock, Weight::WHOLE),
+            (None, None, true) => (Kind::Lock, Weight::ONE),
+            (Some(_), None, false) => (Kind::Semaphore, Weight::ONE),
+            (Some(limit), Some(slots), false) => {
+                let weight = limits::weight(slots, limit).ok_or(ProtocolError::BadLimit)?;
+                (Kind::Semaphore, weight)
+            }
+            _ => return Err(ProtocolError::ArgumentCount),
+        };
+        Ok(Held {
+            kind,
+            limit: limit.unwrap_or(Limit::ONE),
+            weight,
+            numbers,
+        })
     }
 
     fn wait_timeout(&mut self) -> Result<Duration, ProtocolError> {

@@ -362,7 +362,7 @@ impl History {
         };
         let (conn, lease, now) = (self.conn(), secs(1 + self.random.below(6)), self.world.now);
         let table = &mut self.world.table;
-        let real = table.adopt(ConnId(conn), &key, token, lease, now);
+        let real = table.adopt(ConnId(conn), &proof(&key, token), lease, now);
         assert_eq!(real, self.model.adopt(conn, &key, token, lease));
     }
 

@@ -4,12 +4,13 @@ use super::histories::Random;
 use super::*;
 
 /// Grants with longer leases last.
-const LONGEST_ORDINARY: u64 = 60;
+pub(super) const LONGEST_ORDINARY: u64 = 60;
 
 /// A table, and the lasting grants as a state file has them.
 struct Filed {
     world: World,
     grants: BTreeMap<Fence, LastingGrant>,
+    dead: BTreeSet<Fence>,
     /// How many changes there were.
     change_count: usize,
 }
@@ -21,6 +22,7 @@ impl Filed {
         Filed {
             world,
             grants: BTreeMap::new(),
+            dead: BTreeSet::new(),
             change_count: 0,
         }
     }
@@ -45,10 +47,12 @@ impl Filed {
     fn write(&mut self) {
         let changes = self.world.table.lasting_changes();
         for change in std::mem::take(changes.expect("they are noted")) {
-            self.change_count += 1;
-            match change.grant {
-                Some(grant) => drop(self.grants.insert(change.fence, grant)),
-                None => assert!(self.grants.remove(&change.fence).is_some()),
+            let is_of_grant = !matches!(change.news, LastingNews::Dead(_));
+            self.change_count += usize::from(is_of_grant);
+            match change.news {
+                LastingNews::Lasts(grant) => drop(self.grants.insert(change.fence, grant)),
+                LastingNews::Over => assert!(self.grants.remove(&change.fence).is_some()),
+                LastingNews::Dead(_) => assert!(self.dead.insert(change.fence)),
             }
         }
     }

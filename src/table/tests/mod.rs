@@ -4,11 +4,13 @@
 #[cfg(feature = "cluster")]
 mod changes;
 mod counters;
+mod crashes;
 mod events;
 pub(crate) mod histories;
 mod lasting;
 mod model;
 mod orphans;
+mod proofs;
 mod scenarios;
 mod settling;
 mod weights;
@@ -281,6 +283,20 @@ fn ticket(claim: Result<Answer, Refusal>) -> Ticket {
     match claim {
         Ok(Answer::Queued(ticket)) => ticket,
         other => panic!("not queued but {other:?}"),
+    }
+}
+
+/// What a client says that adopts an exclusive lock.
+fn proof(key: &str, token: Token) -> Proof<'_> {
+    Proof {
+        terms: ProvedTerms {
+            key,
+            kind: Kind::Lock,
+            limit: Limit::ONE,
+            weight: Weight::WHOLE,
+        },
+        token,
+        numbers: [].into(),
     }
 }
 

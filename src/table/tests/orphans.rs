@@ -10,9 +10,8 @@ impl World {
         token: Token,
         lease: u64,
     ) -> Result<(), Refusal> {
-        let adopted = self
-            .table
-            .adopt(ConnId(conn), key, token, secs(lease), self.now);
+        let proof = proof(key, token);
+        let adopted = (self.table).adopt(ConnId(conn), &proof, secs(lease), self.now);
         self.check();
         adopted.map(|_| ())
     }

@@ -148,7 +148,7 @@ fn restored_holders_are_served_while_it_settles() {
     let waiter = world.queued(1, "k");
     assert_eq!(world.renew("k", token, 40), Ok(()));
     let table = &mut world.table;
-    let adopted = table.adopt(ConnId(2), "k", token, secs(50), world.now);
+    let adopted = table.adopt(ConnId(2), &proof("k", token), secs(50), world.now);
     assert_eq!(adopted, Ok(Answer::Renewed(secs(50))));
     assert_eq!(world.release("k", token), Ok(()));
     assert_eq!(world.collect(waiter), Ok(Answer::WouldWait));

@@ -1,0 +1,415 @@
+//! After a crash, clients prove their grants with their tokens.
+
+use super::lasting::LONGEST_ORDINARY;
+use super::*;
+
+/// A server that follows a crash of another one, and settles for ten seconds.
+struct Restarted {
+    world: World,
+    dead: Vec<Fence>,
+}
+
+impl World {
+    /// A table that makes proofs. Its fences begin after `first`.
+    pub(super) fn proving(first: u64, dead: &[Fence]) -> World {
+        let mut world = World::new();
+        while world.table.fences.next_fence() < Some(first - 1) {}
+        world.table.note_lasting_grants(secs(LONGEST_ORDINARY));
+        world.table.make_proofs(ProofRules {
+            salt_key: SaltKey([7; 16]),
+            dead: dead.iter().copied().collect(),
+            are_dead_missing: false,
+        });
+        world
+    }
+
+    /// Makes the table know that there are dead grants that it does not know.
+    pub(super) fn lose_dead(&mut self) {
+        let proofs = self.table.proofs.as_mut().expect("it makes proofs");
+        proofs.rules.are_dead_missing = true;
+    }
+
+    fn crash(&mut self) -> Restarted {
+        Restarted {
+            dead: self.dead(),
+            world: World::proving(100, &self.dead()),
+        }
+        .settling(self.now)
+    }
+
+    /// The fences of the dead grants since the start.
+    fn dead(&mut self) -> Vec<Fence> {
+        let changes = self.table.lasting_changes().expect("they are noted");
+        let is_dead = |change: &&LastingChange| matches!(change.news, LastingNews::Dead(_));
+        changes.iter().filter(is_dead).map(|it| it.fence).collect()
+    }
+
+    fn prove(&mut self, conn: u64, proof: &Proof<'_>) -> Result<(), Refusal> {
+        let adopted = self.table.adopt(ConnId(conn), proof, secs(10), self.now);
+        self.check();
+        adopted.map(|_| ())
+    }
+}
+
+impl Restarted {
+    fn settling(mut self, now: Instant) -> Restarted {
+        self.world.now = now;
+        self.world.table.settle_until(now + secs(10));
+        self
+    }
+}
+
+/// What a client says of slots of a semaphore with three.
+fn slots(key: &str, token: Token, weight: u32, numbers: &[u32]) -> Proof<'static> {
+    let key: &'static str = Box::leak(key.to_owned().into_boxed_str());
+    Proof {
+        terms: ProvedTerms {
+            key,
+            kind: Kind::Semaphore,
+            limit: Limit::new(3).expect("above zero"),
+            weight: Weight::new(weight).expect("above zero"),
+        },
+        token,
+        numbers: numbers.into(),
+    }
+}
+
+const REFUSED: Result<(), Refusal> = Err(Refusal::NotHeld);
+
+#[test]
+fn a_client_proves_its_lock_and_goes_on() {
+    let mut old = World::proving(1, &[]);
+    let waiter = {
+        let first = old.held(9, "passed-on");
+        let waiter = old.queued(1, "passed-on");
+        old.release("passed-on", first).expect("it is held");
+        old.collected(waiter)
+    };
+    let token = old.held(1, "k");
+    let mut next = old.crash().world;
+    assert_eq!(next.prove(5, &proof("k", token)), Ok(()));
+    assert_eq!(next.prove(5, &proof("passed-on", waiter)), Ok(()));
+    let queued = next.queued(6, "k");
+    next.renew_over(5, "k", token, 20);
+    next.advance(secs(10));
+    next.expire();
+    assert!(next.is_held("k", token));
+    next.disconnect(5, Holdings::Release);
+    assert!(next.collected(queued).fence > token.fence);
+}
+
+#[test]
+fn proofs_count_only_while_the_server_settles() {
+    let mut old = World::proving(1, &[]);
+    let token = old.held(1, "k");
+    let mut next = old.crash().world;
+    next.advance(secs(10));
+    assert_eq!(next.prove(5, &proof("k", token)), REFUSED);
+    let mut orderly = World::proving(100, &[]);
+    assert_eq!(orderly.prove(5, &proof("k", token)), REFUSED);
+}
+
+#[test]
+fn forged_and_changed_proofs_are_refused() {
+    let mut old = World::proving(1, &[]);
+    let lock = old.held(1, "k");
+    let slot = granted(old.slot(1, "s", 3));
+    let mut next = old.crash().world;
+    let Token { fence, salt } = lock;
+    for bit in 0..64 {
+        let salt = Salt(salt.0 ^ 1 << bit);
+        assert_eq!(next.prove(5, &proof("k", Token { fence, salt })), REFUSED);
+        let fence = Fence(fence.0 ^ 1 << bit);
+        let salt = lock.salt;
+        assert_eq!(next.prove(5, &proof("k", Token { fence, salt })), REFUSED);
+    }
+    assert_eq!(next.prove(5, &proof("other", lock)), REFUSED);
+    let mut shared = proof("k", lock);
+    shared.terms.weight = Weight::ONE;
+    assert_eq!(next.prove(5, &shared), REFUSED);
+    assert_eq!(next.prove(5, &slots("s", slot, 2, &[])), REFUSED);
+    assert_eq!(next.prove(5, &proof("s", slot)), REFUSED);
+    assert_eq!(next.prove(5, &slots("s", slot, 1, &[3])), REFUSED);
+    assert_eq!(next.prove(5, &slots("s", slot, 1, &[0, 1])), REFUSED);
+    assert_eq!(next.prove(5, &slots("s", slot, 1, &[2])), Ok(()));
+    assert_eq!(next.prove(5, &proof("k", lock)), Ok(()));
+}
+
+#[test]
+fn a_fence_of_this_server_proves_nothing() {
+    let mut old = World::proving(150, &[]);
+    let token = old.held(1, "k");
+    let mut next = old.crash().world;
+    assert!(token.fence.0 >= 100);
+    assert_eq!(next.prove(5, &proof("k", token)), REFUSED);
+}
+
+#[test]
+fn a_grant_that_its_client_does_not_know_to_be_over_is_dead() {
+    let mut old = World::proving(1, &[]);
+    let broken = old.held(1, "broken");
+    let cut = old.held(2, "cut");
+    let released = old.held(3, "released");
+    let own = old.held(4, "own");
+    let gone = old.held(5, "gone");
+    let kept = old.held(6, "kept");
+    old.keep("kept", kept, 60).expect("it is held");
+    old.table
+        .break_grant("broken", broken.fence, ConnId(9), old.now);
+    old.disconnect(2, Holdings::ReleaseAdoptable);
+    old.release("released", released).expect("it is held");
+    let released_by_own = (old.table).release(ConnId(4), "own", Kind::Lock, own, old.now);
+    assert!(released_by_own.is_ok());
+    old.disconnect(5, Holdings::Release);
+    old.release("kept", kept).expect("it is held");
+    let next = old.crash();
+    assert_eq!(next.dead, [broken.fence, cut.fence, released.fence]);
+    let mut world = next.world;
+    for (key, token) in [("broken", broken), ("cut", cut), ("released", released)] {
+        assert_eq!(world.prove(5, &proof(key, token)), REFUSED, "{key}");
+    }
+    // The clients of the others know, or cannot prove anything.
+    let _ = (own, gone);
+}
+
+#[test]
+fn what_has_ended_at_this_server_is_not_proved_again() {
+    let mut old = World::proving(1, &[]);
+    let token = old.held(1, "k");
+    let mut next = old.crash().world;
+    assert_eq!(next.prove(5, &proof("k", token)), Ok(()));
+    let released = (next.table).release(ConnId(5), "k", Kind::Lock, token, next.now);
+    assert!(released.is_ok());
+    assert_eq!(next.prove(5, &proof("k", token)), REFUSED);
+}
+
+#[test]
+fn slots_are_proved_in_any_order_with_their_numbers() {
+    let mut old = World::proving(1, &[]);
+    let tokens = [1, 2, 3].map(|conn| granted(old.slot(conn, "s", 3)));
+    for order in [
+        [0, 1, 2],
+        [0, 2, 1],
+        [1, 0, 2],
+        [1, 2, 0],
+        [2, 0, 1],
+        [2, 1, 0],
+    ] {
+        let mut next = old.crash().world;
+        let before = next.slot(9, "s", 3);
+        assert!(matches!(before, Ok(Answer::Queued(_))), "{before:?}");
+        for at in order {
+            let number = u32::try_from(at).expect("a small number");
+            let slot = slots("s", tokens[at], 1, &[number]);
+            assert_eq!(next.prove(20 + at as u64, &slot), Ok(()), "{order:?}");
+        }
+        let queue = next.table.queue("s", 9, next.now).expect("it is in use");
+        let fences: Vec<Fence> = queue
+            .holders
+            .iter()
+            .filter_map(|holder| Some(holder.held?.0))
+            .collect();
+        assert_eq!(fences, tokens.map(|token| token.fence));
+    }
+}
+
+/// Which does not happen if the previous server knew all dead grants.
+#[test]
+fn a_lower_fence_gives_way_to_a_higher_one() {
+    let mut old = World::proving(1, &[]);
+    let first = old.held(1, "k");
+    old.release("k", first).expect("it is held");
+    let second = old.held(2, "k");
+    for order in [[first, second], [second, first]] {
+        let mut next = World::proving(100, &[]);
+        next.table.settle_until(next.now + secs(10));
+        let proved = order.map(|token| next.prove(token.fence.0, &proof("k", token)));
+        let is_sorted = order[0].fence < order[1].fence;
+        assert_eq!(proved[0], Ok(()));
+        assert_eq!(proved[1], if is_sorted { Ok(()) } else { REFUSED });
+        assert!(next.is_held("k", second) && !next.is_held("k", first));
+        let given_way = next.table.take_given_way();
+        assert_eq!(given_way.len(), usize::from(is_sorted));
+        assert_eq!(next.dead().len(), usize::from(is_sorted));
+    }
+}
+
+#[test]
+fn a_proof_decides_what_a_key_is_used_as() {
+    let mut old = World::proving(1, &[]);
+    let slot = granted(old.slot(1, "k", 3));
+    let mut next = old.crash().world;
+    let waiter = next.queued(9, "k");
+    assert_eq!(next.prove(5, &slots("k", slot, 1, &[])), Ok(()));
+    assert_eq!(next.collect(waiter), Err(Refusal::LimitMismatch));
+    assert_eq!(next.resolved(), [9]);
+    // No new numbers are given meanwhile: a holder that comes back may have them.
+    next.table.number_slots(ConnId(5), "k", slot.fence);
+    let queue = next.table.queue("k", 9, next.now).expect("it is in use");
+    assert!(queue.holders[0].numbers.is_empty());
+}
+
+#[test]
+fn a_grant_of_another_salt_key_is_noted() {
+    let mut world = World::proving(100, &[]);
+    let token = token(1);
+    let record = HolderRecord {
+        key: Key::from("k"),
+        kind: Kind::Lock,
+        limit: Limit::ONE,
+        weight: Weight::WHOLE,
+        numbers: [].into(),
+        token,
+        lease: secs(10),
+        is_kept: false,
+        tag: None,
+    };
+    assert!(world.table.restore(&record, world.now));
+    world.renew("k", token, 10).expect("it is held");
+    let changes = world.table.lasting_changes().expect("they are noted");
+    assert_eq!(changes.len(), 2, "{changes:?}");
+    let lasts = |change: &LastingChange| matches!(change.news, LastingNews::Lasts(_));
+    assert!(changes.iter().all(lasts));
+}
+
+#[test]
+fn a_key_that_was_brought_back_whole_is_free_afterwards() {
+    let mut old = World::proving(1, &[]);
+    let lock = old.held(1, "k");
+    let slot = granted(old.slot(2, "s", 3));
+    let all = {
+        let limit = Limit::new(3).expect("above zero");
+        let weight = Weight::new(3).expect("above zero");
+        let ask = Ask {
+            weight,
+            ..Ask::plain("all", Kind::Semaphore, limit, secs(10))
+        };
+        granted(old.claim(3, &ask))
+    };
+    let mut next = old.crash().world;
+    let waiter = next.queued(9, "k");
+    // The first adoption is provisional.
+    for _ in 0..2 {
+        assert_eq!(next.prove(5, &proof("k", lock)), Ok(()));
+        assert_eq!(next.prove(5, &slots("s", slot, 1, &[])), Ok(()));
+        assert_eq!(next.prove(5, &slots("all", all, 3, &[])), Ok(()));
+    }
+    assert_eq!(next.collect(waiter), Ok(Answer::WouldWait));
+    next.disconnect(5, Holdings::Release);
+    assert_eq!(next.resolved(), [9]);
+    next.collected(waiter);
+    let new = granted(next.slot(10, "all", 3));
+    next.table.number_slots(ConnId(10), "all", new.fence);
+    assert_eq!(*next.table.numbers.of(new.fence), [0]);
+    // Others may have had the other slots, and any other key.
+    ticket(next.slot(11, "s", 3));
+    next.queued(12, "other");
+    assert_eq!(next.prove(6, &slots("all", all, 3, &[])), REFUSED);
+}
+
+#[test]
+fn a_key_is_not_proved_free_unless_all_dead_are_known() {
+    for are_dead_lost in [false, true] {
+        let mut old = World::proving(1, &[]);
+        let token = old.held(1, "k");
+        let mut next = old.crash().world;
+        if are_dead_lost {
+            next.lose_dead();
+        }
+        assert_eq!(next.prove(5, &proof("k", token)), Ok(()));
+        next.release("k", token).expect("it is held");
+        let claimed = next.try_lock(9, "k").expect("it may ask");
+        assert_eq!(claimed == Answer::WouldWait, are_dead_lost);
+    }
+}
+
+/// Its client may have released it, without being able to write that down.
+#[test]
+fn a_key_whose_client_has_not_come_back_is_not_free() {
+    let mut next = World::proving(100, &[]);
+    next.table.settle_until(next.now + secs(10));
+    let record = HolderRecord::of_lock("k", token(1), secs(5));
+    assert!(next.table.restore(&record, next.now));
+    let waiter = next.queued(9, "k");
+    next.release("k", token(1)).expect("it is held");
+    assert_eq!(next.collect(waiter), Ok(Answer::WouldWait));
+}
+
+#[test]
+fn a_grant_that_gives_way_does_not_free_its_key() {
+    let mut old = World::proving(1, &[]);
+    let first = old.held(1, "k");
+    old.release("k", first).expect("it is held");
+    let second = granted(old.slot(2, "k", 3));
+    let mut next = World::proving(100, &[]);
+    next.table.settle_until(next.now + secs(10));
+    assert_eq!(next.prove(5, &proof("k", first)), Ok(()));
+    for _ in 0..2 {
+        assert_eq!(next.prove(6, &slots("k", second, 1, &[])), Ok(()));
+    }
+    next.disconnect(6, Holdings::Release);
+    assert_eq!(next.try_lock(10, "k"), Ok(Answer::WouldWait));
+}
+
+#[test]
+fn no_more_holders_give_way_than_must() {
+    let mut old = World::proving(1, &[]);
+    let [low, taken, high] = [1, 2, 3].map(|conn| granted(old.slot(conn, "s", 3)));
+    let late = {
+        old.disconnect(2, Holdings::Release);
+        granted(old.slot(4, "s", 3))
+    };
+    let settling = || {
+        let mut next = World::proving(100, &[]);
+        next.table.settle_until(next.now + secs(10));
+        next
+    };
+    let is_there = |world: &World, token: Token| world.table.holders.contains_key(&token.fence);
+    // The number of one is taken.
+    let mut next = settling();
+    assert_eq!(next.prove(1, &slots("s", low, 1, &[0])), Ok(()));
+    assert_eq!(next.prove(2, &slots("s", taken, 1, &[1])), Ok(()));
+    assert_eq!(next.prove(4, &slots("s", late, 1, &[1])), Ok(()));
+    assert!(is_there(&next, low) && !is_there(&next, taken) && is_there(&next, late));
+    // A higher fence is in the way, so nothing gives way in vain.
+    let mut next = settling();
+    assert_eq!(next.prove(1, &slots("s", low, 1, &[1])), Ok(()));
+    assert_eq!(next.prove(4, &slots("s", late, 1, &[2])), Ok(()));
+    assert_eq!(next.prove(3, &slots("s", high, 1, &[2])), REFUSED);
+    assert!(is_there(&next, low) && is_there(&next, late));
+    assert!(next.table.take_given_way().is_empty());
+}
+
+#[test]
+fn a_grant_with_too_many_numbers_to_prove_is_noted() {
+    for count in [20, 21] {
+        let mut world = World::proving(1, &[]);
+        let limit = Limit::new(64).expect("above zero");
+        let weight = Weight::new(count).expect("above zero");
+        let ask = Ask {
+            weight,
+            ..Ask::plain("k", Kind::Semaphore, limit, secs(10))
+        };
+        let token = granted(world.claim(1, &ask));
+        world.table.set_lasting_writable(false);
+        world.table.number_slots(ConnId(1), "k", token.fence);
+        let is_numbered = !world.table.numbers.of(token.fence).is_empty();
+        assert_eq!(is_numbered, count == 20, "the file cannot have the numbers");
+        world.table.set_lasting_writable(true);
+        world.table.number_slots(ConnId(1), "k", token.fence);
+        let changes = world.table.lasting_changes().expect("they are noted");
+        let lasting = changes.iter().filter_map(|change| match &change.news {
+            LastingNews::Lasts(grant) => Some(grant.record.numbers.len()),
+            _ => None,
+        });
+        let expected: &[usize] = if count == 20 { &[] } else { &[21] };
+        assert_eq!(lasting.collect::<Vec<_>>(), expected);
+        // It stays in the file with each lease.
+        let kind = Kind::Semaphore;
+        let now = world.now;
+        let renewed = (world.table).renew(ConnId(1), "k", kind, token, secs(20), now);
+        assert!(renewed.is_ok());
+        let changes = world.table.lasting_changes().expect("they are noted");
+        assert_eq!(changes.len(), if count == 20 { 0 } else { 2 });
+    }
+}
