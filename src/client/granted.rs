@@ -27,6 +27,8 @@ pub(crate) struct Granted {
     pub(super) asked_at: Moment,
     /// Whether to ask the server for the numbers of the slots.
     pub(super) is_numbered: bool,
+    /// The numbers of the slots, separated by commas; empty if they are not known.
+    pub(super) numbers: String,
 }
 
 impl Granted {
@@ -89,13 +91,23 @@ impl Granted {
     pub(super) fn keep_and_take_back(&mut self, time: Duration) -> Result<(), Error> {
         self.renew_if_late()?;
         self.keep_at_server(time)?;
-        let (key, token) = (&self.key, self.grant.token);
         // Until the second adoption, the first is provisional: the end of the connection would not
         // release the lock.
         for _ in 0..2 {
-            self.asked_at = Moment::now();
-            self.grant.lease = self.connection.adopt(key, self.slot, token)?;
+            self.adopt(None)?;
         }
+        Ok(())
+    }
+
+    /// Takes the lock for this connection, or proves it to a server that has restarted. Waits for
+    /// the answer for at most `within`, or for the reply timeout.
+    pub(super) fn adopt(&mut self, within: Option<Duration>) -> Result<(), Error> {
+        self.asked_at = Moment::now();
+        let (key, token) = (&self.key, self.grant.token);
+        let adopted = self
+            .connection
+            .adopt(key, self.slot, token, &self.numbers, within);
+        self.grant.lease = adopted?;
         Ok(())
     }
 

@@ -184,7 +184,11 @@ impl Granted {
         let numbers = self.slot_numbers();
         let numbers = numbers.and_then(|numbers| self.renew_if_late().map(|()| numbers));
         match numbers {
-            Ok(numbers) => Guard::new(self, numbers),
+            Ok(numbers) => {
+                let words: Vec<String> = numbers.iter().map(u32::to_string).collect();
+                self.numbers = words.join(",");
+                Guard::new(self, numbers)
+            }
             Err(error) => Err(self.give_up(error)),
         }
     }

@@ -60,11 +60,11 @@ impl Lock<'_> {
     pub fn adopt(&self, token: Token) -> Result<Guard, Error> {
         let deadline = Instant::now().checked_add(2 * self.client.settings.reply_timeout);
         let (connection, (asked_at, lease)) = self.introduced(deadline, |connection| {
-            connection.adopt(self.key, self.slot, token)?;
+            connection.adopt(self.key, self.slot, token, "", None)?;
             // Until the second adoption, the first is provisional: the end of the connection would
             // not release the lock.
             let asked_at = Moment::now();
-            let lease = connection.adopt(self.key, self.slot, token)?;
+            let lease = connection.adopt(self.key, self.slot, token, "", None)?;
             Ok((asked_at, lease))
         })?;
         let granted = Granted {
@@ -74,6 +74,7 @@ impl Lock<'_> {
             grant: Grant { token, lease },
             asked_at,
             is_numbered: self.is_numbered,
+            numbers: String::new(),
         };
         granted.into_guard()
     }

@@ -530,6 +530,7 @@ impl<'a> Lock<'a> {
             grant,
             asked_at,
             is_numbered: self.is_numbered,
+            numbers: String::new(),
         }))
     }
 }

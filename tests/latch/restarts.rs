@@ -14,7 +14,7 @@ use crate::support::latch::{
 };
 use crate::support::silent::free_addr;
 use crate::support::{
-    eventually, parse_grant, waiter_count, Client, Daemon, Event, Scheme, Signal, PATIENCE,
+    eventually, is_soon, parse_grant, waiter_count, Client, Daemon, Event, Scheme, Signal, PATIENCE,
 };
 
 /// How many clients of an older kind come and go, two for each key.
@@ -300,4 +300,88 @@ fn after_a_crash_a_command_says_when_grants_begin() {
     );
     signal(&waiting, Signal::TERM);
     wait(&mut waiting);
+}
+
+/// How often a server crashes under jobs, each of which has a kind of lock of its own.
+const CRASHES: u64 = 6;
+
+#[test]
+fn crashes_under_jobs_end_none_and_share_no_key() {
+    const SETTLE: [&str; 2] = ["--settle", "60"];
+    let service = Service::new();
+    let mut daemon = service.start_with(&SETTLE);
+    let claims: [&[&str]; 5] = [
+        &["lock"],
+        &["shared", "--shared"],
+        &["slot", "--limit", "3"],
+        &["slots", "--limit", "3", "--slots", "2"],
+        &["long", "--lease", "600"],
+    ];
+    let directory = tempfile::tempdir().expect("a directory");
+    let running = |claim: &[&str]| directory.path().join(claim[0]);
+    let start = |claim: &&[&str]| {
+        let script = format!("touch {}; exec sleep 3600", running(claim).display());
+        let arguments = [&["run"], *claim, &["--", "sh", "-c", &script]].concat();
+        Latch::start(latch(&daemon, &arguments).stderr(Stdio::piped()))
+    };
+    let mut children: Vec<Latch> = claims.iter().map(start).collect();
+    let are_back = |daemon: &Daemon| {
+        let stats = daemon.stats();
+        let of = |name: &str| stats[name].as_array().expect("a list").clone();
+        let holders = [of("locks"), of("semaphores")].concat();
+        claims.iter().all(|claim| {
+            let is_held =
+                |entry: &serde_json::Value| entry["key"] == claim[0] && entry["owner_conn_id"] != 0;
+            holders.iter().any(is_held)
+        })
+    };
+    eventually(PATIENCE, "all run", || {
+        claims.iter().all(|claim| running(claim).exists())
+    });
+    for crash in 1..=CRASHES {
+        thread::sleep(Duration::from_millis(37 * crash));
+        daemon.signal(Signal::KILL);
+        daemon.wait_exit(PATIENCE).expect("it ends");
+        daemon = service.start_with(&SETTLE);
+        let is_complete = is_soon(PATIENCE, || are_back(&daemon));
+        assert!(is_complete, "{}\n{}", daemon.stats(), daemon.log());
+        let mut witness = daemon.connect();
+        assert_eq!(witness.request("l", "lock", "0"), "timeout");
+        for child in &mut children {
+            assert_eq!(child.try_wait().expect("a child"), None, "crash {crash}");
+        }
+    }
+    for child in &mut children {
+        signal(child, Signal::TERM);
+        let (_, said) = ended(child);
+        assert!(!said.contains("lost"), "{said}");
+    }
+}
+
+/// The job ends while no server runs, so the next one must learn of the lock before its end.
+#[test]
+fn a_job_that_ends_during_a_crash_is_not_called_lost() {
+    let service = Service::new();
+    for (options, is_kept) in [(&[][..], false), (&["--at-least", "60"], true)] {
+        let first = service.start_with(&["--settle", "5"]);
+        let directory = tempfile::tempdir().expect("a directory");
+        let go_on = directory.path().join("go-on");
+        let script = format!(
+            "eval \"$READY\"; until [ -e {} ]; do sleep 0.02; done",
+            go_on.display()
+        );
+        let arguments = [&["run", "k"][..], options, &["--", "sh", "-c", &script]].concat();
+        let mut command = latch(&first, &arguments);
+        command.stderr(Stdio::piped());
+        let (mut child, command) = ready(command, &directory);
+        first.signal(Signal::KILL);
+        first.wait_exit(PATIENCE).expect("it ends");
+        fs::write(&go_on, "").expect("written");
+        eventually(PATIENCE, "the command has ended", || is_gone(command));
+        let second = service.start_with(&["--settle", "5"]);
+        assert_eq!(ended(&mut child), (Some(0), String::new()), "{options:?}");
+        assert_eq!(is_held(&second, "k"), is_kept, "{options:?}");
+        second.signal(Signal::TERM);
+        second.wait_exit(PATIENCE).expect("it ends");
+    }
 }

@@ -12,6 +12,7 @@ mod support;
 
 mod chaos;
 mod clients;
+mod crashes;
 mod crowds;
 mod ends;
 mod history;

@@ -3,7 +3,9 @@
 use std::time::{Duration, Instant};
 
 use super::{check_key, Connection, Error, Reply, Request, Slot};
-use crate::protocol::request::Held;
+use crate::protocol::limits::MAX_LINE_LEN;
+use crate::protocol::request::{Held, Wanted};
+use crate::terms::{Kind, Weight};
 use crate::token::Token;
 
 /// How a lease is renewed.
@@ -18,11 +20,14 @@ pub(in crate::client) enum Renewal {
 }
 
 impl Renewal {
+    /// With `numbers`, an adoption says what was granted, for a server that may not know the grant.
+    /// They are those of the slots, separated by commas, and empty if the client knows none.
     pub(super) fn request<'a>(
         self,
         key: &'a str,
         slot: Slot,
         token: Token,
+        numbers: Option<&'a str>,
     ) -> Result<Request<'a>, Error> {
         check_key(key)?;
         let (kind, lease) = (slot.kind(), slot.checked_lease()?);
@@ -37,10 +42,31 @@ impl Renewal {
                 key,
                 token,
                 lease,
-                held: Held::LOCK,
+                held: match numbers.filter(|numbers| numbers.len() <= MAX_NUMBERS_LEN) {
+                    Some(numbers) => held(slot.wanted(key)?, numbers),
+                    None => Held::LOCK,
+                },
             },
             Renewal::Keep => Request::Keep { key, token, lease },
         })
+    }
+}
+
+/// The maximum length of the slot numbers in an adoption, in bytes. The rest of the line has room
+/// for the token, the longest lease, and the other words. A grant with longer numbers is not
+/// proved: the server has it in its state file.
+const MAX_NUMBERS_LEN: usize = MAX_LINE_LEN - 96;
+
+fn held<'a>(wanted: Wanted<'_>, numbers: &'a str) -> Held<'a> {
+    let plain = match wanted.kind {
+        Kind::Lock => Weight::WHOLE,
+        Kind::Semaphore => Weight::ONE,
+    };
+    Held {
+        kind: wanted.kind,
+        limit: wanted.limit,
+        weight: wanted.weight.unwrap_or(plain),
+        numbers: (!numbers.is_empty()).then_some(numbers),
     }
 }
 
@@ -53,7 +79,7 @@ impl Connection {
     ///
     /// [`Error::Refused`] if no holder has this token, or [the errors of any request](#errors).
     pub fn renew(&mut self, key: &str, slot: Slot, token: Token) -> Result<Duration, Error> {
-        let request = Renewal::Renew.request(key, slot, token)?;
+        let request = Renewal::Renew.request(key, slot, token, None)?;
         let reply = self.exchange(&request, self.reply_due())?;
         self.renewed(&reply)
     }
@@ -72,16 +98,21 @@ impl Connection {
         self.keep_within(key, slot, token, self.settings.reply_timeout)
     }
 
-    /// Renews a lease, and takes the slot for this connection (`adopt`). Fails and blocks like
-    /// [`Connection::keep`].
+    /// Renews a lease, and takes the slot for this connection (`adopt`). Proves the grant to a
+    /// server that can check proofs; `numbers` are those of the slots. Waits for the answer for at
+    /// most `within`, or for the reply timeout, and fails like [`Connection::keep`].
     pub(in crate::client) fn adopt(
         &mut self,
         key: &str,
         slot: Slot,
         token: Token,
+        numbers: &str,
+        within: Option<Duration>,
     ) -> Result<Duration, Error> {
-        let request = Renewal::Adopt.request(key, slot, token)?;
-        let reply = self.exchange(&request, self.reply_due())?;
+        let within = within.unwrap_or(self.settings.reply_timeout);
+        let numbers = self.abilities.proofs.then_some(numbers);
+        let request = Renewal::Adopt.request(key, slot, token, numbers)?;
+        let reply = self.exchange(&request, Instant::now().checked_add(within))?;
         self.renewed(&reply)
     }
 
@@ -92,21 +123,25 @@ impl Connection {
         token: Token,
         within: Duration,
     ) -> Result<Duration, Error> {
-        let request = Renewal::Keep.request(key, slot, token)?;
+        let request = Renewal::Keep.request(key, slot, token, None)?;
         let reply = self.exchange(&request, Instant::now().checked_add(within))?;
         self.renewed(&reply)
     }
 
-    /// Sends a renewal, and does not wait for its reply. Blocks for at most `within`.
+    /// Sends a renewal, and does not wait for its reply. An adoption proves the grant; `numbers`
+    /// are those of the slots. Blocks for at most `within`.
     pub(in crate::client) fn send_renewal(
         &mut self,
         renewal: Renewal,
         key: &str,
         slot: Slot,
         token: Token,
+        numbers: &str,
         within: Duration,
     ) -> Result<(), Error> {
-        let sent = self.send(&renewal.request(key, slot, token)?, within);
+        let numbers = self.abilities.proofs.then_some(numbers);
+        let request = renewal.request(key, slot, token, numbers)?;
+        let sent = self.send(&request, within);
         self.close_on_error(sent)
     }
 

@@ -211,9 +211,9 @@ impl Keeper {
         self.note(ConnectionEvent::Sent(now));
         let held = &mut self.held;
         let (key, slot, token) = (&held.key, held.slot, held.grant.token);
-        let sent = held
-            .connection
-            .send_renewal(self.renewal, key, slot, token, left);
+        let sent =
+            held.connection
+                .send_renewal(self.renewal, key, slot, token, &held.numbers, left);
         sent.or_else(|error| self.handle_error(&error))
     }
 

@@ -179,6 +179,11 @@ impl Keeper {
                 }
                 Err(error) => return Err(error),
             }
+            // A server that has crashed knows nothing of the lock. But once a release was sent, the
+            // lock may have another holder.
+            if connection.abilities.proofs && !*was_sent {
+                self.held.adopt(Some(PATIENCE))?;
+            }
         }
         if let Order::KeepUntil(until) = order {
             let left = until.saturating_since(Moment::now());
