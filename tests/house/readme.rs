@@ -24,11 +24,8 @@ use crate::support::{eventually, Daemon};
 const PATIENCE: Duration = Duration::from_secs(30);
 const CONVERSATION: &str = "$ nc localhost 6388";
 
-/// Ends the server that a block of the README has started.
-const STOP_SERVER: &str = "kill $server; wait $server; rm server.log";
-
-/// How a block begins its server in place of a terminal.
-const SERVER_APART: &str = " 2>server.log & server=$!";
+/// Ends the servers that earlier blocks have left running.
+const STOP_JOBS: &str = "for job in $(jobs -pr); do kill $job; wait $job; done";
 
 #[test]
 fn the_readme_can_be_pasted() {
@@ -267,6 +264,7 @@ fn paste(section: &Section) {
         let script = script.replace("6388", &port).replace("6389", &http_port);
         input += &format!("{script}\necho '{MARK}' $?\n");
     }
+    input += &format!("{STOP_JOBS}\n");
     let dir = tempfile::tempdir().expect("there is room for a directory");
     let mut bash = in_our_path("bash");
     bash.arg("--norc").current_dir(dir.path());
@@ -497,7 +495,7 @@ fn readme_section(text: &str) -> Section {
     // Pieces inside of a fence and outside of one take turns.
     for fenced in text.split("\n```").skip(1).step_by(2) {
         match fenced.split_once('\n') {
-            Some(("sh", script)) => blocks.push((with_server_apart(script), String::new())),
+            Some(("sh", script)) => blocks.push((with_servers_ready(script), String::new())),
             Some(("text", prints)) => {
                 blocks.last_mut().expect("a script prints this").1 = prints.to_owned();
             }
@@ -505,26 +503,10 @@ fn readme_section(text: &str) -> Section {
             _ => panic!("no test for {fenced:?}"),
         }
     }
-    blocks.push((STOP_SERVER.to_owned(), String::new()));
     Section {
         title: "README.md".to_owned(),
         blocks,
     }
-}
-
-/// The block with its server, if it starts one, in the background, on the loopback alone, once the
-/// server before it has ended.
-fn with_server_apart(script: &str) -> String {
-    let (before, last) = script.rsplit_once('\n').unwrap_or(("", script));
-    if last.split(' ').next() != Some("latchd") {
-        return script.to_owned();
-    }
-    let last = last.replace("0.0.0.0", "127.0.0.1").replace(":6389", ":0");
-    format!(
-        "{before}\n[ -z \"$server\" ] || {{ {STOP_SERVER}; }}\n\
-         {last}{SERVER_APART}\n\
-         timeout 10 sh -c 'until grep -qs listening server.log; do sleep 0.1; done'"
-    )
 }
 
 /// The literal displays of a page after a comment `pasted`, and what each of them prints.
@@ -532,20 +514,40 @@ fn manual_section(page: &str) -> Section {
     let mut blocks: Vec<(String, String)> = Vec::new();
     for (kind, display) in displays(page, &["pasted", "prints"]) {
         match kind {
-            "pasted" => blocks.push((with_server_apart(&display), String::new())),
+            "pasted" => blocks.push((with_servers_ready(&display), String::new())),
             _ => blocks.last_mut().expect("a script prints this").1 = display,
         }
-    }
-    let is_server_left = blocks
-        .iter()
-        .any(|(script, _)| script.contains(SERVER_APART));
-    if is_server_left {
-        blocks.push((STOP_SERVER.to_owned(), String::new()));
     }
     Section {
         title: page.to_owned(),
         blocks,
     }
+}
+
+/// The script with each server that it starts as a reader would have it: no other one is left, and
+/// clients can connect before the next line is typed. A server in the last line is for a terminal of
+/// its own. A server on all addresses is on the loopback alone.
+fn with_servers_ready(script: &str) -> String {
+    let count = script.lines().count();
+    let lines = script.lines().enumerate().map(|(index, line)| {
+        if line.split(' ').next() != Some("latchd") {
+            return line.to_owned();
+        }
+        let apart = format!("{line} 2>server.log &");
+        let line = if index + 1 == count { &apart } else { line };
+        let log = line
+            .split_once(" 2>")
+            .map(|(_, rest)| rest.split(' ').next());
+        match log.flatten() {
+            Some(log) if line.ends_with(" &") => format!(
+                "{STOP_JOBS}; rm -f {log}\n{}\n\
+                 timeout 10 sh -c 'until grep -qs listening {log}; do sleep 0.1; done'",
+                line.replace("0.0.0.0", "127.0.0.1")
+            ),
+            _ => line.to_owned(),
+        }
+    });
+    lines.collect::<Vec<_>>().join("\n")
 }
 
 /// The literal displays of a page after comments of these `kinds`.
