@@ -403,6 +403,7 @@ fn timestamps(text: &str) -> Result<Timestamps, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cli::rows::Form;
     use std::collections::HashMap;
 
     fn lease(flag: Option<&str>, variables: &[(&str, &str)]) -> Result<u64, String> {
@@ -420,12 +421,12 @@ mod tests {
     #[test]
     fn each_option_is_a_variable_by_the_rule_of_the_manual() {
         let without = ["inetd", "print_port", "no_auto_release_on_disconnect"];
-        for row in Options::ROWS {
-            let is_time = [row.value_type, row.inner_type].contains(&"Duration");
+        for row in Options::COMMAND.rows {
+            let is_time = row.form == Form::Valued("time");
             let unit = if is_time { "_S" } else { "" };
-            let name = row.field.to_uppercase() + unit;
-            let expected = (!without.contains(&row.field)).then_some(name.as_str());
-            assert_eq!(row.variables.first().copied(), expected, "{}", row.field);
+            let name = row.name.to_uppercase() + unit;
+            let expected = (!without.contains(&row.name)).then_some(name.as_str());
+            assert_eq!(row.variables.first().copied(), expected, "{}", row.name);
         }
     }
 
