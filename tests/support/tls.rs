@@ -122,8 +122,20 @@ impl Set {
 
 /// The certificates of all daemons for which a test asks for no others.
 pub fn common() -> &'static Set {
-    static SET: OnceLock<Set> = OnceLock::new();
-    SET.get_or_init(Set::new)
+    COMMON.get_or_init(Set::new)
+}
+
+static COMMON: OnceLock<Set> = OnceLock::new();
+
+/// A static is not dropped, and would leave its directory behind.
+#[used]
+#[link_section = ".fini_array"]
+static AT_EXIT: extern "C" fn() = remove_common;
+
+extern "C" fn remove_common() {
+    if let Some(set) = COMMON.get() {
+        let _ = std::fs::remove_dir_all(set.directory.path());
+    }
 }
 
 /// As openssl takes a time.
