@@ -1,7 +1,7 @@
 //! One server ends, another goes on.
 
-use std::io::Write;
-use std::net::TcpStream;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
 use std::process::{ChildStdin, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -80,6 +80,50 @@ fn a_standby_is_ready_while_there_is_an_active_server() {
     second.wait_until_active(1);
     assert_eq!(status("/ready"), ok);
     assert_eq!(status("/v1/stats/holders"), ok);
+}
+
+/// The status and the body of the answer to a request over HTTP.
+fn post(door: SocketAddr, path: &str, body: &str) -> (u16, serde_json::Value) {
+    let mut stream = TcpStream::connect(door).expect("the door is open");
+    stream.set_read_timeout(Some(PATIENCE)).expect("a time");
+    let len = body.len();
+    let request = format!("POST {path} HTTP/1.0\r\nContent-Length: {len}\r\n\r\n{body}");
+    stream.write_all(request.as_bytes()).expect("it takes it");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("it closes");
+    let (head, body) = answer.split_once("\r\n\r\n").expect("a head");
+    let status = head.split(' ').nth(1).expect("a status");
+    let body = serde_json::from_str(body).unwrap_or_default();
+    (status.parse().expect("a number"), body)
+}
+
+#[test]
+fn a_lock_over_http_outlives_the_server_that_granted_it() {
+    let programs = needs!("etcd", "etcdctl");
+    let etcd = Etcd::start(&programs, 1);
+    let doors = [free_addr(), free_addr()];
+    let [first_door, second_door] = doors.map(|door| door.to_string());
+    let first = Server::active(&etcd.endpoints(), &["--http", &first_door, "--http-grants"]);
+    let second = Server::start(
+        &etcd.endpoints(),
+        &["--http", &second_door, "--http-grants"],
+    );
+    second.wait_for("listening http=", 1);
+    let lock = r#"{"lease_ttl_s":60}"#;
+    let (status, refused) = post(doors[1], "/v1/locks/k", lock);
+    assert_eq!((status, &refused["error"]), (503, &"not_leader".into()));
+    let (status, granted) = post(doors[0], "/v1/locks/k", lock);
+    assert_eq!(status, 200, "{granted}");
+    assert_eq!(post(doors[0], "/v1/locks/gone", lock).0, 200);
+    first.kill();
+    second.wait_until_active(1);
+    let (_, timeout) = post(doors[1], "/v1/locks/k", lock);
+    assert_eq!(timeout["status"], "timeout");
+    let token = format!("{{\"token\":{}}}", granted["token"]);
+    assert_eq!(post(doors[1], "/v1/locks/k/renew", &token).0, 200);
+    assert_eq!(post(doors[1], "/v1/locks/k/release", &token).0, 204);
+    let (_, next) = post(doors[1], "/v1/locks/k", lock);
+    assert!(next["token"].as_str() > granted["token"].as_str(), "{next}");
 }
 
 #[test]

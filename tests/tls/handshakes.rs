@@ -123,6 +123,31 @@ fn the_http_door_speaks_tls_too() {
 }
 
 #[test]
+fn a_wait_over_http_and_tls_ends_with_its_client() {
+    needs!("openssl");
+    let door = free_addr();
+    let daemon = daemon(&["--http", &door.to_string(), "--http-grants"]);
+    daemon.wait_for_log("listening http=", PATIENCE);
+    let mut holder = daemon.connect();
+    let grant = holder.acquire("k", 0);
+    let request = "POST /v1/locks/k HTTP/1.0\r\nContent-Length: 25\r\n\r\n\
+                   {\"acquire_timeout_s\": 60}";
+    let ask = || {
+        let mut client = Client::open(Scheme::Tls, door);
+        client.send(request);
+        client
+    };
+    let leaving = ask();
+    daemon.wait_for_waiters("k", 1);
+    let mut staying = ask();
+    daemon.wait_for_waiters("k", 2);
+    drop(leaving);
+    daemon.wait_for_waiters("k", 1);
+    assert_eq!(holder.request("r", "k", &grant.token), "ok");
+    assert_eq!(staying.line(), "HTTP/1.1 200 OK\r");
+}
+
+#[test]
 fn clients_of_both_versions_of_tls_are_served() {
     needs!("openssl");
     let daemon = daemon(&[]);
