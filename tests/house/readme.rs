@@ -524,13 +524,17 @@ fn manual_section(page: &str) -> Section {
     }
 }
 
-/// The script with each server that it starts as a reader would have it: no other one is left, and
-/// clients can connect before the next line is typed. A server in the last line is for a terminal of
-/// its own. A server on all addresses is on the loopback alone.
+/// The script with each server that it starts as a reader would have it: those of earlier scripts
+/// have ended, and clients can connect before the next line is typed. A server in the last line is
+/// for another terminal, and one on all addresses is on the loopback alone.
 fn with_servers_ready(script: &str) -> String {
+    let is_server = |line: &str| line.split(' ').next() == Some("latchd");
+    if !script.lines().any(is_server) {
+        return script.to_owned();
+    }
     let count = script.lines().count();
     let lines = script.lines().enumerate().map(|(index, line)| {
-        if line.split(' ').next() != Some("latchd") {
+        if !is_server(line) {
             return line.to_owned();
         }
         let apart = format!("{line} 2>server.log &");
@@ -540,14 +544,14 @@ fn with_servers_ready(script: &str) -> String {
             .map(|(_, rest)| rest.split(' ').next());
         match log.flatten() {
             Some(log) if line.ends_with(" &") => format!(
-                "{STOP_JOBS}; rm -f {log}\n{}\n\
+                "rm -f {log}\n{}\n\
                  timeout 10 sh -c 'until grep -qs listening {log}; do sleep 0.1; done'",
                 line.replace("0.0.0.0", "127.0.0.1")
             ),
             _ => line.to_owned(),
         }
     });
-    lines.collect::<Vec<_>>().join("\n")
+    format!("{STOP_JOBS}\n{}", lines.collect::<Vec<_>>().join("\n"))
 }
 
 /// The literal displays of a page after comments of these `kinds`.
