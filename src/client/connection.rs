@@ -106,6 +106,8 @@ pub struct Connection {
     max_reply_len: usize,
     /// Whether a secret was sent to the server, which may repeat it in any reply.
     knows_secret: bool,
+    /// Whether the server has accepted the auth token over this stream.
+    is_let_in: bool,
     /// The tag in the introduction, which precedes the first request over each stream. Empty if
     /// there is no tag; `None` if the client does not introduce itself.
     tag: Option<String>,
@@ -158,6 +160,7 @@ impl Connection {
                 Err(Error::Refused(_)) => return Err(connection.fail_on(&Reply::AuthFailed)),
                 answered => answered?,
             }
+            connection.is_let_in = true;
         }
         Ok(connection)
     }
@@ -520,6 +523,7 @@ impl Connection {
             Reply::Refused(Refusal::MaxWaiters) => Error::MaxWaiters(asked),
             Reply::Refused(Refusal::LeaseExpired) => Error::LeaseExpired(asked),
             Reply::Refused(Refusal::Draining) => Error::Draining(asked),
+            Reply::AuthFailed if self.is_let_in => Error::NotAllowed(asked),
             Reply::AuthFailed => {
                 let auth = match &self.settings {
                     Settings {
@@ -557,6 +561,7 @@ impl Connection {
         self.stream = None;
         self.buffer.clear();
         self.has_answered = false;
+        self.is_let_in = false;
         self.opening.clear();
         self.awaited.clear();
     }

@@ -72,7 +72,7 @@ pub(crate) fn settings(options: &Overrides<'_>) -> Result<Settings, Error> {
     if let Some(file) = &settings.auth_token_file {
         // Read the file once here, without a deadline: a pipe delivers the token only once, and the
         // user may have to type it first.
-        let read = secret::read_first(file);
+        let read = secret::read_auth_token(file);
         settings.auth_token =
             Some(read.map_err(|error| Error::AuthTokenFile(file.clone(), error))?);
     }

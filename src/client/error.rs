@@ -74,7 +74,8 @@ pub enum Error {
     /// `error`: no holder has this token, or the server does not know the request or cannot carry
     /// it out.
     Refused(Asked),
-    /// `error_auth` to `break`: the client is not an operator of the server.
+    /// `error_auth` to a request other than `auth`: the auth token does not have the right to make
+    /// it, or, for `break`, the client is not an operator of the server.
     NotAllowed(Asked),
     /// The server is too old for the request, or is another implementation. A claim that fails with
     /// this error holds no lock.
@@ -280,7 +281,7 @@ impl Error {
             Error::Unsupported(_) => "the server is too old for this, or of another make",
             Error::NotKept(_) => "the server keeps no more grants, or not for that long",
             Error::Lost(_, loss) => return loss.to_string(),
-            Error::NotAllowed(_) => "the server lets only an operator do this",
+            Error::NotAllowed(_) => "the auth token does not have the right to do this",
             Error::Cancelled => "the wait was cancelled",
             Error::InvalidKey => "a key is 1 to 256 bytes without blanks and line ends",
         };

@@ -57,7 +57,7 @@ impl Settings {
     /// The secret for a new connection; `None` if there is none. A file that is not read by
     /// `deadline` counts as unreadable: a file server or the writer of a pipe may not respond.
     fn auth_token(&self, deadline: Instant) -> Result<Option<String>, Error> {
-        static ALL: Lookups<PathBuf, String> = Lookups::new(|file| secret::read_first(file));
+        static ALL: Lookups<PathBuf, String> = Lookups::new(|file| secret::read_auth_token(file));
         let read = |file: &PathBuf| {
             let read = ALL.look_up(file, deadline);
             read.map_err(|error| Error::AuthTokenFile(file.clone(), error))

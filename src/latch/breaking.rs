@@ -73,7 +73,7 @@ fn refused(target: &Target) -> String {
     };
     format!(
         "only root and the user of the server may do this, on its host{tried}, and clients with its \
-         admin token; see --admin-token-file"
+         admin token, or with an auth token that has the right; see --admin-token-file"
     )
 }
 

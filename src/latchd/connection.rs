@@ -46,8 +46,8 @@ pub fn serve(
     }
     let (ending, malformed_count) = match open(&mut input, &mut outbox, rules) {
         Err(ending) => (ending, 0),
-        Ok(source) => {
-            let session = Session::new(&seat, &mut input, &mut outbox, rules);
+        Ok((source, rights)) => {
+            let session = Session::new(&seat, &mut input, &mut outbox, rules, rights);
             let ended = session.converse();
             if source == RequestSource::Standby && stream.was_reset() {
                 // The standby has stopped, and the client can come back over another connection.

@@ -12,6 +12,7 @@ mod machine;
 mod opening;
 mod options;
 mod requests;
+mod rights;
 mod rules;
 mod serve;
 mod session;
@@ -136,6 +137,7 @@ fn prepare(
     let [auth_tokens, admin_tokens] = read_tokens(options, auth)?;
     let cluster = settings.cluster.map(ClusterSettings::checked).transpose()?;
     let log = server::start_log(PROGRAM, &settings.log)?;
+    auth_tokens.iter().for_each(|tokens| tokens.log_rights());
     let state = StateFile::lock(options.state_file(), options.settle())?;
     let left = state.as_ref().map_or(Ok(Left::Nothing), |it| it.read())?;
     let fences = open_fences(options.fence_state_file.as_deref(), state.is_some(), &left)?;
@@ -193,6 +195,7 @@ fn serve(options: &Options, prepared: Prepared) -> Result<ExitCode, String> {
         auth_tokens: prepared.auth_tokens,
         admin_tokens: prepared.admin_tokens,
         auth_refusals: SourceThrottle::default(),
+        right_refusals: SourceThrottle::default(),
         cap_warnings: SourceThrottle::default(),
         log: log.clone(),
         node: node.clone(),

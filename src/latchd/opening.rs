@@ -11,6 +11,7 @@ use std::time::Instant;
 use super::connection::input::Input;
 use super::connection::outbox::Outbox;
 use super::ending::Ending;
+use super::rights::Rights;
 use super::rules::SessionRules;
 use crate::arbiter::ReplyPromise;
 use crate::protocol::reply::Reply;
@@ -31,12 +32,13 @@ pub(super) enum RequestSource {
 }
 
 /// Serves a connection until its first request has arrived, and leaves that request to the session.
-/// If the server has an auth token, this succeeds only for a client that has authenticated.
+/// Returns who sends the requests, and the client's rights. If the server has an auth token, this
+/// succeeds only for a client that has authenticated.
 pub(super) fn open<'c>(
     input: &mut Input<'c>,
     outbox: &mut Outbox<'c>,
     rules: &SessionRules,
-) -> Result<RequestSource, Ending> {
+) -> Result<(RequestSource, Rights), Ending> {
     // `auth` has three lines, each with its own deadline, so it cannot take longer than this.
     let auth_due = Instant::now() + 3 * rules.read_timeout;
     let is_secret = rules.auth_tokens.is_some();
@@ -64,13 +66,15 @@ struct Opener<'a, 'c> {
 }
 
 impl Opener<'_, '_> {
-    fn run(&mut self) -> Result<RequestSource, Ending> {
+    fn run(&mut self) -> Result<(RequestSource, Rights), Ending> {
         let source = self.source()?;
         self.answer_first_words()?;
-        if self.rules.auth_tokens.is_some() {
-            self.authenticate()?;
-        }
-        Ok(source)
+        let rights = if self.rules.auth_tokens.is_some() {
+            self.authenticate()?
+        } else {
+            Rights::UNLIMITED
+        };
+        Ok((source, rights))
     }
 
     /// Removes the frame with which a standby begins, if there is one. Returns whether a client or
@@ -121,19 +125,19 @@ impl Opener<'_, '_> {
         }
     }
 
-    /// Checks the `auth` of the client. A request for the role needs no `auth`, because other
-    /// servers of the cluster send it.
-    fn authenticate(&mut self) -> Result<(), Ending> {
+    /// Checks the `auth` of the client, and returns the client's rights. A request for the role
+    /// needs no `auth`, because other servers of the cluster send it.
+    fn authenticate(&mut self) -> Result<Rights, Ending> {
         while let (Some(node), [CLUSTER, ..]) = (&self.rules.node, self.input.frame()) {
             self.outbox.add_line(&node.role_line())?;
             self.input.end_frame();
             self.wait_for_frame()?;
         }
-        if !self.rules.accepts(self.input.frame()) {
-            return Err(Ending::AuthFailed);
-        }
+        let rights = self.rules.authenticate(self.input.frame());
+        let rights = rights.ok_or(Ending::AuthFailed)?;
         self.input.end_frame();
-        self.outbox.add(&Reply::Ok, ReplyPromise::Nothing)
+        self.outbox.add(&Reply::Ok, ReplyPromise::Nothing)?;
+        Ok(rights)
     }
 
     /// Blocks until the first line of a frame has arrived. Fails if the line belongs to another

@@ -6,6 +6,7 @@ use log::trace;
 
 use super::connection::outbox::Outbox;
 use super::ending::Ending;
+use super::rights::Permitted;
 use super::rules::Offer;
 use crate::arbiter::{Certainty, ReplyPromise, Seat};
 use crate::net::hangup::InputReports;
@@ -38,7 +39,7 @@ pub(super) enum Delivery {
 
 /// Carries out a request. This is the only place where a session waits for another client.
 pub(super) fn carry_out(
-    request: &Request<'_>,
+    request: &Permitted<'_>,
     seat: &Seat,
     offer: Offer,
     outbox: &mut Outbox<'_>,
@@ -46,7 +47,7 @@ pub(super) fn carry_out(
     let default_lease = offer.default_lease;
     let lease_or_default = |lease: Option<Duration>| lease.unwrap_or(default_lease);
     let renewed = |token: Token| ReplyPromise::Holder(Certainty::JournaledByActive, token.fence);
-    let (answer, promise) = match *request {
+    let (answer, promise) = match **request {
         Request::Acquire(wanted, wait_timeout) => {
             let ask = ask(seat, wanted, default_lease);
             return acquire(seat, outbox, &ask, wait_timeout);
@@ -86,12 +87,13 @@ pub(super) fn carry_out(
             let answer = seat.keep(key, token, lease_or_default(lease));
             (answer, renewed(token))
         }
-        Request::Break {
-            key,
-            fence,
-            admin_token,
-        } => {
-            let reply = break_grants(seat, outbox, key, fence.map(Fence), admin_token)?;
+        Request::Break { key, fence, .. } => {
+            let arbiter = seat.arbiter();
+            let reply = if arbiter.break_grants(key, fence.map(Fence), seat.id()) {
+                Reply::Ok
+            } else {
+                Reply::Refused(Refusal::NotHeld)
+            };
             return Ok(Answered::due(
                 reply,
                 ReplyPromise::All(Certainty::Journaled),
@@ -242,27 +244,6 @@ fn proof<'a>(key: &'a str, token: Token, held: Held<'_>) -> Proof<'a> {
     }
 }
 
-fn break_grants(
-    seat: &Seat,
-    outbox: &Outbox<'_>,
-    key: &str,
-    fence: Option<Fence>,
-    admin_token: Option<&str>,
-) -> Result<Reply, Ending> {
-    if !outbox.is_operator(admin_token) {
-        return match admin_token {
-            None => Ok(Reply::AuthFailed),
-            // The connection ends, so that a client cannot guess the token over and over.
-            Some(_) => Err(Ending::AuthFailed),
-        };
-    }
-    Ok(if seat.arbiter().break_grants(key, fence, seat.id()) {
-        Reply::Ok
-    } else {
-        Reply::Refused(Refusal::NotHeld)
-    })
-}
-
 fn reply_to(answer: Result<Answer, Refusal>) -> Result<Reply, Ending> {
     Ok(match answer {
         Ok(Answer::Granted(grant)) => Reply::Granted(grant),
@@ -286,6 +267,7 @@ mod tests {
     use crate::arbiter::{Arbiter, Rules};
     use crate::fence::source::{ClockFences, Salts};
     use crate::latchd::connection::pieces;
+    use crate::latchd::rights::Rights;
     use crate::latchd::rules::SessionRules;
     use crate::net::hangup::HangupWatch;
     use crate::net::stream::Stream;
@@ -401,6 +383,8 @@ mod tests {
             let mut words = request.splitn(3, ' ').map(str::as_bytes);
             let mut word = || words.next().unwrap_or_default();
             let request = parse([word(), word(), word()]).expect("a request");
+            let request = Rights::UNLIMITED.permit(request, || false);
+            let request = request.unwrap_or_else(|it| panic!("no right to make {it:?}"));
             carry_out(&request, &self.seat, OFFER, outbox)
         }
     }

@@ -6,16 +6,19 @@ use std::time::Duration;
 
 use parking_lot::RwLock;
 
+use super::rights::Rights;
 use super::state_file::StateFile;
 use super::tokens::Tokens;
 use crate::arbiter::Arbiter;
 use crate::cluster::ClusterNode;
 use crate::log::{Log, SourceThrottle};
+use crate::net::stream::Stream;
 use crate::protocol::abilities::Abilities;
 use crate::protocol::reply::Reply;
 use crate::protocol::request::{Frame, ProtocolError, Request};
 use crate::table::Cap;
 use crate::terms::Refusal;
+use crate::text::Escaped;
 
 /// How long the answer to a wrong token is delayed.
 pub(super) const AUTH_COOLDOWN: Duration = Duration::from_millis(100);
@@ -37,6 +40,8 @@ pub struct SessionRules {
     pub admin_tokens: Option<Arc<Tokens>>,
     /// Keeps clients that guess tokens from flooding the log.
     pub auth_refusals: SourceThrottle<Option<IpAddr>>,
+    /// Keeps clients that lack a right from flooding the log.
+    pub right_refusals: SourceThrottle<Option<IpAddr>>,
     /// Keeps refused claims from flooding the log.
     pub cap_warnings: SourceThrottle<Option<Cap>>,
     /// Locked for writing while no reply may be sent.
@@ -52,7 +57,7 @@ pub struct SessionRules {
 impl SessionRules {
     pub(super) fn is_admin_token(&self, given: Option<&str>) -> bool {
         match (&self.admin_tokens, given) {
-            (Some(tokens), Some(given)) => tokens.accept(given.as_bytes()),
+            (Some(tokens), Some(given)) => tokens.rights_of(given.as_bytes(), true).is_some(),
             _ => false,
         }
     }
@@ -79,17 +84,26 @@ impl SessionRules {
         }
     }
 
-    /// Whether the frame is `auth` with the right token. The time of the comparison does not depend
-    /// on where a wrong token differs from the right one, or on what else is wrong with the frame.
-    pub(super) fn accepts(&self, frame: Frame<'_>) -> bool {
+    /// The rights of the client if the frame is `auth` with a right token. The time of the
+    /// comparison does not depend on where a wrong token differs from a right one, or on what else
+    /// is wrong with the frame.
+    pub(super) fn authenticate(&self, frame: Frame<'_>) -> Option<Rights> {
         let [command, key, given] = frame;
         let (given, is_text) = match std::str::from_utf8(given) {
             Ok(given) => (given.trim().as_bytes(), true),
             Err(_) => (given, false),
         };
+        let is_auth = is_text && command == b"auth" && std::str::from_utf8(key).is_ok();
         let tokens = self.auth_tokens.as_ref();
-        let is_right = tokens.is_some_and(|tokens| tokens.accept(given));
-        is_right && is_text && command == b"auth" && std::str::from_utf8(key).is_ok()
+        tokens.and_then(|tokens| tokens.rights_of(given, is_auth))
+    }
+
+    /// Logs that a client has no right to make a request. `command` is how the client made it.
+    pub(super) fn log_right_refused(&self, stream: &Stream, command: &[u8], asked: &Request<'_>) {
+        let key = asked.changes().unwrap_or_default().as_bytes();
+        let asked = format!("command={} key={}", Escaped(command), Escaped(key));
+        let (refusals, source) = (&self.right_refusals, stream.source());
+        refusals.warn(format_args!("right-refused peer={stream} {asked}"), source);
     }
 }
 

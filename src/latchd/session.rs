@@ -12,6 +12,7 @@ use super::connection::outbox::Outbox;
 use super::ending::Ending;
 use super::opening::is_http;
 use super::requests::{carry_out, Delivery};
+use super::rights::Rights;
 use super::rules::SessionRules;
 use crate::arbiter::{ReplyPromise, Seat};
 use crate::protocol::reply::Reply;
@@ -22,6 +23,8 @@ use crate::token::Fence;
 /// The session of a connection that has been opened.
 pub(super) struct Session<'s, 'a> {
     rules: &'a SessionRules,
+    /// What the client may do.
+    rights: Rights,
     seat: &'s Seat,
     input: &'s mut Input<'a>,
     outbox: &'s mut Outbox<'a>,
@@ -36,9 +39,11 @@ impl<'s, 'a> Session<'s, 'a> {
         input: &'s mut Input<'a>,
         outbox: &'s mut Outbox<'a>,
         rules: &'a SessionRules,
+        rights: Rights,
     ) -> Self {
         Session {
             rules,
+            rights,
             seat,
             input,
             outbox,
@@ -98,7 +103,16 @@ impl<'s, 'a> Session<'s, 'a> {
             Ok(request) => request,
             Err(error) => return self.refuse_malformed(error),
         };
-        match request {
+        let is_operator = || self.outbox.is_operator(request.admin_token());
+        let request = match self.rights.permit(request, is_operator) {
+            Ok(request) => request,
+            Err(request) => {
+                self.note_missing_right(&request)?;
+                self.input.end_frame();
+                return self.outbox.add(&Reply::AuthFailed, ReplyPromise::Nothing);
+            }
+        };
+        match *request {
             Request::Stats => return self.show(Self::show_stats),
             Request::Queues(key) => {
                 let key = key.map(str::to_owned);
@@ -132,6 +146,18 @@ impl<'s, 'a> Session<'s, 'a> {
             Delivery::Sent => return Ok(()),
         }
         self.outbox.add(&answered.reply, answered.promise)
+    }
+
+    /// Logs a request that the client has no right to make. Fails if the client tried an admin
+    /// token: then the connection ends, so that a client cannot guess the token over and over.
+    #[cold]
+    fn note_missing_right(&self, request: &Request<'_>) -> Result<(), Ending> {
+        if request.admin_token().is_some() {
+            return Err(Ending::AuthFailed);
+        }
+        let command = self.input.frame()[0];
+        self.outbox.log_right_refused(command, request);
+        Ok(())
     }
 
     /// Replies `error` to a malformed request, and counts it. Logs only the first such request of

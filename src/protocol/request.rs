@@ -109,6 +109,14 @@ impl<'a> Request<'a> {
             _ => None,
         }
     }
+
+    /// The admin token in the request, if there is one.
+    pub fn admin_token(&self) -> Option<&'a str> {
+        match *self {
+            Request::Break { admin_token, .. } => admin_token,
+            _ => None,
+        }
+    }
 }
 
 /// What a client that adopts a grant says about it, for a server that does not know the grant. It
@@ -188,11 +196,7 @@ impl Wanted<'_> {
 impl Request<'_> {
     /// Whether the request contains an auth token or an admin token.
     pub fn has_secret(&self) -> bool {
-        match self {
-            Request::Auth(_) => true,
-            Request::Break { admin_token, .. } => admin_token.is_some(),
-            _ => false,
-        }
+        matches!(self, Request::Auth(_)) || self.admin_token().is_some()
     }
 
     /// Appends the request's three lines to `out`. [`parse`] reads the same request from them if

@@ -20,6 +20,11 @@ const MAX_SECRET_LEN: usize = 65_536;
 /// secret.
 const MAX_FILE_LEN: u64 = 128 * 1024;
 
+/// The rights that the words behind an auth token may name: see latchd-security(7), RIGHTS.
+pub const SEE: &str = "see";
+pub const USE: &str = "use";
+pub const BREAK: &str = "break";
+
 /// Reads the secrets in a file, one in each line, and trims the white space around them. There is
 /// at least one. Empty lines do not count. No error shows a secret.
 pub fn read_lines(path: &Path) -> io::Result<Vec<String>> {
@@ -40,6 +45,27 @@ pub fn read_lines(path: &Path) -> io::Result<Vec<String>> {
 /// Reads the first secret in a file that [`read_lines`] accepts: the one that a client presents.
 pub fn read_first(path: &Path) -> io::Result<String> {
     Ok(read_lines(path)?.swap_remove(0))
+}
+
+/// Reads the first auth token in a file, without the rights behind it.
+pub fn read_auth_token(path: &Path) -> io::Result<String> {
+    let line = read_first(path)?;
+    Ok(split_rights(&line).0.to_owned())
+}
+
+/// Splits a line of a file with auth tokens into the token and its rights. A token may contain
+/// blanks. So only a right in the place of the second word ends the token.
+pub fn split_rights(line: &str) -> (&str, Option<&str>) {
+    let Some((token, words)) = line.split_once(char::is_whitespace) else {
+        return (line, None);
+    };
+    let words = words.trim_start();
+    let second = words.split(char::is_whitespace).next();
+    if second.is_some_and(|word| [SEE, USE, BREAK].contains(&word)) {
+        (token, Some(words))
+    } else {
+        (line, None)
+    }
 }
 
 fn content(path: &Path) -> io::Result<String> {
@@ -114,6 +140,30 @@ mod tests {
         }
         fs::write(&path, "new\nold\n").expect("the directory is ours");
         assert_eq!(read_first(&path).expect("it is usable"), "new");
+    }
+
+    #[test]
+    fn only_a_right_as_the_second_word_ends_a_token() {
+        for (line, token, rights) in [
+            ("token see", "token", Some("see")),
+            (
+                "token\t use  ci/ break *",
+                "token",
+                Some("use  ci/ break *"),
+            ),
+            ("token", "token", None),
+            ("old token", "old token", None),
+            ("old token see", "old token see", None),
+            ("see", "see", None),
+            ("token sees", "token sees", None),
+            ("token See", "token See", None),
+        ] {
+            assert_eq!(split_rights(line), (token, rights), "{line}");
+        }
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("secrets");
+        fs::write(&path, "\n first use ci/\nsecond\n").expect("the directory is ours");
+        assert_eq!(read_auth_token(&path).expect("it is usable"), "first");
     }
 
     #[test]

@@ -91,6 +91,7 @@ const PURE: &[&str] = &[
     "src/latchd/http/openapi.rs",
     "src/latchd/http/request.rs",
     "src/latchd/http/routes.rs",
+    "src/latchd/rights.rs",
     "src/lfpd/command.rs",
     "src/lfpd/reply.rs",
     "src/lfpd/uucp/names.rs",

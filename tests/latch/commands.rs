@@ -909,6 +909,42 @@ fn of_several_auth_tokens_the_first_is_presented() {
 }
 
 #[test]
+fn a_token_that_lacks_a_right_is_77_and_said_to() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let [all, build, screen] = ["all", "build", "screen"].map(|name| directory.path().join(name));
+    fs::write(&all, "build use ci/ break ci/\nscreen see\n").expect("write");
+    fs::write(&build, "build\n").expect("write");
+    fs::write(&screen, "screen\n").expect("write");
+    let [all, build, screen] = [&all, &build, &screen].map(|it| it.to_str().expect("text"));
+    let daemon = Daemon::start_alone(&["--auth-token-file", all]);
+    let no_right = ": the auth token does not have the right to do this\n";
+    for (arguments, file, expected) in [
+        // The first token is presented without the rights behind it.
+        (&["run", "ci/a"][..], all, 0),
+        (&["run", "ci/a", "--limit", "2"], build, 0),
+        (&["run", "cd/a"], build, 77),
+        (&["run", "ci/a"], screen, 77),
+        (&["acquire", "ci/b", "--lease", "60"], build, 0),
+        (&["status", "ci/b"], build, 1),
+        (&["status", "ci/b"], screen, 1),
+        (&["status", "cd/b"], build, 77),
+        (&["stats"], build, 77),
+        (&["stats"], screen, 0),
+        (&["break", "ci/b"], build, 0),
+    ] {
+        let mut command = latch(&daemon, arguments);
+        command.args(["--auth-token-file", file]);
+        if arguments[0] == "run" {
+            command.args(["--", "true"]);
+        }
+        let output = output(&mut command);
+        assert_eq!(output.status.code(), Some(expected), "{command:?}");
+        let complaint = text(&output.stderr);
+        assert_eq!(complaint.ends_with(no_right), expected == 77, "{complaint}");
+    }
+}
+
+#[test]
 fn a_file_without_a_usable_auth_token_is_74() {
     let daemon = Daemon::start(&[]);
     let directory = tempfile::tempdir().expect("a directory");

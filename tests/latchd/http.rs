@@ -35,7 +35,7 @@ pub(super) fn exchange(addr: SocketAddr, request: &[u8]) -> String {
     String::from_utf8(answer).expect("text")
 }
 
-fn get_with(addr: SocketAddr, path: &str, headers: &str) -> (u16, String) {
+pub(super) fn get_with(addr: SocketAddr, path: &str, headers: &str) -> (u16, String) {
     let request = format!("GET {path} HTTP/1.1\r\nHost: {addr}\r\n{headers}\r\n");
     let answer = exchange(addr, request.as_bytes());
     let (head, body) = answer.split_once("\r\n\r\n").expect("a head");

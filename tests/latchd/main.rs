@@ -24,6 +24,7 @@ mod options;
 mod planted;
 mod real_tools;
 mod restart;
+mod rights;
 mod settling;
 mod supervision;
 mod wire;

@@ -54,6 +54,24 @@ fn a_lock_is_granted_and_released_over_tls() {
 }
 
 #[test]
+fn a_token_to_see_takes_no_lock_over_tls() {
+    let directory = tempfile::tempdir().expect("there is room");
+    let file = directory.path().join("tokens");
+    fs::write(&file, "screen see\n").expect("there is room");
+    let file = file.to_str().expect("UTF-8");
+    let daemon = Daemon::start_over(Scheme::Tls, &["--auth-token-file", file]);
+    let mut settings = trusting(common());
+    settings.auth_token = Some("screen".to_owned());
+    let client = Client::with_settings([address("localhost", &daemon)], settings.clone());
+    let refused = client.lock("k").try_acquire();
+    assert!(matches!(refused, Err(Error::NotAllowed(_))), "{refused:?}");
+    let mut screen =
+        Connection::open(&address("localhost", &daemon), &settings).expect("it is let in");
+    let stats = screen.stats().expect("it may see");
+    assert!(!stats.contains("\"k\""), "{stats}");
+}
+
+#[test]
 fn a_client_without_tls_is_refused() {
     needs!("openssl");
     let daemon = daemon();

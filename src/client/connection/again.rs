@@ -30,6 +30,7 @@ impl Connection {
             key: None,
             max_reply_len: 0,
             knows_secret: false,
+            is_let_in: false,
             tag: None,
             opening: Vec::new(),
             awaited: VecDeque::new(),

@@ -119,7 +119,7 @@ impl Connection {
                 return Ok(false);
             };
             match (opening, &reply) {
-                (Opening::Auth, Reply::Ok) => {}
+                (Opening::Auth, Reply::Ok) => self.is_let_in = true,
                 (Opening::Hello, Reply::Hello(abilities)) => {
                     self.abilities = *abilities;
                     self.is_welcome = true;

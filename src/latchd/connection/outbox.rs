@@ -197,6 +197,11 @@ impl<'a> Outbox<'a> {
         let uid = self.stream.peer_uid();
         uid.is_some_and(is_own_or_root) || self.rules.is_admin_token(admin_token)
     }
+
+    /// Logs that the client has no right to make a request.
+    pub(in crate::latchd) fn log_right_refused(&self, command: &[u8], asked: &Request<'_>) {
+        self.rules.log_right_refused(self.stream, command, asked);
+    }
 }
 
 /// The client as seen by the thread that ends a wait. That thread sends the reply to the waiting

@@ -66,6 +66,7 @@ pub(in crate::latchd) fn rules(auth_token: Option<Box<[u8]>>) -> SessionRules {
         auth_tokens: auth_token.map(|token| Arc::new(Tokens::single(&token))),
         admin_tokens: None,
         auth_refusals: SourceThrottle::default(),
+        right_refusals: SourceThrottle::default(),
         cap_warnings: SourceThrottle::default(),
         replies: RwLock::default(),
         log: Log::silent(),
@@ -104,8 +105,8 @@ impl Opened {
         let mut frames = Vec::new();
         let (refused, end) = match opened {
             Err(ending) => (Some(ending.reason()), ending),
-            Ok(RequestSource::Standby) => unreachable!("no server of a cluster"),
-            Ok(RequestSource::Client) => (None, rest_of(&mut input, &mut outbox, &mut frames)),
+            Ok((RequestSource::Standby, _)) => unreachable!("no server of a cluster"),
+            Ok((RequestSource::Client, _)) => (None, rest_of(&mut input, &mut outbox, &mut frames)),
         };
         let mut sent = Vec::new();
         let received = (&client).read_to_end(&mut sent);

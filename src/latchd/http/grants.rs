@@ -19,6 +19,7 @@ use crate::latchd::connection::outbox::Outbox;
 use crate::latchd::ending::Ending;
 use crate::latchd::hangups::report_hangups;
 use crate::latchd::requests::carry_out;
+use crate::latchd::rights::{Permitted, Rights};
 use crate::latchd::rules::SessionRules;
 use crate::log::Throttle;
 use crate::net::connections::{Admission, Connections};
@@ -89,6 +90,7 @@ impl Grants {
     pub(super) fn serve(
         &self,
         asked: &HttpRequest,
+        rights: &Rights,
         admission: &Admission,
         answer: &HttpAnswer<'_>,
     ) -> Sent {
@@ -107,7 +109,7 @@ impl Grants {
                 HttpReply::done()
             }
             Resource::Key(verb, kind) => {
-                match self.ask(asked, (verb, kind), admission, &mut outbox) {
+                match self.ask(asked, (verb, kind), rights, admission, &mut outbox) {
                     Ok(sent) => return sent,
                     Err(outcome) => outcome,
                 }
@@ -150,6 +152,7 @@ impl Grants {
         &self,
         asked: &HttpRequest,
         (verb, kind): (Verb, Kind),
+        rights: &Rights,
         admission: &Admission,
         outbox: &mut Outbox<'_>,
     ) -> Result<Sent, HttpReply> {
@@ -157,12 +160,13 @@ impl Grants {
         let request = body::request(verb, kind, &key, &asked.body)?;
         let too_long = |_| HttpReply::malformed("lease_ttl_s: longer than latchd --max-hold");
         let request = self.rules.offer.check(request).map_err(too_long)?;
+        let request = self.permitted(request, rights, &admission.stream)?;
         let _permit = self.permit(&request, &admission.stream)?;
         let Some(id) = &asked.session else {
             self.check_without_session(&request)?;
             let conn = ConnId(admission.id);
             let seat = self.arbiter.connect(conn, Some(Requester::of(admission)));
-            let reply = self.carry_out_and_keep(&request, &seat, admission, outbox);
+            let reply = self.carry_out_and_keep(&request, rights, &seat, admission, outbox);
             return answer(reply, &seat, outbox);
         };
         let session = self.enter(id, admission);
@@ -171,6 +175,19 @@ impl Grants {
             Err(_) if session.is_ending() => Err(HttpReply::session_gone()),
             reply => answer(reply, session.seat(), outbox),
         }
+    }
+
+    /// Refuses, and logs, a request that the client has no right to make.
+    fn permitted<'r>(
+        &self,
+        request: Request<'r>,
+        rights: &Rights,
+        stream: &Stream,
+    ) -> Result<Permitted<'r>, HttpReply> {
+        rights.permit(request, || false).map_err(|asked| {
+            self.rules.log_right_refused(stream, b"http", &asked);
+            HttpReply::of(&Reply::AuthFailed)
+        })
     }
 
     /// A permit to wait, if the request may wait. The others are not refused because of those that
@@ -222,7 +239,7 @@ impl Grants {
     /// Carries out a request. Its answer will wait until what it promises is certain.
     fn carry_out(
         &self,
-        request: &Request<'_>,
+        request: &Permitted<'_>,
         seat: &Seat,
         outbox: &mut Outbox<'_>,
     ) -> Result<Reply, Ending> {
@@ -237,7 +254,8 @@ impl Grants {
     /// alone.
     fn carry_out_and_keep(
         &self,
-        request: &Request<'_>,
+        request: &Permitted<'_>,
+        rights: &Rights,
         seat: &Seat,
         admission: &Admission,
         outbox: &mut Outbox<'_>,
@@ -260,6 +278,8 @@ impl Grants {
             token: grant.token,
             lease: Some(grant.lease.min(longest)),
         };
+        let keep = rights.permit(keep, || false);
+        let keep = keep.unwrap_or_else(|it| panic!("no right to {it:?} after the claim"));
         Ok(match self.carry_out(&keep, seat, outbox)? {
             Reply::Renewed(lease) => Reply::Granted(Grant { lease, ..*grant }),
             refusal => {

@@ -26,6 +26,7 @@ use std::time::{Duration, Instant};
 use log::debug;
 
 use super::listen_host::ListenHost;
+use super::rights::Rights;
 use super::rules::{SessionRules, AUTH_COOLDOWN, CLOSING_TIME};
 use super::statistics::{StatisticsSource, PAGE_LEN};
 use crate::arbiter::Arbiter;
@@ -37,6 +38,7 @@ use crate::net::stream::Stream;
 use crate::net::tls::Certificate;
 use crate::net::workers::Workers;
 use crate::protocol::metrics::exposition;
+use crate::protocol::request::Request;
 use crate::server::{self, no_thread};
 use crate::sys::memory::{self, Purpose};
 use answer::{refuse_full, Errors, HttpAnswer, Sent, FULL, JSON, METRICS};
@@ -271,16 +273,17 @@ impl Guide {
                     latchd --http-name NAME gives it another";
                 return answer.error("421 Misdirected Request", "bad_request", why, "");
             }
-            if !self.is_let_in(request, answer.stream) {
+            let Some(rights) = self.rights_of(request, answer.stream) else {
                 return answer.ask_for_secret();
+            };
+            if let Err(asked) = rights.permit(request.resource.request(), || false) {
+                return self.refuse_right(&asked, answer);
+            }
+            if let (Some(grants), true) = (&self.grants, request.resource.is_change()) {
+                return grants.serve(request, &rights, admission, answer);
             }
         }
-        match &self.grants {
-            Some(grants) if request.resource.is_change() => {
-                grants.serve(request, admission, answer)
-            }
-            _ => self.show_with_permit(request.resource, answer),
-        }
+        self.show_with_permit(request.resource, answer)
     }
 
     /// Shows something, unless too many clients look at something already.
@@ -305,20 +308,25 @@ impl Guide {
         }
     }
 
-    /// Whether the request has the secret or the server has none. A request without any secret is
-    /// not logged, because a browser always tries that first.
-    fn is_let_in(&self, request: &HttpRequest, stream: &Stream) -> bool {
+    /// The rights of the client; `None` if the server has a secret and the request does not. A
+    /// request without any secret is not logged, because a browser always tries that first.
+    fn rights_of(&self, request: &HttpRequest, stream: &Stream) -> Option<Rights> {
         let Some(tokens) = &self.rules.auth_tokens else {
-            return true;
+            return Some(Rights::UNLIMITED);
         };
-        let is_right = |given: &Vec<u8>| tokens.accept(given);
-        let is_let_in = request.secret.as_ref().is_some_and(is_right);
-        if !is_let_in && request.secret.is_some() {
+        let given = request.secret.as_ref()?;
+        let rights = tokens.rights_of(given, true);
+        if rights.is_none() {
             let refusals = &self.rules.auth_refusals;
             refusals.warn(format_args!("auth-refused peer={stream}"), stream.source());
             thread::sleep(AUTH_COOLDOWN);
         }
-        is_let_in
+        rights
+    }
+
+    fn refuse_right(&self, asked: &Request<'_>, answer: &HttpAnswer<'_>) -> Sent {
+        self.rules.log_right_refused(answer.stream, b"http", asked);
+        answer.error("403 Forbidden", "forbidden", reply::NO_RIGHT, "")
     }
 
     fn why_not_ready(&self) -> Option<&'static str> {

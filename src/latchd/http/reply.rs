@@ -18,6 +18,9 @@ pub(super) struct HttpReply {
     pub(super) body: Vec<u8>,
 }
 
+/// The reason for a refusal of a client whose auth token lacks a right.
+pub(super) const NO_RIGHT: &str = "the auth token does not have the right to do this";
+
 impl HttpReply {
     pub(super) fn head(&self) -> String {
         let has_body = !self.body.is_empty();
@@ -115,6 +118,7 @@ impl HttpReply {
                 HttpReply::ok(format!("{{\"remaining_s\":{lease}}}"))
             }
             Reply::Refused(refusal) => HttpReply::refused(*refusal),
+            Reply::AuthFailed => HttpReply::error("403 Forbidden", "forbidden", NO_RIGHT),
             _ => HttpReply::done(),
         }
     }

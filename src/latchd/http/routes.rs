@@ -1,5 +1,6 @@
 //! The table of what clients can ask for over HTTP. Pure: no I/O and no clock.
 
+use crate::protocol::request::Request;
 use crate::terms::Kind;
 
 /// The methods that the server knows. HEAD is a GET whose answer has no body.
@@ -129,6 +130,27 @@ impl Resource {
     /// Whether a client may ask for this without the secret.
     pub(super) fn is_open(self) -> bool {
         matches!(self, Resource::Health | Resource::Ready | Resource::OpenApi)
+    }
+
+    /// The request of the latch protocol that needs the same right, if the path alone tells that.
+    /// The page shows what all of these show. A session is like a connection, which needs no right.
+    pub(super) fn request(self) -> Request<'static> {
+        match self {
+            Resource::Keys => Request::Stats,
+            Resource::Metrics | Resource::Counters | Resource::History => Request::Counters,
+            Resource::Holders
+            | Resource::Page
+            | Resource::Style
+            | Resource::Script
+            | Resource::Icon => Request::Queues(None),
+            Resource::Health
+            | Resource::Ready
+            | Resource::OpenApi
+            | Resource::NewSession
+            | Resource::Session
+            | Resource::SessionPing
+            | Resource::Key(..) => Request::Ping,
+        }
     }
 
     /// Whether a request for this changes sessions, holders or queues.
