@@ -1,5 +1,5 @@
 //! `sema` when it is called as `semats`: the commands, texts and exit statuses of an older program
-//! of that name, with times in milliseconds. See sema(1), SEMATS.
+//! of that name, with times in milliseconds. See latchd-migration(7).
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
