@@ -22,7 +22,7 @@ complete -c latchd -l max-waiters-total -x -d 'the most waiters at once, over al
 complete -c latchd -l max-kept -x -d 'the most grants that clients may have kept at once; 0: none (a quarter of --max-locks)'
 complete -c latchd -l max-keep-time -x -d 'the longest time for which a client may have a grant kept (30 days)'
 complete -c latchd -l max-hold -x -d 'for how long a grant may be held, renewals included; 0: no limit (0)'
-complete -c latchd -l read-timeout -x -d 'how long a line may take to arrive, and an unused connection idle (23)'
+complete -c latchd -l read-timeout -x -d 'limit the time for each request line, and for idle connections (23)'
 complete -c latchd -l write-timeout -x -d 'how long a reply may take to leave; 0: no limit (5)'
 complete -c latchd -l shutdown-timeout -x -d 'how long a shutdown waits for holders; 0: no limit (30)'
 complete -c latchd -l auto-release-on-disconnect -d 'release what a connection holds when it closes (true)'

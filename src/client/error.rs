@@ -80,9 +80,9 @@ pub enum Error {
     /// The server is too old for the request, or is another implementation. A claim that fails with
     /// this error holds no lock.
     Unsupported(Asked),
-    /// The server already keeps its maximum number of grants, or keeps no grant for that long. The
-    /// lock was released.
-    NotKept(Asked),
+    /// The server does not keep the grant without a connection; [`KeepLimit`] says why. The lock
+    /// was released.
+    NotKept(Asked, KeepLimit),
     /// The lock was lost before the guard released it; [`Loss`] says how.
     Lost(Asked, Loss),
     /// A [`CancelHandle`](super::CancelHandle) has ended the wait. No lock is held.
@@ -136,6 +136,16 @@ pub enum Auth {
     Token,
     /// The client has no auth token.
     NoToken,
+}
+
+/// Why a server does not keep a grant without a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum KeepLimit {
+    /// The server already keeps its maximum number of grants.
+    Count,
+    /// The server keeps no grants, or not for the time that was asked for. It does not say which.
+    Time,
 }
 
 /// How a lock was lost.
@@ -221,7 +231,7 @@ impl Error {
             | Error::Refused(asked)
             | Error::NotAllowed(asked)
             | Error::Unsupported(asked)
-            | Error::NotKept(asked)
+            | Error::NotKept(asked, _)
             | Error::Lost(asked, _) => Some(asked),
             _ => None,
         }
@@ -235,6 +245,15 @@ impl Error {
             Error::Unreachable { .. } => !self.is_shortage(),
             Error::Closed { .. } | Error::NoReply { .. } | Error::Draining(_) => true,
             _ => false,
+        }
+    }
+
+    /// The meaning of this error if the request was to keep a grant.
+    pub(crate) fn of_keep(self) -> Error {
+        match self {
+            Error::MaxLocks(asked) => Error::NotKept(asked, KeepLimit::Count),
+            Error::Refused(asked) => Error::NotKept(asked, KeepLimit::Time),
+            other => other,
         }
     }
 
@@ -267,23 +286,30 @@ impl Error {
             Error::Closed { .. } => "the server closed the connection",
             Error::NoReply { .. } => "the server does not answer",
             Error::AuthFailed { auth, .. } => match auth {
-                Auth::Token => "the server refused the auth token: it has another, or none",
+                Auth::Token => {
+                    "the server refused the auth token: it is wrong, or the server uses none"
+                }
                 Auth::NoToken => "the server wants an auth token",
             },
             Error::MaxLocks(_) => "the server allows no more keys or slots",
             Error::MaxWaiters(_) => "the server allows no more waiters",
-            Error::LimitMismatch(_) => "the key is in use with another kind or limit",
+            Error::LimitMismatch(_) => "the key is in use as the other kind, or with another limit",
             Error::LeaseExpired(_) => "the lease was over before the grant was collected",
             Error::NotEnqueued(_) => "there is no place in the queue to wait in",
             Error::AlreadyEnqueued(_) => "this connection is in the queue already",
             Error::Draining(_) => "the server is shutting down",
             Error::Refused(_) => "the server refused the request",
             Error::Unsupported(_) => "the server is too old for this, or of another make",
-            Error::NotKept(_) => "the server keeps no more grants, or not for that long",
+            Error::NotKept(_, KeepLimit::Count) => {
+                "the server already keeps as many locks as --max-kept allows"
+            }
+            Error::NotKept(_, KeepLimit::Time) => {
+                "the server keeps no lock without a connection, or not for that long"
+            }
             Error::Lost(_, loss) => return loss.to_string(),
             Error::NotAllowed(_) => "the auth token does not have the right to do this",
             Error::Cancelled => "the wait was cancelled",
-            Error::InvalidKey => "a key is 1 to 256 bytes without blanks and line ends",
+            Error::InvalidKey => "a key must be 1 to 256 bytes, without spaces, tabs or newlines",
         };
         text.to_owned()
     }

@@ -77,15 +77,11 @@ impl Granted {
     }
 
     /// Has the server keep the lock for `time` without a connection. Fails with
-    /// [`Error::NotKept`], and still holds the lock, if the server already keeps its maximum number
-    /// of locks, or keeps no lock for that long.
+    /// [`Error::NotKept`], and still holds the lock, if the server does not keep it for that long.
     pub(crate) fn keep_at_server(&mut self, time: Duration) -> Result<(), Error> {
         let (slot, token) = (self.slot.with_lease(time), self.grant.token);
         let kept = self.connection.keep(&self.key, slot, token);
-        kept.map(drop).map_err(|error| match error {
-            Error::MaxLocks(asked) | Error::Refused(asked) => Error::NotKept(asked),
-            error => error,
-        })
+        kept.map(drop).map_err(Error::of_keep)
     }
 
     pub(super) fn keep_and_take_back(&mut self, time: Duration) -> Result<(), Error> {

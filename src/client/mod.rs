@@ -101,7 +101,7 @@ pub use address::{Address, Alternatives, InvalidAddress};
 pub use cancel::CancelHandle;
 pub use connection::{Connection, Enqueued};
 use environment::Overrides;
-pub use error::{Asked, Auth, Error, Loss};
+pub use error::{Asked, Auth, Error, KeepLimit, Loss};
 pub(crate) use granted::{Claimed, Granted};
 pub use guard::Guard;
 pub use lock_set::{Guards, LockSet};

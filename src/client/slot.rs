@@ -101,7 +101,7 @@ impl Slot {
             (false, None, _) => return Ok(None),
             (true, None, None) => return Ok(Some(Weight::ONE)),
             (true, ..) => "only a lock can be shared",
-            (false, Some(_), None) => "only a semaphore has slots to take",
+            (false, Some(_), None) => "slots belong to a semaphore, so a limit is needed",
             (false, Some(count), Some(limit)) => {
                 let why = "a claim takes 1 slot to as many as the limit says";
                 let weight = limits::weight(count.into(), limit);

@@ -77,7 +77,10 @@ pub(super) fn release(options: &options::Release) -> CommandResult {
 
 fn not_held(target: &Target, error: &Error) -> Failure {
     match error {
-        Error::Refused(_) => target.fails(LOST, "it is not held with this token"),
+        Error::Refused(_) => {
+            let why = "this token does not hold the lock (released, expired, or another key)";
+            target.fails(LOST, why)
+        }
         _ => target.failure(error),
     }
 }

@@ -76,7 +76,7 @@ fn keep(
         return Err(target.failure(&granted.give_up(error)));
     }
     granted.keep_at_server(time).map_err(|error| match error {
-        Error::NotKept(_) => {
+        Error::NotKept(..) => {
             let _ = granted.release(ROUND_TRIP);
             target.failure(&error)
         }

@@ -283,7 +283,7 @@ fn failure(about: impl Display, error: &Error) -> Failure {
         | Error::Closed { .. }
         | Error::NoReply { .. }
         | Error::Unsupported(_)
-        | Error::NotKept(_) => UNAVAILABLE,
+        | Error::NotKept(..) => UNAVAILABLE,
         Error::AuthFailed { .. } | Error::NotAllowed(_) => NO_PERMISSION,
         Error::MaxLocks(_) | Error::MaxWaiters(_) | Error::Draining(_) => BUSY,
         Error::LeaseExpired(_) => LOST,
@@ -292,7 +292,7 @@ fn failure(about: impl Display, error: &Error) -> Failure {
     };
     let hint = match error {
         Error::AuthFailed { auth, .. } if *auth == Auth::NoToken => "; see --auth-token-file",
-        Error::NotKept(_) => "; see --max-kept and --max-keep-time in latchd(8)",
+        Error::NotKept(..) => "; see --max-kept and --max-keep-time in latchd(8)",
         _ => "",
     };
     let message = format!("{about}: {}{hint}", error.reason());

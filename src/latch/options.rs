@@ -131,7 +131,7 @@ macro_rules! holding_command {
                 /// take this many slots of the semaphore at once; --of says how many it has (1)
                 #[argh(option, arg_name = "count", from_str_fn(slot_count))]
                 slots: Option<u32>,
-                /// do not wait if this many claims wait already, as if the timeout were over
+                /// do not wait if this many requests are waiting, as if the timeout were over
                 #[argh(option, arg_name = "count", from_str_fn(waiters))]
                 max_waiters: Option<u32>,
                 /// exit status if the lock is not granted in time (75)

@@ -13,6 +13,7 @@ pub(super) fn while_waiting(queue: &Queue, name: Option<&str>) -> String {
         .iter()
         .map(|waiter| waiter.party.peer.as_deref());
     let mut text = match peers.position(|peer| peer.is_some_and(is_ours)) {
+        Some(0) => "next in line".to_owned(),
         Some(ahead) => count_of(&queue.waiters[..ahead], "ahead"),
         // This client is not in the list: NAT has changed its address, or the list is cut.
         None => format!("{} waiting", queue.waiter_count),
@@ -116,6 +117,12 @@ mod tests {
         let expected = "3 waiting, held by unix pid 7 uid 0 a\\x1bb for 60 s";
         assert_eq!(text, expected);
         assert_eq!(while_waiting(&queue("", &[]), None), "3 waiting");
+    }
+
+    #[test]
+    fn a_client_with_nobody_ahead_is_next_in_line() {
+        let text = while_waiting(&queue("", &[1, 1, 1]), Some("127.0.0.1:1"));
+        assert_eq!(text, "next in line");
     }
 
     #[test]

@@ -197,7 +197,7 @@ fn begin_release_or_keep(
             Some(Err(error @ (Error::Refused(_) | Error::Lost(..)))) => {
                 Release::Lost(error.reason())
             }
-            Some(Err(error @ (Error::NotKept(_) | Error::Unsupported(_)))) => {
+            Some(Err(error @ (Error::NotKept(..) | Error::Unsupported(_)))) => {
                 Release::NotKept(error.reason())
             }
             Some(Err(error)) if kept_until.is_some() && was_held => {

@@ -117,7 +117,7 @@ options! {
         /// for how long a grant may be held, renewals included; 0: no limit (0)
         #[argh(option, arg_name = "time", default = "None", from_str_fn(unless_0))]
         max_hold: Unless<Duration> = ["MAX_HOLD_S"],
-        /// how long a line may take to arrive, and an unused connection idle (23)
+        /// limit the time for each request line, and for idle connections (23)
         #[argh(option, arg_name = "time", default = "seconds(23)", from_str_fn(some_time))]
         read_timeout: Duration = ["READ_TIMEOUT_S"],
         /// how long a reply may take to leave; 0: no limit (5)
@@ -242,7 +242,7 @@ pub const SELF: Program = Program {
     prefixes: PREFIXES,
     rivals: RIVALS,
     features: &[TLS, CLUSTER],
-    variables: "DFLOCKD_ in place of LATCHD_ will do.",
+    variables: "Variables may also begin with DFLOCKD_.",
     manual: "latchd(8)",
 };
 

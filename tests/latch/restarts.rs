@@ -288,7 +288,7 @@ fn after_a_crash_a_command_says_when_grants_begin() {
     let stderr = waiting.stderr.take().expect("piped");
     let mut line = String::new();
     BufReader::new(stderr).read_line(&mut line).expect("text");
-    let said = line.strip_prefix("latch: waiting for k: 0 ahead; ");
+    let said = line.strip_prefix("latch: waiting for k: next in line; ");
     let said =
         said.and_then(|said| said.strip_prefix("the server has just restarted, grants begin in "));
     let seconds = said

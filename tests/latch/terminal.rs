@@ -789,7 +789,8 @@ fn a_line_on_the_terminal_says_what_it_waits_for() {
             assert_eq!(holder.request("tag", "_", "the holder"), "ok");
             holder.acquire("k", 0);
             terminal.enter(&format!("latch {command}"));
-            terminal.expect("\r\u{1b}[Klatch: waiting for k: 0 ahead, held by the holder for ");
+            terminal
+                .expect("\r\u{1b}[Klatch: waiting for k: next in line, held by the holder for ");
             drop(holder);
             // The grant removes it.
             terminal.expect(" s\r\u{1b}[K");

@@ -78,7 +78,10 @@ fn a_wait_at_a_unix_socket_knows_its_place() {
         &["run", "k", "-v", "--server", socket, "--", "true"],
     );
     let line = first_line(&mut waiting);
-    assert!(line.contains(": 0 ahead, held by 127.0.0.1:"), "{line}");
+    assert!(
+        line.contains(": next in line, held by 127.0.0.1:"),
+        "{line}"
+    );
     drop(holder);
     assert_eq!(wait(&mut waiting), Some(0));
 }

@@ -137,7 +137,7 @@ fn a_browser_shows_keys_as_text_and_filters_them() {
     let (daemon, door) = daemon_with_door(&[]);
     let mut browser = Browser::open(&chromium, &format!("http://{door}/"));
     browser.expect("#state", "live");
-    browser.expect("#none", "No key is held or waited for.");
+    browser.expect("#none", "No locks in use.");
     browser.expect("#rows > tr", "");
 
     let script = "<script>document.title='script'</script>";
@@ -164,7 +164,7 @@ fn a_browser_shows_keys_as_text_and_filters_them() {
     browser.filter("report");
     browser.expect(".key", "nightly");
     browser.filter("no such");
-    browser.expect("#none", "No key, tag or address is like that.");
+    browser.expect("#none", "No matches.");
     assert_eq!(browser.value("document.title"), "latchd");
     assert_eq!(browser.value("document.images.length"), 1, "the icon");
     assert!(browser.complaints.is_empty(), "{:?}", browser.complaints);

@@ -198,6 +198,11 @@ fn what_the_door_does_not_know_is_refused_and_closed() {
         let start = format!("HTTP/1.1 {status} ");
         assert!(answer.starts_with(&start), "{status}: {answer}");
     }
+    let (_, why) = get(door, "/etc/passwd");
+    assert_eq!(
+        why,
+        "not found; see HTTP in latchd-operations(7) for the paths\n"
+    );
     for (path, status) in [("/v1/stats/holders", 200), ("/etc/passwd", 404)] {
         let head = exchange(door, format!("HEAD {path} HTTP/1.0\r\n\r\n").as_bytes());
         let start = format!("HTTP/1.1 {status} ");
@@ -289,7 +294,10 @@ fn all_but_health_and_readiness_wants_the_auth_token() {
         "/v1/stats",
         "/v1/stats/holders",
     ] {
-        assert_eq!(get(door, path).0, 401, "{path}");
+        let (status, how) = get(door, path);
+        assert_eq!(status, 401, "{path}");
+        let expected = "authentication required: send the auth token as a bearer token, ";
+        assert!(how.starts_with(expected), "{path}: {how}");
     }
     for path in ["/health", "/ready"] {
         assert_eq!(get(door, path).0, 200, "{path}");

@@ -111,7 +111,7 @@ impl<'a> HttpAnswer<'a> {
                 ("403 Forbidden", "forbidden", why)
             }
             HttpRefusal::NotFound => {
-                let why = "latchd-operations(7), HTTP lists what there is";
+                let why = "not found; see HTTP in latchd-operations(7) for the paths";
                 ("404 Not Found", "not_found", why)
             }
             HttpRefusal::OtherMethod(allowed) => {
@@ -134,7 +134,8 @@ impl<'a> HttpAnswer<'a> {
 
     pub(super) fn ask_for_secret(&self) -> Sent {
         let how = "WWW-Authenticate: Basic realm=\"latchd\", charset=\"UTF-8\"\r\n";
-        let why = "the auth token is needed, as a bearer's or as a password";
+        let why = "authentication required: send the auth token as a bearer token, or as the \
+                   password of any user";
         self.error("401 Unauthorized", "unauthorized", why, how)
     }
 

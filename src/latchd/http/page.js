@@ -131,7 +131,7 @@ function plot(name, unit, nothing, measure) {
 }
 
 const plots = [
-  plot("Grants a second", number, "–", (sample) => sample.rate),
+  plot("Grants per second", number, "–", (sample) => sample.rate),
   plot("Clients waiting", number, "–", (sample) => sample.waiters),
   plot("Wait for a grant", time, "no grant", (sample) => sample.wait),
 ];
@@ -175,7 +175,7 @@ function note(counters, now) {
   };
   show("keys", number(inUse), `${number(gauges.idle_keys)} idle`);
   show("holders", number(gauges.holders), `${number(counts.grants)} granted`);
-  show("waiters", number(gauges.waiters), `${number(counts.wait_timeouts)} gave up`);
+  show("waiters", number(gauges.waiters), `${number(counts.wait_timeouts)} timed out`);
   show("oldest", kind ? age(gauges.oldest_wait_s[kind]) : "–",
     kind ? plain(counters.oldest_wait[kind]) : "nobody waits");
   show("connections", number(gauges.connections), `${number(counts.disconnects)} closed`);
@@ -358,9 +358,9 @@ function showKeys() {
   byId("all").hidden = only === null;
   byId("keys").hidden = found.length === 0;
   byId("none").hidden = found.length > 0;
-  const nothingLike = "No key, tag or address is like that.";
+  const nothingLike = "No matches.";
   const missing = only === null ? nothingLike : `${plain(only)} is not in use.`;
-  say(byId("none"), keys.length || only !== null ? missing : "No key is held or waited for.");
+  say(byId("none"), keys.length || only !== null ? missing : "No locks in use.");
   byId("more").hidden = found.length <= shownCount;
   say(byId("more"), `${number(found.length - shownCount)} more`);
 }

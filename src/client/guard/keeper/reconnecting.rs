@@ -128,9 +128,9 @@ impl Keeper {
         }
         match self.end_by(order) {
             // The release tells whether the lock was still held.
-            Err(Error::MaxLocks(_) | Error::Refused(_)) => {
+            Err(error @ (Error::MaxLocks(_) | Error::Refused(_))) => {
                 self.end_by(Order::Release)?;
-                Err(Error::NotKept(self.held.asked()))
+                Err(error.of_keep())
             }
             kept => kept,
         }
