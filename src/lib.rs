@@ -99,7 +99,7 @@
 //! - *lease*: how long a grant lasts unless it is renewed.
 //! - *fence*: the number of a grant. *Salt*: the secret that makes a token of it.
 //! - *seat*: the access of one connection to the table. A session over HTTP has one, too, and each
-//!   of its requests has a further one *beside* it, with a wait of its own.
+//!   of its requests has a further one *beside* it, with a separate wait.
 //! - *visit*: what a thread does at the table while it has the arbiter's mutex.
 //! - *step*: as much of a long operation as one visit may do.
 //! - *orphan*: a grant without a connection. *Kept*: an orphan because its client asked for that.
@@ -204,7 +204,7 @@
 //! # The route of a lost lock
 //!
 //! `client/guard/keeper` renews the lease. If the server no longer has the grant, or is silent
-//! until the lease is over by the client's own clock, the keeper ends the guard, which sets off its
+//! until the lease is over by the client's own clock, the keeper ends the guard. This sets off its
 //! event. `latch/run` waits for this event beside the signals and its command, and tells
 //! `supervise/group`. The group gets SIGTERM, and SIGKILL after a while. The exit status says that
 //! the lock was lost.

@@ -65,7 +65,7 @@ impl Attempts {
         self.refused_since = None;
     }
 
-    /// Notes a failed attempt, and returns whether the server is gone: it has refused connections
+    /// Notes a failed attempt, and returns whether the server is absent: it has refused connections
     /// for two seconds.
     pub(super) fn failed(&mut self, error: &Error) -> bool {
         match error {

@@ -39,8 +39,9 @@ const STACK_LEN: usize = 128 * 1024;
 /// until the lease could end: at once, then after pauses of 50 milliseconds to a second. Over the
 /// new connection, it adopts the lock with its token, and the lock is held as before. If the server
 /// refuses the adoption, the lock is lost: the server released it when the connection ended, or
-/// cannot adopt locks. The lock is also lost if the server has refused connections for two seconds,
-/// unless its grants survive a restart or the end of a connection, or it is in a cluster.
+/// cannot adopt locks. The lock is also lost if the server has refused connections for two seconds.
+/// This does not apply if the server is in a cluster, or if its grants survive a restart or the end
+/// of a connection.
 ///
 /// If a server does not answer a renewal within a second, it may be slow, or its host or the
 /// network may have failed. The keeper then adopts the lock over a second connection, to the same
@@ -302,8 +303,8 @@ impl Guard {
         self.loss().map(lost)
     }
 
-    /// How the lock was lost; if it is not lost yet, how it will be lost unless a renewal is
-    /// answered.
+    /// How the lock was lost; if it is not lost yet, how it will be lost unless the server replies
+    /// to a renewal.
     #[cfg(feature = "programs")]
     pub(crate) fn loss_to_come(&self) -> Loss {
         let to_come = || {
@@ -342,10 +343,10 @@ impl Guard {
         }
     }
 
-    /// Sets the callback that is called once, on the keeper's thread, if the server does not answer
-    /// a renewal, or allows no later end of the lease, and only `lead` is left until the lock
-    /// counts as lost. In that time, the program can end its work under the lock. Replaces an
-    /// earlier callback. Does not block.
+    /// Sets the callback that is called once, on the keeper's thread, when only `lead` is left
+    /// until the lock counts as lost. This happens if the server does not answer a renewal, or
+    /// allows no later end of the lease. In that time, the program can end its work under the lock.
+    /// Replaces an earlier callback. Does not block.
     ///
     /// From now on, the lease is renewed sooner: at the latest after half of the time until the
     /// callback would be due. If `lead` is more than half of the lease, returns false, and no
@@ -400,9 +401,9 @@ impl Guard {
     ///
     /// # Errors
     ///
-    /// [`Error::Refused`] if the lock was no longer held, [`Error::Lost`] if it had been lost
-    /// before, [`Error::Unreachable`] if no server could be reached (the key is free when the lease
-    /// ends), or [the errors of any request](super::Connection#errors). In each case, this guard no
+    /// [`Error::Refused`] if the lock was no longer held; [`Error::Lost`] if it had been lost
+    /// before; [`Error::Unreachable`] if no server could be reached (the key is free when the lease
+    /// ends); or [the errors of any request](super::Connection#errors). In each case, this guard no
     /// longer holds the lock.
     pub fn release(self) -> Result<(), Error> {
         self.end(Order::Release)

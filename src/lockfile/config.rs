@@ -60,7 +60,7 @@ pub struct SemaphoreOptions {
 }
 
 impl SemaphoreOptions {
-    /// Returns the defaults: a lock becomes stale by age if its holder is not provably alive, the
+    /// Returns the defaults: a lock becomes stale by age if its holder is not provably alive. The
     /// mode is 0644, the record is synced, and a takeover is followed by a pause of 20 ms. There is
     /// no heartbeat and no token.
     pub fn new() -> SemaphoreOptions {

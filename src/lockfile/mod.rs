@@ -1,9 +1,9 @@
 //! Lock files that need no server, and that are safe to take over once they are stale.
 //!
 //! A lock is a file: while the file exists, the lock is held. The file names the holder, so another
-//! process can take over the lock once the holder is gone. Two processes never hold the lock at the
-//! same time. sema-lockfile(5) describes the format and the protocol for shell scripts and other
-//! programs.
+//! process can take over the lock once the holder has ended. Two processes never hold the lock at
+//! the same time. sema-lockfile(5) describes the format and the protocol for shell scripts and
+//! other programs.
 //!
 //! ```
 //! use latchd::lockfile::{Semaphore, SemaphoreError};
@@ -189,11 +189,12 @@ impl Semaphore {
     /// # Errors
     ///
     /// [`SemaphoreError::Timeout`] if the time is up. The other errors come without waiting:
-    /// [`SemaphoreError::InvalidPath`] if the lock can never be taken, because a mount point or
-    /// something other than a regular file is at the path, because this user may not create files
-    /// in the directory or replace a stale lock, or because the lock is stale and the file system
-    /// has no locks on files; [`SemaphoreError::NotALockFile`] if the file belongs to another
-    /// program; or a system error.
+    /// [`SemaphoreError::InvalidPath`] if the lock can never be taken;
+    /// [`SemaphoreError::NotALockFile`] if the file belongs to another program; or a system error.
+    ///
+    /// A lock can never be taken if a mount point or something other than a regular file is at the
+    /// path. The same is true if this user may not create files in the directory or replace a stale
+    /// lock; and if the lock is stale and the file system has no locks on files.
     pub fn acquire(&self) -> SemaphoreResult<SemaphoreGuard<'_>> {
         self.acquire_with_info(LockInfo::new())
     }

@@ -1,7 +1,7 @@
 //! Whether a file system treats two names of a file as one file.
 //!
-//! libfuse gives each path an inode of its own, so a lock on a file under a private name does not
-//! hold for processes that open the file under the lock's name. The test runs before the lock's
+//! libfuse gives each path a separate inode. So a lock on a file under a private name does not hold
+//! for processes that open the file under the lock's name. The test runs before the lock's
 //! name is used: a later test could mistake another process's lock for ours.
 
 use std::ffi::OsStr;

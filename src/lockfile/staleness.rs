@@ -226,10 +226,10 @@ fn is_of_a_boot_before_the_clock(content: &Content, host: &impl Host) -> bool {
                 .is_some_and(|time| time < clock::EARLIEST.as_secs()))
 }
 
-/// In how many seconds a missing process proves that the guard of a lock is gone, where the guard's
-/// lock on the file may be invisible; 0 if it does now. A virtual machine that was restored from a
-/// snapshot has the boot id and the process numbers of another one that is still running, and only
-/// the heartbeat shows that the guard is there. The heartbeat also sets the time of the file, which
+/// In how many seconds a missing process proves that the guard of a lock has ended, where the
+/// guard's lock on the file may be invisible; 0 if it does now. A virtual machine that was restored
+/// from a snapshot has the boot id and the process numbers of another one that is still running.
+/// Only the heartbeat shows that the guard is there. The heartbeat also sets the file's time, which
 /// does not depend on the clock of the guard's machine.
 fn proof_in(content: &Content, timeout: Option<Duration>, host: &impl Host) -> u64 {
     let beats = 2 * beat_for(timeout);

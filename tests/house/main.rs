@@ -13,6 +13,7 @@ mod manual;
 mod monitoring;
 mod ports;
 mod promises;
+mod prose;
 mod readme;
 mod references;
 mod skips;

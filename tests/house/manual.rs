@@ -168,26 +168,34 @@ fn the_manual_of_latch_names_the_booleans_and_the_operands() {
 
 #[test]
 fn options_begin_with_a_verb_and_end_with_their_default() {
-    let page = page("latchd.8");
     let mut found = Vec::new();
-    for option in options_of_manual(&page) {
-        let entry = entry_of(&page, &option);
-        let text = entry.split_once('\n').map_or("", |(_, text)| text);
-        let text = text.split("\n.El").next().unwrap_or_default();
-        let first = text.split(' ').next().unwrap_or_default();
-        let no_verbs = [
-            "A", "An", "At", "For", "How", "Of", "The", "What", "When", "Where", "Whether",
-        ];
-        if no_verbs.contains(&first) || !first.starts_with(|c: char| c.is_ascii_uppercase()) {
-            found.push(format!("{option} begins with {first:?}"));
-        }
-        let (_, default) = text.rsplit_once("\nDefault:").unwrap_or_default();
-        let sentence_count = default.lines().filter(|line| line.ends_with('.')).count();
-        if sentence_count != 1 && !["--help", "--version"].contains(&&*option) {
-            found.push(format!("{option} does not end with its default"));
+    for name in ["latchd.8", "lfpd.8", "sema.1"] {
+        let page = page(name);
+        for option in options_of_manual(&page) {
+            let entry = entry_of(&page, &option);
+            let faults = faults_of_option(&option, &entry);
+            found.extend(faults.map(|fault| format!("{name}: {option} {fault}")));
         }
     }
     expect_none(&found, "as a reader looks for it");
+}
+
+/// What is wrong with the entry of an option: its first word, or its end.
+fn faults_of_option(option: &str, entry: &str) -> impl Iterator<Item = String> {
+    let text = entry.split_once('\n').map_or("", |(_, text)| text);
+    // Behind the last option of a group there is the next group.
+    let text = text.split("\n.Ss ").next().unwrap_or_default();
+    let first = text.split(' ').next().unwrap_or_default();
+    let no_verbs = [
+        "A", "An", "At", "For", "How", "Of", "The", "What", "When", "Where", "Whether",
+    ];
+    let is_verb = first.starts_with(|c: char| c.is_ascii_uppercase()) && !no_verbs.contains(&first);
+    let beginning = (!is_verb).then(|| format!("begins with {first:?}"));
+    let (_, default) = text.rsplit_once("\nDefault:").unwrap_or_default();
+    let sentence_count = default.lines().filter(|line| line.ends_with('.')).count();
+    let has_default = sentence_count == 1 || ["--help", "--version"].contains(&option);
+    let end = (!has_default).then(|| "does not end with its default".to_owned());
+    [beginning, end].into_iter().flatten()
 }
 
 #[test]
