@@ -88,16 +88,7 @@ pub(super) fn carry_out(
             (answer, renewed(token))
         }
         Request::Break { key, fence, .. } => {
-            let arbiter = seat.arbiter();
-            let reply = if arbiter.break_grants(key, fence.map(Fence), seat.id()) {
-                Reply::Ok
-            } else {
-                Reply::Refused(Refusal::NotHeld)
-            };
-            return Ok(Answered::due(
-                reply,
-                ReplyPromise::All(Certainty::Journaled),
-            ));
+            return Ok(break_grants(seat, key, fence.map(Fence)));
         }
         Request::Hello(client) => {
             seat.set_can_adopt(client.adopt);
@@ -242,6 +233,15 @@ fn proof<'a>(key: &'a str, token: Token, held: Held<'_>) -> Proof<'a> {
         token,
         numbers: numbers.into_iter().flatten().map(number).collect(),
     }
+}
+
+fn break_grants(seat: &Seat, key: &str, fence: Option<Fence>) -> Answered {
+    let reply = if seat.arbiter().break_grants(key, fence, seat.id()) {
+        Reply::Ok
+    } else {
+        Reply::Refused(Refusal::NotHeld)
+    };
+    Answered::due(reply, ReplyPromise::All(Certainty::Journaled))
 }
 
 fn reply_to(answer: Result<Answer, Refusal>) -> Result<Reply, Ending> {
