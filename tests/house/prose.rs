@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use latchd::command_lines::{LATCH, LATCHD, LFPD, SEMA};
+
 use crate::layering::{root, sources};
 use crate::manual::page;
 use crate::tidy::{expect_none, read};
@@ -72,6 +74,13 @@ fn sentences() -> Vec<Sentence> {
             name,
             sentences_of_markdown(read(&root().join(name)).lines()),
         );
+    }
+    for program in [LATCH, LATCHD, LFPD, SEMA] {
+        for command in program.commands.iter().chain([&program.own]) {
+            let texts = command.rows.iter().map(|row| row.about.to_owned());
+            let place = format!("{} {} --help", program.name, command.name);
+            add(&place, texts.chain([command.about.to_owned()]).collect());
+        }
     }
     let files = LIBRARY
         .iter()
@@ -234,6 +243,31 @@ fn no_idiom_stands_for_a_plain_word() {
         }
     }
     expect_none(&found, "write plain words instead");
+}
+
+#[test]
+fn entries_of_the_next_version_are_short_and_in_a_group() {
+    let text = read(&root().join("CHANGELOG.md"));
+    let (_, next) = text.split_once("\n## ").expect("there is a version");
+    let (next, _) = next.split_once("\n## ").expect("there is an older one");
+    let groups = ["Breaking", "Security", "Added", "Changed", "Fixed"];
+    let mut found = Vec::new();
+    let mut parts = next.split("\n### ");
+    if parts.next().is_some_and(|before| before.contains("\n- ")) {
+        found.push("there are entries without a group".to_owned());
+    }
+    for part in parts {
+        let group = part.lines().next().unwrap_or_default();
+        if !groups.contains(&group) {
+            found.push(format!("{group}: no group"));
+        }
+        for entry in part.split("\n- ").skip(1) {
+            if entry.trim_end().lines().count() > 2 {
+                found.push(format!("{group}: more than two lines: {entry}"));
+            }
+        }
+    }
+    expect_none(&found, "CHANGELOG.md");
 }
 
 #[test]
