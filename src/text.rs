@@ -4,6 +4,8 @@
 // The libraries need only parts of this module.
 #![cfg_attr(not(feature = "programs"), allow(dead_code))]
 
+mod utc;
+
 use core::net::Ipv6Addr;
 use std::fmt;
 use std::io;
@@ -12,6 +14,9 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::str::FromStr;
 use std::time::Duration;
+
+#[cfg(feature = "programs")]
+pub use utc::Utc;
 
 /// Shows untrusted bytes: printable ASCII as it is, other bytes as `\xNN`. A value is in double
 /// quotes, with its quotes and backslashes escaped, if it is empty or contains a space, a quote, a
@@ -237,14 +242,18 @@ pub fn yes_or_no(text: &str) -> Result<bool, String> {
     }
 }
 
+/// The units of the times in messages, the largest first, each with its seconds.
+const TIME_UNITS: [(u64, &str); 3] = [(86_400, "d"), (3_600, "h"), (60, "m")];
+
 /// Formats an age or the rest of a lease, in the largest unit of which there are at least two.
 pub fn rough_time(time: Duration) -> String {
-    match rounded_seconds(time) {
-        seconds @ 0..120 => format!("{seconds} s"),
-        seconds @ 120..7_200 => format!("{} m", seconds / 60),
-        seconds @ 7_200..172_800 => format!("{} h", seconds / 3_600),
-        seconds => format!("{} d", seconds / 86_400),
-    }
+    in_largest_unit(rounded_seconds(time), |_| true)
+}
+
+/// Formats as [`rough_time`] does what is left of a time, with a begun second as a whole one.
+pub fn rough_time_left(left: Duration) -> String {
+    let begun = u64::from(left.subsec_nanos() > 0);
+    in_largest_unit(left.as_secs().saturating_add(begun), |_| true)
 }
 
 /// An age or the rest of a lease, rounded to the nearest second.
@@ -252,12 +261,18 @@ pub fn rounded_seconds(time: Duration) -> u64 {
     time.saturating_add(Duration::from_millis(500)).as_secs()
 }
 
-/// Formats a time limit of whole seconds, in the largest unit that divides it.
+/// Formats a time limit of whole seconds as [`rough_time`] does, but only in units that divide it.
 pub fn exact_time(limit: Duration) -> String {
-    match limit.as_secs() {
-        seconds if seconds % 3_600 == 0 => format!("{} h", seconds / 3_600),
-        seconds if seconds % 60 == 0 => format!("{} m", seconds / 60),
-        seconds => format!("{seconds} s"),
+    let seconds = limit.as_secs();
+    in_largest_unit(seconds, |unit| seconds % unit == 0)
+}
+
+/// Formats a time in the largest unit that fits, and of which there are at least two.
+fn in_largest_unit(seconds: u64, fits: impl Fn(u64) -> bool) -> String {
+    let mut units = TIME_UNITS.iter();
+    match units.find(|(unit, _)| seconds >= 2 * unit && fits(*unit)) {
+        Some((unit, name)) => format!("{} {name}", seconds / unit),
+        None => format!("{seconds} s"),
     }
 }
 
@@ -312,7 +327,16 @@ mod tests {
 
     #[test]
     fn a_time_limit_is_exact() {
-        for (seconds, text) in [(1, "1 s"), (90, "90 s"), (120, "2 m"), (7200, "2 h")] {
+        for (seconds, text) in [
+            (1, "1 s"),
+            (60, "60 s"),
+            (90, "90 s"),
+            (120, "2 m"),
+            (150, "150 s"),
+            (5400, "90 m"),
+            (7200, "2 h"),
+            (172_800, "2 d"),
+        ] {
             assert_eq!(exact_time(Duration::from_secs(seconds)), text);
         }
     }

@@ -102,7 +102,7 @@ fn read(
             Some((name, value)) if name.starts_with("--") => (name, Some(value.to_owned())),
             _ => (argument.as_str(), None),
         };
-        let mut rows = program.rows(line.row(program));
+        let mut rows = program.all_rows(line.row(program));
         let row = rows.find(|row| row.is_named(name));
         let row = row.ok_or_else(|| {
             let known = program

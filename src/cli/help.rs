@@ -95,7 +95,8 @@ impl Program {
         let Some(prefix) = self.prefixes.first() else {
             return Vec::new();
         };
-        let names = self.own.rows.iter().filter_map(|row| row.variables.first());
+        let names = self.rows(&self.own);
+        let names = names.filter_map(|row| row.variables.first());
         names.map(|name| format!("{prefix}_{name}")).collect()
     }
 }

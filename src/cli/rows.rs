@@ -18,6 +18,9 @@ pub struct Row {
     pub variables: &'static [&'static str],
     /// The build feature without which the option is refused.
     pub feature: Option<Feature>,
+    /// Whether the option is left out of the help, the completions and the lists of the manual:
+    /// it is only there for command lines that were written for another program.
+    pub is_hidden: bool,
     /// The commands of the program that take the option; empty for all.
     pub commands: &'static [&'static str],
 }
@@ -80,6 +83,9 @@ pub const CLUSTER: Feature = Feature {
     is_built: cfg!(feature = "cluster"),
 };
 
+/// The mark of a row that is hidden.
+pub const HIDDEN: bool = true;
+
 /// How many dashes a long option begins with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Dashes {
@@ -124,6 +130,7 @@ pub const FLAG: Row = Row {
     about: "",
     variables: &[],
     feature: None,
+    is_hidden: false,
     commands: &[],
 };
 
@@ -193,8 +200,13 @@ impl Row {
 }
 
 impl Program {
-    /// What a command takes, or the program itself: first the rows of its own.
+    /// What a command takes, or the program itself, without the hidden options.
     pub fn rows(&self, command: &CommandRow) -> impl Iterator<Item = &'static Row> {
+        self.all_rows(command).filter(|row| !row.is_hidden)
+    }
+
+    /// What a command takes, or the program itself: first the rows of its own.
+    pub fn all_rows(&self, command: &CommandRow) -> impl Iterator<Item = &'static Row> {
         let name = command.name;
         let is_program = name == self.own.name;
         let of_program = if is_program { &[] } else { self.own.rows };
@@ -210,7 +222,8 @@ impl Program {
 
 /// Generates a struct of options for argh, and a constant `COMMAND` with their rows. Each row is
 /// one option or operand: its help and default as attributes, its name, its short name after a
-/// slash, its type, its environment variables in brackets, and the feature that it needs.
+/// slash, its type, its environment variables in brackets, the feature that it needs, and whether
+/// it is hidden.
 macro_rules! options {
     (@form positional $($type:ident)+, $value:expr) => { $crate::cli::rows::Form::Operand };
     (@form option bool, $value:expr) => { $crate::cli::rows::Form::Switch($value) };
@@ -240,7 +253,7 @@ macro_rules! options {
                 )]
                 $(#[allow($lint:ident)])?
                 $field:ident $(/ $short:tt)?: $type:ident $(<$inner:ident>)?
-                    $(= [$($variable:literal),*])? $(in $feature:ident)?,
+                    $(= [$($variable:literal),*])? $(in $feature:ident)? $(as $hidden:ident)?,
             )*
         }
     ) => {
@@ -281,6 +294,7 @@ macro_rules! options {
                         $(Some($crate::cli::rows::$feature),)?
                         None,
                     ]),
+                    is_hidden: $crate::cli::rows::first(&[$($crate::cli::rows::$hidden,)? false]),
                     commands: &[],
                 },)*],
             };

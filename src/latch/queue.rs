@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use crate::client::{Queue, Waiter};
+use crate::text::rough_time_left;
 
 /// Describes the queue to a client that waits in it. `name` is the client's name at the server.
 pub(super) fn while_waiting(queue: &Queue, name: Option<&str>) -> String {
@@ -44,9 +45,9 @@ pub(super) fn after_wait(queue: &Queue, waited: Duration) -> Option<String> {
 
 /// Says when the server begins to grant; `None` if it grants already.
 pub(super) fn while_settling(left: Duration) -> Option<String> {
-    let seconds = left.as_millis().div_ceil(1000);
-    let text = || format!("the server has just restarted, grants begin in {seconds} s");
-    (seconds > 0).then(text)
+    let time = rough_time_left(left);
+    let text = || format!("the server has just restarted, grants begin in {time}");
+    (!left.is_zero()).then(text)
 }
 
 /// Names the first holder, how long it has held the key, and how many more holders there are.

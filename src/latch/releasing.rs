@@ -9,6 +9,7 @@ use crate::cli::failure::Failure;
 use crate::client::{Error, Guard, Guards, Loss};
 use crate::supervise::{Event, Killed, SignalWatch};
 use crate::sys::moment::Moment;
+use crate::text::rough_time_left;
 
 use super::complain;
 use super::servers::{lost_lock, place_of_guard};
@@ -143,8 +144,8 @@ fn report_unless_done(place: &str, release: Release) -> Result<(), Failure> {
     match release {
         Release::Done => {}
         Release::Unheard(left) => complain(format_args!(
-            "{place}: no server answers the release: the key is free in {} s, when its lease ends",
-            left.as_secs() + 1
+            "{place}: no server answers the release: the key is free in {}, when its lease ends",
+            rough_time_left(left)
         )),
         Release::NotKept(why) => complain(format_args!(
             "{place}: the lock is released before the time of --at-least is over: {why}"

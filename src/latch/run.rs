@@ -10,7 +10,7 @@ use crate::cli::failure::{CommandResult, Failure};
 use crate::client::{Guard, Guards, Loss};
 use crate::supervise::{self, Event, Finish, Job, JobEnd, ProgramFile, SignalWatch};
 use crate::sys::moment::Moment;
-use crate::text::reason;
+use crate::text::{exact_time, reason};
 
 use super::claim::{wait, Asking};
 use super::nesting::OuterGrants;
@@ -220,10 +220,10 @@ fn set_when_silent(guard: &Guard, options: &options::Run, lost: &Event) {
     // to another holder.
     if !guard.on_silence(options.kill_after, move || lost.set()) {
         complain(format_args!(
-            "{}: the lease of {} s is less than twice --kill-after: a command that ignores \
+            "{}: the lease of {} is less than twice --kill-after: a command that ignores \
              SIGTERM may outlast it",
             shown(guard.key()),
-            guard.lease().as_secs()
+            exact_time(guard.lease())
         ));
     }
 }

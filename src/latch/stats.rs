@@ -2,7 +2,7 @@
 
 use std::io::{self, IsTerminal};
 use std::thread;
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Instant, SystemTime};
 
 use rustix::termios::tcgetwinsize;
 use serde_json::Value;
@@ -10,7 +10,7 @@ use serde_json::Value;
 use crate::cli::failure::{CommandResult, Failure};
 use crate::cli::output;
 use crate::client::{Address, Client, Connection, Error, Slot};
-use crate::text::without_hidden;
+use crate::text::{without_hidden, Utc};
 
 use super::options::StatsForm;
 use super::stats_table::{fit, Statistics, Table};
@@ -176,10 +176,7 @@ fn screen(answers: Answers<'_>) -> String {
 }
 
 fn title(answers: &Answers<'_>) -> String {
-    let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH);
-    let seconds = since_1970.unwrap_or_default().as_secs() % 86_400;
-    let (hours, minutes, seconds) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
-    let time = format!("{hours:02}:{minutes:02}:{seconds:02} UTC");
+    let time = Utc(SystemTime::now());
     match answers[..] {
         [(server, _)] => format!("{time}  {server}"),
         _ => format!("{time}  {} servers", answers.len()),

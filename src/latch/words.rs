@@ -13,7 +13,11 @@ use super::options::COMMANDS;
 const ALIASES: [(&str, &str); 1] = [("--of", "--limit")];
 
 /// Words that other programs know, with what to write instead.
-const FOREIGN: [Foreign; 32] = [
+const FOREIGN: [Foreign; 33] = [
+    (
+        &["--auth-token"],
+        "ps would show it: use --auth-token-file FILE, or LATCH_AUTH_TOKEN_FILE",
+    ),
     (&["--nowait", "--nb", "--nonblocking"], "use --nonblock"),
     (&["--wait", "-t", "-timeout", "-try"], "use --timeout TIME"),
     (&["--conflict-exit-code"], "use --busy-status STATUS"),

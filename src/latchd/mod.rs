@@ -152,6 +152,7 @@ fn prepare(
     let signals = server::watch_signals(signals, &log, reload)?;
     let door = Door::bind(settings.http, certificate.as_ref())?;
     let listeners = serve::listen(options, settings.sockets, inherited, certificate)?;
+    tell_of_dflockd(&settings.without_effect, settings.read_only_door.as_deref());
     warn_about(options, auth, &listeners, door.as_ref());
     Ok(Prepared {
         log,
@@ -187,7 +188,12 @@ fn serve(options: &Options, prepared: Prepared) -> Result<ExitCode, String> {
         .auth_tokens
         .as_ref()
         .map_or(0, |tokens| tokens.max_len());
-    let connections = Arc::new(room_for_connections(options, secret_len));
+    let max_connections = capacity::max_connections(options, secret_len);
+    let worst_case = report_capacity(options, max_connections, secret_len);
+    // Connections over the limits are closed without a word.
+    let farewell = b"";
+    let per_ip = options.max_connections_per_ip;
+    let connections = Arc::new(Connections::new(max_connections, per_ip, farewell));
     let session_rules = Arc::new(SessionRules {
         offer: offer(options),
         read_timeout: options.read_timeout,
@@ -201,6 +207,7 @@ fn serve(options: &Options, prepared: Prepared) -> Result<ExitCode, String> {
         node: node.clone(),
         state: state.clone(),
         replies: RwLock::default(),
+        worst_case,
     });
     if let Some(node) = &node {
         node.serve(&arbiter).map_err(server::no_thread)?;
@@ -266,24 +273,22 @@ fn offer(options: &Options) -> Offer {
     }
 }
 
-/// Limits the connections to the configured maximum, or to what the machine allows. Logs that limit
-/// and the memory that the server may take.
-fn room_for_connections(options: &Options, secret_len: usize) -> Connections {
-    let max_connections = capacity::max_connections(options, secret_len);
+/// Logs how many connections there may be. Returns the memory in bytes that the server takes if all
+/// caps are reached at once. That figure is logged as a warning if it is more than the machine
+/// can spare: with the default caps it is far from what a server ever takes.
+fn report_capacity(options: &Options, max_connections: usize, secret_len: usize) -> u64 {
     let worst_case = capacity::worst_case(options, max_connections, secret_len);
-    let (version, worst_case_mb) = (env!("CARGO_PKG_VERSION"), worst_case.div_ceil(MEGABYTE));
-    info!(
-        "starting version={version} max_connections={max_connections} \
-         worst_case_mb={worst_case_mb}"
-    );
+    let worst_case_mb = worst_case.div_ceil(MEGABYTE);
+    let version = env!("CARGO_PKG_VERSION");
+    info!("starting version={version} max_connections={max_connections}");
     let memory = machine::memory();
     if worst_case > memory / 2 {
         let memory_mb = memory / MEGABYTE;
         warn!("high-caps worst_case_mb={worst_case_mb} memory_mb={memory_mb}");
+    } else {
+        debug!("caps worst_case_mb={worst_case_mb}");
     }
-    // Connections over the limits are closed without a word.
-    let farewell = b"";
-    Connections::new(max_connections, options.max_connections_per_ip, farewell)
+    worst_case
 }
 
 /// Prints the port, and tells the supervisor that clients can connect. In a cluster, STATUS is set
@@ -454,6 +459,19 @@ fn warn_about(
     if !has_files && since_epoch.unwrap_or_default() < clock::EARLIEST {
         warn!(
             "clock-not-set hint=\"fences begin at the clock, and so may repeat after a restart\""
+        );
+    }
+}
+
+/// Says what options and variables of dflockd do not do here.
+fn tell_of_dflockd(without_effect: &[(String, &str)], read_only_door: Option<&str>) {
+    for (origin, why) in without_effect {
+        warn!("no-effect setting={origin} hint=\"{why}\"");
+    }
+    if let Some(origin) = read_only_door {
+        info!(
+            "http-is-read-only setting={origin} hint=\"statistics, metrics and health alone; \
+             a POST is refused without --http-grants\""
         );
     }
 }

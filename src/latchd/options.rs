@@ -14,9 +14,10 @@ use crate::cli::rows::{options, Dashes, Program, CLUSTER, TLS};
 use crate::cli::values;
 use crate::log::{LogTarget, Timestamps};
 use crate::protocol::limits::MAX_SECONDS;
+use crate::text::reason;
 
 use super::http_options::{http_names, http_places, http_port, HttpNames, HttpPlaces};
-use super::listen_host::{host, ListenHost, LOCALHOST};
+use super::listen_host::{self, host, ListenHost, LOCALHOST};
 use super::machine::table_cap;
 
 const MAX_COUNT: usize = u32::MAX as usize;
@@ -71,9 +72,9 @@ options! {
         /// group of the Unix socket, by name or number
         #[argh(option, arg_name = "group", from_str_fn(group))]
         unix_group: Option<u32> = ["UNIX_GROUP"],
-        /// make a Unix socket for latch break, beside the port (true)
-        #[argh(option, arg_name = "bool", default = "true", from_str_fn(values::yes_or_no))]
-        operator_socket: bool = ["OPERATOR_SOCKET"],
+        /// make a Unix socket for latch break, beside the port (true, but false with --port 0)
+        #[argh(option, arg_name = "bool", from_str_fn(values::yes_or_no))]
+        operator_socket: Option<bool> = ["OPERATOR_SOCKET"],
         /// lease of a claim that names none (33)
         #[argh(option, arg_name = "time", default = "seconds(33)", from_str_fn(some_time))]
         default_lease_ttl: Duration = ["DEFAULT_LEASE_TTL_S"],
@@ -111,7 +112,7 @@ options! {
         /// the most grants that clients may have kept at once; 0: none (a quarter of --max-locks)
         #[argh(option, arg_name = "count", from_str_fn(any_count))]
         max_kept: Option<usize> = ["MAX_KEPT"],
-        /// the longest time for which a client may have a grant kept (30 days)
+        /// the longest time for which a client may have a grant kept (30d)
         #[argh(option, arg_name = "time", default = "seconds(30 * 86_400)", from_str_fn(some_time))]
         max_keep_time: Duration = ["MAX_KEEP_TIME_S"],
         /// for how long a grant may be held, renewals included; 0: no limit (0)
@@ -178,10 +179,10 @@ options! {
         #[argh(option, arg_name = "path", from_str_fn(values::path))]
         fence_state_file: Option<PathBuf> = ["FENCE_STATE_FILE"],
         /// hand the locks over through this file, and let the next server wait after a crash
-        #[argh(option, arg_name = "path", from_str_fn(values::path))]
+        #[argh(option, arg_name = "path", from_str_fn(absolute_path))]
         state_file: Option<PathBuf> = ["STATE_FILE"],
         /// an older name of --state-file
-        #[argh(option, arg_name = "path", from_str_fn(values::path))]
+        #[argh(option, arg_name = "path", from_str_fn(absolute_path))]
         handover_file: Option<PathBuf> = ["HANDOVER_FILE"],
         /// how long to grant nothing after a crash (--default-lease-ttl, at most 60)
         #[argh(option, arg_name = "time", from_str_fn(some_time))]
@@ -222,6 +223,43 @@ options! {
         /// a file with the key of that certificate
         #[argh(option, arg_name = "path", from_str_fn(values::path))]
         etcd_key: Option<PathBuf> = ["ETCD_KEY"] in CLUSTER,
+        // Options of dflockd that the help leaves out. The last one is refused, the others but the
+        // first have no effect, and `settings::dflockd` says so.
+        /// address of --http-port (--host)
+        #[argh(option, arg_name = "host", from_str_fn(listen_host::host))]
+        http_host: Option<ListenHost> = ["HTTP_HOST"] as HIDDEN,
+        /// for sessions over HTTP
+        #[argh(option)]
+        #[allow(dead_code)]
+        http_session_idle_timeout: Option<String> = ["HTTP_SESSION_IDLE_S"] as HIDDEN,
+        /// for sessions over HTTP
+        #[argh(option)]
+        #[allow(dead_code)]
+        http_max_sessions: Option<String> = ["HTTP_MAX_SESSIONS"] as HIDDEN,
+        /// for sessions over HTTP
+        #[argh(option)]
+        #[allow(dead_code)]
+        http_max_sessions_per_ip: Option<String> = ["HTTP_MAX_SESSIONS_PER_IP"] as HIDDEN,
+        /// a cap on connections over HTTP
+        #[argh(option)]
+        #[allow(dead_code)]
+        http_max_connections_per_ip: Option<String> = ["HTTP_MAX_CONNECTIONS_PER_IP"] as HIDDEN,
+        /// a cap on requests over HTTP
+        #[argh(option)]
+        #[allow(dead_code)]
+        http_rate_limit_per_ip: Option<String> = ["HTTP_RATE_LIMIT_PER_IP"] as HIDDEN,
+        /// a cap on requests over HTTP
+        #[argh(option)]
+        #[allow(dead_code)]
+        http_rate_limit_burst: Option<String> = ["HTTP_RATE_LIMIT_BURST"] as HIDDEN,
+        /// web pages that may ask over HTTP
+        #[argh(option)]
+        #[allow(dead_code)]
+        http_cors_allowed_origins: Option<String> = ["HTTP_CORS_ALLOWED_ORIGINS"] as HIDDEN,
+        /// turns on the cluster of dflockd
+        #[argh(option)]
+        #[allow(dead_code)]
+        raft_dir: Option<String> = ["RAFT_DIR"] as HIDDEN,
         // A build without TLS refuses these options. If it ignored them, the encryption would be
         // lost unnoticed.
         /// speak TLS on the TCP port, with the certificates in this file
@@ -286,6 +324,12 @@ impl Options {
     pub(super) fn state_file(&self) -> Option<&Path> {
         let path = self.state_file.as_ref().or(self.handover_file.as_ref());
         path.map(PathBuf::as_path)
+    }
+
+    /// Whether the server makes an operator socket. With port 0 it makes none unless it is asked
+    /// to: each such server would have a socket of another name, and a crash would leave it behind.
+    pub(super) fn has_operator_socket(&self) -> bool {
+        self.operator_socket.unwrap_or(self.port != Some(0))
     }
 
     /// For how long the server settles after a crash.
@@ -389,6 +433,13 @@ fn group(text: &str) -> Result<u32, String> {
     found
         .filter(|id| *id != u32::MAX)
         .ok_or_else(|| "expected a group of this host".into())
+}
+
+/// Reads a path, and resolves it against the working directory: every message and log line names
+/// the file by a path that also holds for the next server.
+fn absolute_path(text: &str) -> Result<PathBuf, String> {
+    let path = std::path::absolute(values::path(text)?);
+    path.map_err(|error| reason(&error))
 }
 
 fn timestamps(text: &str) -> Result<Timestamps, String> {

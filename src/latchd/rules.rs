@@ -52,6 +52,8 @@ pub struct SessionRules {
     pub node: Option<Arc<ClusterNode>>,
     /// The state file, if there is one.
     pub state: Option<Arc<StateFile>>,
+    /// The memory in bytes that the server takes if all caps are reached.
+    pub worst_case: u64,
 }
 
 impl SessionRules {

@@ -4,7 +4,7 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use log::warn;
+use log::{debug, warn};
 
 use crate::arbiter::{Arbiter, ClientSocket, Heartbeat};
 use crate::cluster::Disposition;
@@ -14,8 +14,10 @@ use crate::net::inherited::{self, Inherited};
 use crate::net::listener::{accept_from_all, Listener};
 use crate::net::stream::Stream;
 use crate::net::tls::Certificate;
+use crate::net::unix_path::remove_dead_sockets;
 use crate::net::workers::Workers;
 use crate::server::{self, cannot, no_thread, spawn};
+use crate::sys::directory::parent_of;
 use crate::sys::notify::{notify, watchdog_interval};
 use crate::sys::operator_socket;
 use crate::table::ConnId;
@@ -48,7 +50,7 @@ pub(super) fn listen(
             let tcp = tcp.unwrap_or_default();
             let mut listeners = server::listen(&tcp, unix.as_deref(), mode, group)?;
             // In a cluster, a standby could not tell the active server which client is an operator.
-            if options.operator_socket && options.etcd.is_none() {
+            if options.has_operator_socket() && options.etcd.is_none() {
                 let port = listeners.iter().find_map(Listener::port);
                 listeners.extend(port.and_then(listen_to_operator));
             }
@@ -62,10 +64,14 @@ pub(super) fn listen(
     Ok(listeners.into_iter().map(with_tls).collect())
 }
 
-/// Makes the operator's socket. A failure is only logged, because the server works without the
-/// socket.
+/// Makes the operator's socket, and removes those that dead servers have left beside it. A failure
+/// is only logged, because the server works without the socket.
 fn listen_to_operator(port: u16) -> Option<Listener> {
     let bound = operator_socket::path_to_bind(port).and_then(|path| {
+        if let Err(error) = remove_dead_sockets(parent_of(&path), operator_socket::is_name) {
+            let (path, why) = (Escaped::path(&path), reason(&error));
+            debug!("old-sockets-kept beside={path} error=\"{why}\"");
+        }
         Listener::bind_unix(&path, OPERATOR_MODE, None).map_err(|error| (path, error))
     });
     let warn = |(path, error): &(PathBuf, io::Error)| {

@@ -2,6 +2,7 @@
 //! that say one thing together are combined. Nothing is opened or resolved yet.
 
 mod cluster;
+mod dflockd;
 mod door;
 
 use std::ffi::OsString;
@@ -48,6 +49,11 @@ pub(super) struct ServerSettings {
     /// `None` for a single server.
     pub(super) cluster: Option<ClusterSettings>,
     pub(super) log: LogRules,
+    /// The options and variables of dflockd that are set and have no effect, with the reason.
+    pub(super) without_effect: Vec<(String, &'static str)>,
+    /// Where `--http-port` comes from, with which dflockd grants locks over HTTP, if it does not do
+    /// so here.
+    pub(super) read_only_door: Option<String>,
 }
 
 impl ServerSettings {
@@ -60,7 +66,11 @@ impl ServerSettings {
         rust_log: Option<OsString>,
     ) -> Result<ServerSettings, String> {
         check(options, origins)?;
+        dflockd::check(origins)?;
+        let http_port = options.http_port.filter(|_| !options.http_grants);
         Ok(ServerSettings {
+            without_effect: dflockd::without_effect(origins),
+            read_only_door: http_port.and(origins.get("--http-port")).map(str::to_owned),
             cluster: cluster::resolve(options, origins, inherits)?,
             sockets: sockets(options, origins, inherits)?,
             http: door::resolve(options, origins)?,
@@ -81,22 +91,18 @@ fn check(options: &Options, origins: &Origins) -> Result<(), String> {
     Ok(())
 }
 
-/// Refuses a state file with a relative path, because the next server might not find it.
-/// Refuses one with port 0, because clients would not find the next server. Refuses one in a
-/// cluster, where the journal hands over. Refuses options for a state file without one.
+/// Refuses a state file with port 0, because clients would not find the next server. Refuses one in
+/// a cluster, where the journal hands over. Refuses options for a state file without one.
 fn check_state_file(options: &Options, origins: &Origins) -> Result<(), String> {
     let spellings = ["--state-file", "--handover-file"];
     let origin = spellings.iter().find_map(|name| origins.get(name));
-    let (Some(origin), Some(path)) = (origin, options.state_file()) else {
+    let Some(origin) = origin else {
         let mut useless = ["--settle", "--local-clients"].iter();
         return match useless.find_map(|option| origins.get(option)) {
             Some(origin) => Err(format!("{origin}: there is no --state-file")),
             None => Ok(()),
         };
     };
-    if !path.is_absolute() {
-        return Err(format!("{origin}: the path is not absolute"));
-    }
     if options.port == Some(0) {
         return Err(exclusive(origin, "--port 0"));
     }

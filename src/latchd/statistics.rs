@@ -19,6 +19,7 @@ pub(super) struct StatisticsSource<'a> {
     pub(super) arbiter: &'a Arbiter,
     pub(super) node: Option<&'a ClusterNode>,
     pub(super) log: &'a Log,
+    pub(super) worst_case: u64,
 }
 
 /// Statistics can be large, and a peer may not read them, so they are written in pieces. `send` is
@@ -87,6 +88,7 @@ impl StatisticsSource<'_> {
             connection_count,
             self.arbiter.bound_holder_count(),
             self.log.dropped_count(),
+            self.worst_case,
             &snapshot,
             &oldest,
         );

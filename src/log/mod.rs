@@ -7,7 +7,6 @@
 mod sink;
 pub mod syslog;
 mod throttle;
-mod utc;
 
 use std::ffi::OsString;
 use std::fmt;
@@ -22,11 +21,10 @@ use crossbeam_channel::{bounded, Receiver, Sender};
 use env_logger::{Builder, Target};
 use log::{Level, LevelFilter};
 
-use crate::text::{invalid_value, reason};
+use crate::text::{invalid_value, reason, Utc};
 pub use sink::LogTarget;
 use sink::Sink;
 pub use throttle::{SourceThrottle, Throttle};
-use utc::Utc;
 
 /// The maximum number of lines that wait for the writer thread.
 pub const MAX_QUEUED_LINES: usize = 1024;

@@ -1,13 +1,14 @@
 //! The paths of listening Unix sockets. A server takes over the path of a dead server, but never
 //! that of a living one.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, PermissionsExt as _};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use log::warn;
 use rustix::fs::{chownat, fstat, lstat, openat, AtFlags, FileType, Gid, Mode, OFlags, Stat, CWD};
@@ -19,12 +20,17 @@ use rustix::net::{
 use rustix::process::getpid;
 
 use crate::sys::directory::{lock_within, Directory, FileId};
+use crate::sys::user::is_own;
 use crate::text::Escaped;
 
 use super::BACKLOG;
 
 /// How long to wait for another process's lock on the directory before going on without the lock.
 const LOCK_PATIENCE: Duration = Duration::from_secs(2);
+
+/// A server that goes on without the lock on the directory has listened long before its socket is
+/// this old.
+const MIN_DEAD_AGE: Duration = Duration::from_secs(10);
 
 /// The path of a socket that this process has bound.
 #[derive(Debug)]
@@ -164,6 +170,33 @@ fn remove_dead_socket(path: &Path) -> io::Result<()> {
         // socket.
         _ => Err(io::ErrorKind::AddrInUse.into()),
     }
+}
+
+/// Removes the sockets that dead servers of this user have left in `directory`. `is_ours` says
+/// which names such sockets have. Removes none if a server may be binding one: it holds the lock on
+/// the directory until it listens.
+pub fn remove_dead_sockets(directory: &Path, is_ours: impl Fn(&OsStr) -> bool) -> io::Result<()> {
+    let lock = Directory::open(directory)?;
+    if !lock_within(&lock, LOCK_PATIENCE)? {
+        return Ok(());
+    }
+    for entry in fs::read_dir(directory)? {
+        let entry = entry?;
+        if is_ours(&entry.file_name()) && entry.metadata().is_ok_and(|found| is_left_over(&found)) {
+            // It fails if the server is alive.
+            let _ = remove_dead_socket(&entry.path());
+        }
+    }
+    Ok(())
+}
+
+/// Whether a dead server of this user may have left this socket.
+fn is_left_over(found: &fs::Metadata) -> bool {
+    let age = found
+        .modified()
+        .map(|bound| SystemTime::now().duration_since(bound));
+    let is_old = matches!(age, Ok(Ok(age)) if age >= MIN_DEAD_AGE);
+    found.file_type().is_socket() && is_own(found.uid()) && is_old
 }
 
 #[cfg(test)]

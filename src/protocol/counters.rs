@@ -69,6 +69,7 @@ impl Figures {
         connection_count: usize,
         bound_holder_count: usize,
         dropped_line_count: usize,
+        worst_case_bytes: u64,
         snapshot: &CountersSnapshot,
         oldest: &Oldest,
     ) -> Figures {
@@ -114,6 +115,7 @@ impl Figures {
                 one("settling_s", Seconds(snapshot.settling_left)),
                 ("oldest_wait_s", by_kind(oldest.waits.each_ref().map(age))),
                 ("oldest_hold_s", by_kind(oldest.holds.each_ref().map(age))),
+                one("worst_case_bytes", worst_case_bytes),
             ],
             waits: Some(Histogram {
                 count: waits.count().to_string(),
@@ -277,7 +279,7 @@ mod tests {
             oldest.add(&key);
         }
         let mut out = Vec::new();
-        Figures::new(6, 3, 7, &snapshot(), &oldest).write_json(&oldest, &mut out);
+        Figures::new(6, 3, 7, 20, &snapshot(), &oldest).write_json(&oldest, &mut out);
         let text = String::from_utf8(out).expect("JSON is text");
         assert!(!text.contains('\n'));
         let json: serde_json::Value = serde_json::from_str(&text).expect("JSON");
@@ -290,6 +292,7 @@ mod tests {
             "fences_left": null, "draining": 1, "settling_s": 1.5,
             "oldest_wait_s": {"lock": 2.0, "semaphore": 0.0},
             "oldest_hold_s": {"lock": 9.0, "semaphore": 0.0},
+            "worst_case_bytes": 20,
         });
         assert_eq!(json["gauges"], gauges);
         for name in ["oldest_wait", "oldest_hold"] {

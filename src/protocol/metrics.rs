@@ -43,7 +43,7 @@ pub const COUNTERS: [Metric; 10] = [
     ),
 ];
 
-pub const GAUGES: [Metric; 12] = [
+pub const GAUGES: [Metric; 13] = [
     (
         "connections",
         "",
@@ -91,6 +91,11 @@ pub const GAUGES: [Metric; 12] = [
         "oldest_hold_s",
         "kind",
         "How long the slot held for longest has been held, without reserved and kept ones.",
+    ),
+    (
+        "worst_case_bytes",
+        "",
+        "The memory in bytes that the server takes if all its caps are reached at once.",
     ),
 ];
 
@@ -218,7 +223,7 @@ mod tests {
             fences_left: Some(1),
             ..CountersSnapshot::default()
         };
-        let figures = Figures::new(1, 0, 0, &snapshot, &Oldest::default());
+        let figures = Figures::new(1, 0, 0, 20, &snapshot, &Oldest::default());
         let sorted = |mut names: Vec<&'static str>| {
             names.sort_unstable();
             names

@@ -2,6 +2,7 @@
 //! for it in the same directories, in the same order.
 
 use std::env;
+use std::ffi::OsStr;
 use std::fs::{self, DirBuilder, Metadata};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
@@ -11,6 +12,7 @@ use rustix::fs::{access, Access};
 use rustix::process::geteuid;
 
 use super::trusted::{is_own, is_own_or_root};
+use crate::text::digits;
 
 /// The directory that an init script creates for a server that does not run as root.
 const OF_SERVICE: &str = "/run/latchd";
@@ -122,6 +124,13 @@ fn name(port: u16) -> String {
     format!("latchd-{port}.sock")
 }
 
+/// Whether an operator socket may have this name.
+pub fn is_name(file_name: &OsStr) -> bool {
+    let port = file_name.to_str().and_then(|it| it.strip_prefix("latchd-"));
+    let port = port.and_then(|it| digits(it.strip_suffix(".sock")?));
+    port.is_some_and(|port| *name(port) == *file_name)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -144,6 +153,20 @@ mod tests {
         for refused in [&open, &link, &file] {
             let error = make_private(refused).expect_err("others may be there");
             assert_eq!(error.kind(), io::ErrorKind::PermissionDenied, "{refused:?}");
+        }
+    }
+
+    #[test]
+    fn only_the_name_of_an_operator_socket_is_one() {
+        for (file_name, is_one) in [
+            ("latchd-6388.sock", true),
+            ("latchd-06388.sock", false),
+            ("latchd-65536.sock", false),
+            ("latchd-.sock", false),
+            ("latchd.sock", false),
+            ("latchd-6388.sock.lock", false),
+        ] {
+            assert_eq!(is_name(OsStr::new(file_name)), is_one, "{file_name}");
         }
     }
 

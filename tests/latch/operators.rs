@@ -353,8 +353,13 @@ fn a_watch_survives_a_restart_of_the_server() {
             return line;
         }
     };
-    let title = expect(&format!(" UTC  {addr}"));
-    assert_eq!(title.find(" UTC"), Some("hh:mm:ss".len()), "{title}");
+    // The time is written as in the log of the server.
+    let title = expect(&format!("Z  {addr}"));
+    assert_eq!(
+        title.find("Z  "),
+        Some("yyyy-mm-ddThh:mm:ss".len()),
+        "{title}"
+    );
     expect("0 in use");
     drop(first);
     expect(&format!("latch: {addr}: "));
@@ -419,7 +424,7 @@ fn as_in_the_readme() -> (Daemon, tempfile::TempDir) {
     let directory = tempfile::tempdir().expect("a directory");
     fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o755)).expect("it is ours");
     let mut command = Daemon::command();
-    command.args(["--port", "0", "--print-port"]);
+    command.args(["--port", "0", "--print-port", "--operator-socket"]);
     command.env_remove("LATCHD_OPERATOR_SOCKET");
     command.env("XDG_RUNTIME_DIR", directory.path());
     (Daemon::from_command(command), directory)
@@ -609,7 +614,7 @@ fn a_plain_user_breaks_without_a_runtime_directory() {
         (directory, command)
     };
     let (_server, mut command) = of_user("latchd");
-    command.args(["--port", "0", "--print-port"]);
+    command.args(["--port", "0", "--print-port", "--operator-socket"]);
     let daemon = Daemon::from_command(command);
     let mut holder = daemon.connect();
     holder.acquire_for("k", 0, 60);

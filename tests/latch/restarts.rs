@@ -291,13 +291,7 @@ fn after_a_crash_a_command_says_when_grants_begin() {
     let said = line.strip_prefix("latch: waiting for k: next in line; ");
     let said =
         said.and_then(|said| said.strip_prefix("the server has just restarted, grants begin in "));
-    let seconds = said
-        .and_then(|said| said.strip_suffix(" s\n"))
-        .expect(&line);
-    assert!(
-        (500..=600).contains(&seconds.parse().unwrap_or(0)),
-        "{line}"
-    );
+    assert!(matches!(said, Some("10 m\n" | "9 m\n")), "{line}");
     signal(&waiting, Signal::TERM);
     wait(&mut waiting);
 }

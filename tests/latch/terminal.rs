@@ -942,7 +942,7 @@ fn a_watch_fits_its_window_and_outlives_its_server() {
     terminal.enter("stty rows 8 cols 40");
     terminal.expect(PROMPT);
     terminal.enter("latch stats --watch");
-    terminal.expect(&format!(" UTC  {addr}"));
+    terminal.expect(&format!("Z  {addr}"));
     for expected in [
         "KEY",
         "WAITERS",

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::support::group::Group;
 use crate::support::needs::needs;
-use crate::support::silent::free_addr;
+use crate::support::silent::{free_addr, free_port};
 use crate::support::{eventually, is_soon, Daemon, Signal, PATIENCE};
 
 /// A daemon with a door, and where that is.
@@ -164,6 +164,22 @@ fn the_page_loads_nothing_from_elsewhere() {
     for path in ["/page.css", "/icon.svg"] {
         assert_eq!(get(door, path).0, 200, "{path}");
     }
+}
+
+#[test]
+fn the_port_of_dflockds_http_says_what_it_does_not_do() {
+    let port = free_port();
+    let mut command = Daemon::command();
+    command.args(["--port", "0", "--print-port", "--http-host", "127.0.0.2"]);
+    command.env("DFLOCKD_HTTP_PORT", port.to_string());
+    let daemon = Daemon::from_command(command);
+    daemon.wait_for_log(&format!("listening http=127.0.0.2:{port}"), PATIENCE);
+    let told = "INFO http-is-read-only setting=DFLOCKD_HTTP_PORT hint=";
+    assert_eq!(daemon.log().matches(told).count(), 1);
+    let request = "POST /v1/sessions HTTP/1.1\r\nHost: 127.0.0.2\r\nContent-Length: 0\r\n\r\n";
+    let answer = exchange(([127, 0, 0, 2], port).into(), request.as_bytes());
+    assert!(answer.starts_with("HTTP/1.1 405 "), "{answer}");
+    assert!(answer.contains("latchd --http-grants"), "{answer}");
 }
 
 #[test]

@@ -245,7 +245,7 @@ fn connections_may_take_a_quarter_of_the_cgroups_memory() {
     let enter = format!("echo $$ > {}/cgroup.procs; exec \"$@\"", group.inner());
     let wrapper = ["sh", "-c", &enter, "sh"];
     let daemon = Daemon::from_command(limited(&wrapper));
-    daemon.wait_for_log("max_connections=256 ", PATIENCE);
+    daemon.wait_for_log("max_connections=256\n", PATIENCE);
     let mut crowd: Vec<Client> = (0..256).map(|_| daemon.connect()).collect();
     assert!(crowd.iter_mut().all(is_served));
     assert!(!is_served(&mut daemon.connect()));
@@ -256,7 +256,7 @@ fn connections_may_take_a_quarter_of_the_cgroups_memory() {
     let mut command = limited(&wrapper);
     command.args(["--max-connections", "400"]);
     let daemon = Daemon::from_command(command);
-    daemon.wait_for_log("max_connections=400 ", PATIENCE);
+    daemon.wait_for_log("max_connections=400\n", PATIENCE);
     let worst = worst_case_mb(&daemon);
     assert!((25..100).contains(&worst), "{worst} MB");
 }

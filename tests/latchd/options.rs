@@ -730,6 +730,52 @@ fn each_unknown_variable_is_warned_about_once() {
     );
 }
 
+#[test]
+fn each_setting_of_dflockd_without_effect_is_told_once() {
+    let mut command = Daemon::command();
+    command.args(["--port", "0", "--print-port", "--lease-sweep-interval", "2"]);
+    command.args([
+        "--http-rate-limit-per-ip=5",
+        "--http-session-idle-timeout",
+        "20",
+    ]);
+    command.args(["--gc-interval", "5", "--gc-max-idle", "60"]);
+    command.env("DFLOCKD_HTTP_MAX_SESSIONS", "3");
+    command.env("DFLOCKD_HTTP_CORS_ALLOWED_ORIGINS", "*");
+    // An option overrules its variable.
+    command.env("DFLOCKD_LEASE_SWEEP_INTERVAL_S", "3");
+    let daemon = Daemon::from_command(command);
+    daemon.wait_for_log("listening", PATIENCE);
+    let log = daemon.log();
+    let told = log.lines().filter_map(|line| {
+        let (_, told) = line.split_once("WARN no-effect setting=")?;
+        told.split(' ').next()
+    });
+    let mut told: Vec<&str> = told.collect();
+    told.sort_unstable();
+    let expected = [
+        "--http-rate-limit-per-ip",
+        "--http-session-idle-timeout",
+        "--lease-sweep-interval",
+        "DFLOCKD_HTTP_CORS_ALLOWED_ORIGINS",
+        "DFLOCKD_HTTP_MAX_SESSIONS",
+    ];
+    assert_eq!(told, expected);
+    assert!(!log.contains("unknown-variable"), "{log}");
+}
+
+#[test]
+fn a_member_of_a_cluster_of_dflockd_does_not_start_alone() {
+    let why = "a cluster of dflockd cannot be joined; see latchd-cluster(7)";
+    for (argument, variable) in [(Some("--raft-dir=/tmp"), None), (None, Some("/tmp"))] {
+        let mut command = Daemon::command();
+        command.args(["--port", "0"]).args(argument);
+        command.envs(variable.map(|value| ("DFLOCKD_RAFT_DIR", value)));
+        let line = refusal(&mut command, 2);
+        assert!(line.contains(why), "{line:?}");
+    }
+}
+
 /// The variables that Kubernetes sets in each pod for a service, whose name has this prefix.
 fn service_links(prefix: &str) -> Vec<(String, &'static str)> {
     let (port, url) = ("6388", "tcp://10.96.0.10:6388");

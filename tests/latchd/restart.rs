@@ -113,6 +113,32 @@ pub fn held(service: &Service, key: &str, lease: u64) -> (Client, Grant) {
 }
 
 #[test]
+fn a_relative_path_is_that_of_the_directory_of_the_start() {
+    for option in ["--state-file", "--handover-file"] {
+        let service = Service::new(&[]);
+        let directory = service.directory.path();
+        let start = || {
+            let mut command = Daemon::command();
+            command.args(["--port", "off", "--unix", "socket", option, "state"]);
+            command.args(["--no-auto-release-on-disconnect"]);
+            command.current_dir(directory);
+            Daemon::from_command(command)
+        };
+        let first = start();
+        first.wait_for_log("listening", PATIENCE);
+        let token = service.connect().acquire("k", 0).token;
+        let path = directory.join("state");
+        assert!(path.is_file(), "{option}");
+        first.signal(Signal::TERM);
+        assert!(first.wait_exit(PATIENCE).is_some_and(|it| it.success()));
+        let next = start();
+        next.wait_for_log(&format!("took-over path={}", path.display()), PATIENCE);
+        next.wait_for_log("listening", PATIENCE);
+        assert_eq!(service.connect().request("n", "k", &token), "ok 33");
+    }
+}
+
+#[test]
 fn a_lone_server_without_a_file_keeps_nothing() {
     let daemon = Daemon::start_directly(crate::SCHEME, &[]);
     let reply = daemon.connect().request("hello", "_", "adopt");

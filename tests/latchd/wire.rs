@@ -18,6 +18,7 @@
 //! A< GONE                         it ends, by a reset if need be
 //! A< END                          it ends, whatever is said before
 //! A< raw \xff\xfc\x06             A reads these bytes, which are no line
+//! A< HELP                         A reads the lines that answer help
 //! A> FIN                          half-closes; also CLOSE, RST, OPEN (connects, writes nothing)
 //! sleep 300ms
 //! waiting k 2                     goes on when two wait for k
@@ -65,6 +66,29 @@ const PARALLEL_SECTIONS: usize = 12;
 
 /// Long enough for the server to have read one byte before the next is written, as a rule.
 const PAUSE_BETWEEN_BYTES: Duration = Duration::from_millis(1);
+
+/// The answer to `help`.
+const HELP: &str = "\
+ok commands, each with a line for its key and one for its arguments; see latch-protocol(7):
+l WAIT [LEASE]          take a lock, or wait for it
+sl WAIT LIMIT [LEASE]   take a slot of a semaphore, or wait for it
+e [LEASE]               take a lock, or a place in its queue
+se LIMIT [LEASE]        take a slot, or a place in its queue
+w WAIT                  after e: wait for the lock
+sw WAIT                 after se: wait for the slot
+r TOKEN                 release a lock
+sr TOKEN                release a slot
+n TOKEN [LEASE]         renew the lease of a lock
+sn TOKEN [LEASE]        renew the lease of a slot
+adopt TOKEN [LEASE]     renew it, and move it to this connection
+keep TOKEN [LEASE]      renew it, and keep it without a connection
+hello                   ask what the server can do
+ping                    ask whether the server answers
+stats                   ask which keys are in use
+tag TEXT                say who this client is
+break FENCE             take a lock or a slot away from its holder
+auth SECRET             give the secret of the server, before all else
+quit                    end the connection; this one is a line alone";
 
 /// Declares a test for each transcript file, and the list of their names.
 macro_rules! transcripts {
@@ -788,14 +812,24 @@ fn parse(text: &str) -> Result<Vec<Section>, String> {
             section.options = options.collect::<Result<_, _>>().map_err(at)?;
             continue;
         }
-        let step = parse_step(line).map_err(at)?;
-        section.lines.push(Line {
-            number,
-            text: line.to_owned(),
-            step,
-        });
+        for line in expanded(line) {
+            let step = parse_step(&line).map_err(at)?;
+            section.lines.push(Line {
+                number,
+                text: line,
+                step,
+            });
+        }
     }
     Ok(sections)
+}
+
+/// The lines that this one stands for: those of the answer to `help`, or itself.
+fn expanded(line: &str) -> Vec<String> {
+    match line.split_once("< HELP") {
+        Some((who, "")) => HELP.lines().map(|it| format!("{who}< {it}")).collect(),
+        _ => vec![line.to_owned()],
+    }
 }
 
 fn parse_option(word: &str) -> Result<String, String> {

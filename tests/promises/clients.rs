@@ -182,6 +182,7 @@ impl Client<'_> {
     fn type_words(&mut self, on: &mut Connection) -> io::Result<()> {
         on.lines().write_all(b"help\n")?;
         self.expect(on, "ok commands")?;
+        while !on.line(PATIENCE)?.starts_with("quit ") {}
         if self.random.one_in(2) {
             return Ok(());
         }

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use super::{Daemon, PATIENCE};
+use super::Daemon;
 
 #[derive(Debug, Clone, Copy)]
 pub struct Footprint {
@@ -35,11 +35,11 @@ pub fn status_kib(pid: u32, name: &str) -> u64 {
     count.trim_end_matches(" kB").parse().expect("a number")
 }
 
-/// What the server says that it takes at the most, in MiB.
+/// What the server says that it takes at the most, in MiB. A connection must be free.
 pub fn worst_case_mb(daemon: &Daemon) -> u64 {
-    daemon.wait_for_log("worst_case_mb=", PATIENCE);
-    let log = daemon.log();
-    let worst = log.split("worst_case_mb=").nth(1).expect("it is there");
-    let worst = worst.split_whitespace().next();
-    worst.and_then(|it| it.parse().ok()).expect("a number")
+    let reply = daemon.connect().request("stats", "counters", "_");
+    let json = reply.strip_prefix("ok ").expect("counters");
+    let counters: serde_json::Value = serde_json::from_str(json).expect("JSON");
+    let worst = counters["gauges"]["worst_case_bytes"].as_u64();
+    worst.expect("a number") >> 20
 }

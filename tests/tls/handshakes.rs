@@ -322,7 +322,7 @@ fn hellos_of_many_names_stay_below_the_worst_case() {
     let worst = worst_case_mb(&daemon);
     let most = status_kib(daemon.pid(), "VmHWM:") >> 10;
     println!("{most} MB, {worst} MB at worst");
-    assert!(most <= worst, "{most} MB, and the log says {worst} MB");
+    assert!(most <= worst, "{most} MB, and the server says {worst} MB");
 }
 
 #[test]

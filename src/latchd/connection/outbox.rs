@@ -98,7 +98,7 @@ impl<'a> Outbox<'a> {
         }
     }
 
-    /// Queues a reply that is given as a line without its LF, and that promises nothing.
+    /// Queues a reply that is given without its last LF, and that promises nothing.
     pub(in crate::latchd) fn add_line(&mut self, line: &str) -> Result<(), Ending> {
         self.out.extend(line.bytes().chain([b'\n']));
         self.end_reply(ReplyPromise::Nothing)

@@ -69,6 +69,7 @@ pub(in crate::latchd) fn rules(auth_token: Option<Box<[u8]>>) -> SessionRules {
         right_refusals: SourceThrottle::default(),
         cap_warnings: SourceThrottle::default(),
         replies: RwLock::default(),
+        worst_case: 0,
         log: Log::silent(),
         node: None,
         state: None,

@@ -347,6 +347,7 @@ impl Guide {
             arbiter: &self.arbiter,
             node,
             log: &self.rules.log,
+            worst_case: self.rules.worst_case,
         };
         // The table of a standby is empty.
         let is_standby = node.is_some_and(|node| !node.is_active());

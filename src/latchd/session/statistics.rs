@@ -68,6 +68,7 @@ impl Session<'_, '_> {
             arbiter: self.seat.arbiter(),
             node: self.rules.node.as_deref(),
             log: &self.rules.log,
+            worst_case: self.rules.worst_case,
         };
         self.outbox.flush()?;
         let (out, send) = self.outbox.in_pieces();

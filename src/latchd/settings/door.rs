@@ -10,7 +10,8 @@ use crate::text::host_and_port;
 /// Where the door will listen, if the options ask for a door. Refuses options for a door without
 /// one.
 pub(super) fn resolve(options: &Options, origins: &Origins) -> Result<Option<DoorPlaces>, String> {
-    let beside = options.http_port.map(|port| (options.host.clone(), port));
+    let host = options.http_host.as_ref().unwrap_or(&options.host);
+    let beside = options.http_port.map(|port| (host.clone(), port));
     let places = options.http.iter().flatten().cloned().chain(beside);
     let places: HttpPlaces = places.collect();
     if let (false, Some(origin)) = (options.http_grants, origins.get("--http-max-waiting")) {

@@ -35,11 +35,28 @@ pub fn line_limit(secret_len: usize, index: usize, command: &[u8]) -> usize {
     }
 }
 
-/// The line that answers [`FirstWord::Help`].
-pub const HELP: &str = "ok commands, each with a line for its key and one for its arguments: \
-    l WAIT [LEASE]; sl WAIT LIMIT [LEASE]; e [LEASE]; se LIMIT [LEASE]; w WAIT; sw WAIT; r TOKEN; \
-    sr TOKEN; n TOKEN [LEASE]; sn TOKEN [LEASE]; adopt TOKEN [LEASE]; keep TOKEN [LEASE]; hello; \
-    ping; stats; tag TEXT; break FENCE; auth SECRET; or quit; see latch-protocol(7)";
+/// The lines that answer [`FirstWord::Help`]: after the first, one command a line.
+pub const HELP: &str = "\
+ok commands, each with a line for its key and one for its arguments; see latch-protocol(7):
+l WAIT [LEASE]          take a lock, or wait for it
+sl WAIT LIMIT [LEASE]   take a slot of a semaphore, or wait for it
+e [LEASE]               take a lock, or a place in its queue
+se LIMIT [LEASE]        take a slot, or a place in its queue
+w WAIT                  after e: wait for the lock
+sw WAIT                 after se: wait for the slot
+r TOKEN                 release a lock
+sr TOKEN                release a slot
+n TOKEN [LEASE]         renew the lease of a lock
+sn TOKEN [LEASE]        renew the lease of a slot
+adopt TOKEN [LEASE]     renew it, and move it to this connection
+keep TOKEN [LEASE]      renew it, and keep it without a connection
+hello                   ask what the server can do
+ping                    ask whether the server answers
+stats                   ask which keys are in use
+tag TEXT                say who this client is
+break FENCE             take a lock or a slot away from its holder
+auth SECRET             give the secret of the server, before all else
+quit                    end the connection; this one is a line alone";
 
 /// A word that a person may type before the first request. It is a single line, not a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -545,9 +562,10 @@ mod tests {
 
     #[test]
     fn the_help_has_the_arguments_of_commands_in_their_order() {
-        let (_, rest) = HELP.split_once(": ").expect("a list of commands");
-        let (commands, _) = rest.split_once("; or quit").expect("the list ends");
-        for shown in commands.split("; ") {
+        let (_, commands) = HELP.split_once(":\n").expect("a list of commands");
+        let (commands, _) = commands.split_once("\nquit ").expect("the list ends");
+        for line in commands.lines() {
+            let (shown, _) = line.split_once("  ").expect("it is explained");
             let (command, names) = shown.split_once(' ').unwrap_or((shown, ""));
             let value = |name: &str| match name {
                 "WAIT" => "0".to_owned(),

@@ -1,4 +1,4 @@
-//! The time at the beginning of a log line.
+//! A point in time, as the programs write it.
 
 use std::fmt;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -6,7 +6,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 const SECONDS_OF_DAY: u64 = 86_400;
 
 /// A time in ISO 8601 format, in UTC and whole seconds. A time before 1970 is shown as 1970.
-pub(super) struct Utc(pub(super) SystemTime);
+pub struct Utc(pub SystemTime);
 
 impl fmt::Display for Utc {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
