@@ -12,10 +12,14 @@ use crate::tidy::{expect_none, read};
 const MAX_WORDS: usize = 30;
 
 /// The pages that keep these rules. The others are to follow.
-const PAGES: [&str; 7] = [
+const PAGES: [&str; 11] = [
     "latch-guide.7",
+    "latch-protocol.7",
     "latchd-cluster.7",
     "latchd-migration.7",
+    "latchd-operations.7",
+    "latchd-security.7",
+    "latchd.8",
     "lfp-protocol.7",
     "lfpd.8",
     "sema-lockfile.5",
