@@ -8,7 +8,7 @@ use std::process::Output;
 use latchd::command_lines::{Form, Row, LATCH, LATCHD, LFPD, SEMA};
 
 use crate::support::needs::{needs, Program};
-use crate::tidy::expect_none;
+use crate::tidy::{expect_none, read, shown};
 
 const COMMANDS: &[&str] = &[
     "l",
@@ -414,6 +414,19 @@ fn groff_renders_every_page_without_a_warning() {
 }
 
 #[test]
+fn every_page_names_the_version_that_it_describes() {
+    let line = concat!(".Os latchd ", env!("CARGO_PKG_VERSION"));
+    let is_without = |page: &&PathBuf| !read(page).lines().any(|found| found == line);
+    let pages = pages();
+    let without: Vec<String> = pages
+        .iter()
+        .filter(is_without)
+        .map(|page| shown(page))
+        .collect();
+    expect_none(&without, &format!("pages without {line:?}"));
+}
+
+#[test]
 fn mdoc_takes_no_english_word_for_a_macro() {
     let mut taken = Vec::new();
     for path in pages() {
@@ -579,7 +592,7 @@ pub(crate) fn page(name: &str) -> String {
     fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-fn pages() -> Vec<PathBuf> {
+pub(crate) fn pages() -> Vec<PathBuf> {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("man");
     let entries = fs::read_dir(&dir).unwrap_or_else(|error| panic!("{}: {error}", dir.display()));
     let pages: Vec<PathBuf> = entries

@@ -5,27 +5,11 @@ use std::path::{Path, PathBuf};
 use latchd::command_lines::{LATCH, LATCHD, LFPD, SEMA};
 
 use crate::layering::{root, sources};
-use crate::manual::page;
-use crate::tidy::{expect_none, read};
+use crate::manual::pages;
+use crate::tidy::{expect_none, read, shown};
 
 /// The longest sentence, in words.
 const MAX_WORDS: usize = 30;
-
-/// The pages that keep these rules: all of them.
-const PAGES: [&str; 12] = [
-    "latch-guide.7",
-    "latch-protocol.7",
-    "latch.1",
-    "latchd-cluster.7",
-    "latchd-migration.7",
-    "latchd-operations.7",
-    "latchd-security.7",
-    "latchd.8",
-    "lfp-protocol.7",
-    "lfpd.8",
-    "sema-lockfile.5",
-    "sema.1",
-];
 
 /// The texts in Markdown that keep them.
 const DOCUMENTS: [&str; 2] = ["README.md", "SECURITY.md"];
@@ -71,8 +55,8 @@ fn sentences() -> Vec<Sentence> {
             text,
         }));
     };
-    for name in PAGES {
-        add(name, sentences_of_page(&page(name)));
+    for path in pages() {
+        add(&shown(&path), sentences_of_page(&read(&path)));
     }
     for name in DOCUMENTS {
         add(
@@ -295,6 +279,6 @@ fn the_checks_of_prose_see_what_they_look_for() {
     assert_eq!(word_count("one, `two` - 3."), 3);
     assert!(has_words("It is gone.", "is gone") && !has_words("this gone", "is gone"));
     assert!(says_where_for_if("Where no fence is new") && !says_where_for_if("Where files are"));
-    let few = [PAGES.len(), DOCUMENTS.len(), LIBRARY.len()];
+    let few = [pages().len(), DOCUMENTS.len(), LIBRARY.len()];
     assert!(sentences().len() > 100 * few.iter().sum::<usize>());
 }

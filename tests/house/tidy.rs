@@ -31,7 +31,7 @@ pub(crate) fn read(file: &Path) -> String {
     fs::read_to_string(file).unwrap_or_else(|error| panic!("{}: {error}", file.display()))
 }
 
-fn shown(file: &Path) -> String {
+pub(crate) fn shown(file: &Path) -> String {
     let path = file.strip_prefix(root()).unwrap_or(file);
     path.display().to_string()
 }
