@@ -399,8 +399,8 @@ fn a_flood_of_bad_commands_is_one_line_and_a_count() {
     assert!(refused[0].contains("conn=1 ") && refused[1].contains("conn=2 "));
     // What is no command may be a secret, of a client that has left a line out.
     assert!(refused[0].ends_with(" reason=invalid-command command_len=8"));
-    // Opened, refused and closed, of each; and that the server runs.
-    assert_eq!(log.lines().count(), 2 + 3 + 3, "{log}");
+    // Opened, refused and closed, of each; and that the server starts, with its caps, and listens.
+    assert_eq!(log.lines().count(), 3 + 3 + 3, "{log}");
 }
 
 #[test]
@@ -622,6 +622,9 @@ fn the_log_can_go_to_the_syslog() {
     let starting = syslog.next();
     let expected = format!("{}INFO starting version=", header(30));
     assert!(starting.starts_with(&expected), "{starting}");
+    let caps = syslog.next();
+    let expected = format!("{}DEBUG caps worst_case_mb=", header(31));
+    assert!(caps.starts_with(&expected), "{caps}");
     let listening = syslog.next();
     let expected = format!("INFO listening addr=127.0.0.1:{}", daemon.port());
     assert_eq!(listening, header(30) + &expected);
