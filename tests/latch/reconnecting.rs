@@ -166,6 +166,35 @@ fn a_guard_goes_on_over_a_new_connection() {
     });
 }
 
+/// A server that has crashed would believe the proof. After the release, it would then grant the
+/// lock beside the next holder, which has not come back yet.
+#[test]
+fn a_lease_that_has_ended_is_not_proved() {
+    const LEASE: Duration = Duration::from_secs(1);
+    let (listener, addr) = listener();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut first = Peer::accept(&listener);
+            assert_eq!(first.any_request(), "hello _ adopt");
+            first.answer("ok adopt keeps proofs");
+            assert!(first.any_request().starts_with("sl k "));
+            first.answer(&format!("ok {TOKEN} {}", LEASE.as_secs()));
+            // The client asks for its slot, and gives the grant up when it gets no answer.
+            assert!(first.any_request().starts_with("stats "));
+            thread::sleep(LEASE);
+            drop(first);
+            let mut second = Peer::accept(&listener);
+            assert_eq!(second.any_request(), "hello _ adopt");
+            second.answer("ok adopt keeps proofs");
+            assert_eq!(second.any_request(), format!("sr k {TOKEN}"));
+            second.answer("error");
+        });
+        let client = Client::new([Address::Tcp(addr.to_string())]);
+        let acquired = client.semaphore("k", 2).numbered().acquire();
+        assert!(matches!(acquired, Err(Error::Closed { .. })));
+    });
+}
+
 #[test]
 fn a_lock_that_another_may_hold_is_lost_for_good() {
     let (listener, addr) = listener();

@@ -169,6 +169,7 @@ impl Keeper {
         attempts: &mut Attempts,
         was_sent: &mut bool,
     ) -> Result<(), Error> {
+        let lease_ends_at = self.deadline();
         let connection = &mut self.held.connection;
         if connection.socket().is_none() {
             let within = Attempts::time_for_one(Moment::NEVER);
@@ -179,9 +180,11 @@ impl Keeper {
                 }
                 Err(error) => return Err(error),
             }
-            // A server that has crashed knows nothing of the lock. But once a release was sent, the
-            // lock may have another holder.
-            if connection.abilities.proofs && !*was_sent {
+            // A server that has crashed knows nothing of the lock. But once a release was sent or
+            // the lease has ended, the lock may have another holder, whom the server may not know
+            // yet: the proof would be believed, and the lock would then be granted once more.
+            let may_be_held = !*was_sent && Moment::now() < lease_ends_at;
+            if connection.abilities.proofs && may_be_held {
                 self.held.adopt(Some(PATIENCE))?;
             }
         }
