@@ -1,6 +1,7 @@
 //! After a crash nothing is granted for a while, so that no key has two clients: `--state-file`.
 
 use std::fs;
+use std::net::TcpListener;
 use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::Mutex;
@@ -289,6 +290,23 @@ fn a_file_that_is_lost_or_empty_counts_as_a_crash() {
         assert_eq!(service.connect().request("l", "k", "0"), "timeout");
         kill(&daemon);
     }
+}
+
+#[test]
+fn a_first_server_that_cannot_start_leaves_no_trace() {
+    let service = Service::new(&["--settle", "600"]);
+    let lock = service.directory.path().join("state.lock");
+    let taken = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let port = taken.local_addr().expect("it is bound").port();
+    let mut command = service.command(&port.to_string(), &service.socket());
+    assert_eq!(command.output().expect("it runs").status.code(), Some(1));
+    assert!(!lock.exists());
+    let staged = obstruct(&service);
+    service.refusal();
+    assert!(!lock.exists());
+    fs::remove_dir(staged).expect("it is empty");
+    let _daemon = service.start();
+    service.connect().acquire("k", 0);
 }
 
 /// A disk that loses what was written last has an older file.

@@ -96,7 +96,7 @@ impl StateFile {
         let Some(path) = path else {
             return Ok(None);
         };
-        let lock_path = beside(path, ".lock");
+        let lock_path = lock_path(path);
         let unusable = |why: String| unusable_file("state", &lock_path, why);
         let (lock, was_used) = lock_file(&lock_path).map_err(|error| unusable(reason(&error)))?;
         let lock = lock.ok_or_else(|| {
@@ -381,6 +381,17 @@ impl StateFile {
     }
 }
 
+impl Drop for StateFile {
+    /// Removes the lock file if this server has created it, but could not start. Otherwise the next
+    /// server would take it for the trace of a lost state file, and settle.
+    fn drop(&mut self) {
+        let is_unused = !self.was_used && !self.open.get_mut().was_written;
+        if is_unused && fs::symlink_metadata(&self.path).is_err_and(|error| is_missing(&error)) {
+            let _ = fs::remove_file(lock_path(&self.path));
+        }
+    }
+}
+
 impl OpenState {
     fn apply(&mut self, change: LastingChange) {
         let LastingChange { fence, news, .. } = change;
@@ -524,19 +535,41 @@ impl SettlingReason {
 fn lock_file(path: &Path) -> io::Result<(Option<File>, bool)> {
     // The owner is checked first: another user who owns the file may have locked it, and this
     // server would then wait for that lock.
-    let was_there = match fs::symlink_metadata(path) {
-        Ok(metadata) => {
-            refuse_owner(metadata.uid())?;
-            true
-        }
-        Err(error) if error.kind() == io::ErrorKind::NotFound => false,
-        Err(error) => return Err(error),
-    };
-    let lock = open_exclusive(path, 0o600, LOCK_PATIENCE)?;
-    if let Some(lock) = &lock {
+    loop {
+        let was_there = match fs::symlink_metadata(path) {
+            Ok(metadata) => {
+                refuse_owner(metadata.uid())?;
+                true
+            }
+            Err(error) if is_missing(&error) => false,
+            Err(error) => return Err(error),
+        };
+        let Some(lock) = open_exclusive(path, 0o600, LOCK_PATIENCE)? else {
+            return Ok((None, was_there));
+        };
         refuse_owner(lock.metadata()?.uid())?;
+        // A server that could not start may have removed the file while this one waited for it. The
+        // next server would lock another file then.
+        if is_at(path, &lock)? {
+            return Ok((Some(lock), was_there));
+        }
     }
-    Ok((lock, was_there))
+}
+
+/// Whether the path leads to this open file.
+fn is_at(path: &Path, file: &File) -> io::Result<bool> {
+    match fs::symlink_metadata(path) {
+        Ok(found) => {
+            let file = file.metadata()?;
+            Ok((found.dev(), found.ino()) == (file.dev(), file.ino()))
+        }
+        Err(error) if is_missing(&error) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+fn is_missing(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::NotFound
 }
 
 /// Refuses a file of another user, because that user could change, remove or lock it.
@@ -550,6 +583,11 @@ fn refuse_owner(owner: u32) -> io::Result<()> {
 
 const START_WITHOUT: &str = "move it away to start without the locks in it";
 
+/// The path of the file that a server locks while it uses this state file.
+fn lock_path(path: &Path) -> PathBuf {
+    beside(path, ".lock")
+}
+
 /// The path with a suffix added to its file name.
 fn beside(path: &Path, suffix: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
@@ -560,7 +598,7 @@ fn beside(path: &Path, suffix: &str) -> PathBuf {
 /// Creates a file, and returns when its content is on the disk.
 fn stage(path: &Path, content: &[u8]) -> io::Result<()> {
     match fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        Err(error) if !is_missing(&error) => return Err(error),
         _ => {}
     }
     // The file contains tags and tokens, which other users must not read.
@@ -601,6 +639,29 @@ mod tests {
             }
             other => panic!("{other:?}"),
         }
+    }
+
+    /// How many descriptors of this process lead to the file, whether or not it has a name.
+    fn descriptor_count(file: &Path) -> usize {
+        let links = fs::read_dir("/proc/self/fd").expect("a list");
+        let links = links.filter_map(|link| fs::read_link(link.ok()?.path()).ok());
+        links.filter(|link| link == file).count()
+    }
+
+    #[test]
+    fn who_waits_for_a_lock_file_that_is_removed_makes_another() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let lock_path = lock_path(&directory.path().join("state"));
+        let failed = file_in(directory.path());
+        let next = std::thread::scope(|scope| {
+            let next = scope.spawn(|| file_in(directory.path()));
+            while descriptor_count(&lock_path) < 2 && !next.is_finished() {
+                std::thread::yield_now();
+            }
+            drop(failed);
+            next.join().expect("no panic")
+        });
+        assert!(is_at(&lock_path, &next._lock).expect("it is there"));
     }
 
     #[test]
