@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 
 use serde_json::{json, Value};
 
+use super::fences::{inject, may_attach};
 use super::http::{daemon_with_door, door_of, exchange, json as get_json};
+use super::restart::Service;
 use crate::support::footprint::{worst_case_mb, Footprint};
 use crate::support::needs::needs;
 use crate::support::{eventually, waiter_count, Client, Daemon, Signal, PATIENCE};
@@ -444,6 +446,40 @@ fn a_grant_for_a_client_that_has_left_passes_on() {
 }
 
 #[test]
+fn a_grant_passes_on_if_its_client_leaves_before_it_is_written() {
+    let strace = needs!("strace");
+    if !may_attach(&strace) {
+        return;
+    }
+    let service = Service::new(&["--http-grants", "--http", "127.0.0.1:0", "--settle", "60"]);
+    let daemon = service.start();
+    let addr = door_of(&daemon);
+    let door = Door { addr };
+    let (mut holder, mut next) = (service.connect(), service.connect());
+    let grant = holder.acquire("k", 0);
+    let mut waiting_are = |count| {
+        eventually(PATIENCE, "all wait", || {
+            waiter_count(&holder.stats(), "k") == count
+        })
+    };
+    let body = json!({ "acquire_timeout_s": 600, "lease_ttl_s": 600 });
+    let leaving = door.begin("/v1/locks/k", "", body);
+    waiting_are(1);
+    next.send("l\nk\n600\n");
+    waiting_are(2);
+    let recover = inject(&strace, &daemon, "fsync:delay_enter=60000000");
+    holder.send(&format!("r\nk\n{}\n", grant.token));
+    eventually(PATIENCE, "it is kept", || {
+        let holders = get_json(door.addr, "/v1/stats/holders");
+        holders["keys"][0]["holders"][0]["kept"] == json!(true)
+    });
+    leaving.leave();
+    recover();
+    let reply = next.line();
+    assert!(reply.starts_with("ok "), "{reply}");
+}
+
+#[test]
 fn the_end_of_a_session_ends_its_requests_and_frees_its_locks() {
     let (daemon, door) = granting(&[]);
     let (one, other) = (door.session(), door.session());
@@ -646,6 +682,11 @@ fn sessions_and_requests_are_capped_for_each_address() {
     daemon.wait_for_waiters("k", 2);
     let refused = door.post("/v1/locks/l", waiting(1));
     assert_eq!(refused.error(), (429, "rate_limited".to_owned()));
+    assert!(
+        refused.body.contains("--max-connections-per-ip"),
+        "{refused:?}"
+    );
+    daemon.wait_for_log("cap-reached cap=max-connections-per-ip", PATIENCE);
 }
 
 #[test]

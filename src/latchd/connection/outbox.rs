@@ -139,6 +139,14 @@ impl<'a> Outbox<'a> {
         }
     }
 
+    /// Blocks until the unsent replies may be sent. Returns whether the client has hung up by then.
+    /// Only a client that has waited counts as gone once it sends no more: another may expect its
+    /// replies nonetheless.
+    pub(in crate::latchd) fn has_lost_client(&mut self) -> bool {
+        self.wait_until_certain();
+        self.is_watched && self.stream.has_hung_up()
+    }
+
     /// The grants that the client was not told of, if a flush has failed.
     pub(super) fn untold(&self) -> &[Fence] {
         &self.untold

@@ -10,7 +10,7 @@ use log::debug;
 
 use super::answer::{HttpAnswer, Sent};
 use super::body;
-use super::reply::HttpReply;
+use super::reply::{option_of, HttpReply};
 use super::request::HttpRequest;
 use super::routes::{Resource, Verb};
 use super::sessions::{NoSession, SessionRequest, Sessions};
@@ -21,10 +21,10 @@ use crate::latchd::hangups::report_hangups;
 use crate::latchd::requests::carry_out;
 use crate::latchd::rights::{Permitted, Rights};
 use crate::latchd::rules::SessionRules;
-use crate::log::Throttle;
+use crate::log::SourceThrottle;
 use crate::net::connections::{Admission, Connections};
 use crate::net::hangup::HangupWatch;
-use crate::net::permits::{Permit, Permits};
+use crate::net::permits::{Permit, PermitCap, Permits};
 use crate::net::stream::Stream;
 use crate::protocol::reply::Reply;
 use crate::protocol::request::Request;
@@ -58,7 +58,8 @@ pub(super) struct Grants {
     caps: GrantCaps,
     /// Permits for requests that wait.
     permits: Arc<Permits>,
-    cap_warnings: Throttle,
+    /// Keeps refusals because of each cap from flooding the log.
+    cap_warnings: SourceThrottle<&'static str>,
     pub(super) sessions: Sessions,
 }
 
@@ -75,7 +76,7 @@ impl Grants {
             watch: HangupWatch::new()?,
             connections: Arc::clone(connections),
             permits: Permits::new(caps.max_waiting, caps.max_per_address),
-            cap_warnings: Throttle::default(),
+            cap_warnings: SourceThrottle::default(),
             sessions: Sessions::new(caps.max_waiting, caps.max_per_address),
             caps,
         })
@@ -134,7 +135,7 @@ impl Grants {
                 HttpReply::session(&id.to_string())
             }
             Err(NoSession::Full(cap)) => {
-                self.warn_of_cap(stream);
+                self.warn_of_cap(cap, stream);
                 HttpReply::too_many_sessions(cap)
             }
             Err(NoSession::NoSecret(error)) => HttpReply::unavailable(&reason(&error)),
@@ -201,18 +202,19 @@ impl Grants {
             return Ok(None);
         }
         let permit = self.permits.take(stream.source());
-        permit.map(Some).map_err(|_| {
-            self.warn_of_cap(stream);
-            HttpReply::rate_limited()
+        permit.map(Some).map_err(|cap| {
+            self.warn_of_cap(cap, stream);
+            HttpReply::rate_limited(cap)
         })
     }
 
     /// Says in the log that there are too many waiting requests or sessions.
-    fn warn_of_cap(&self, stream: &Stream) {
-        let warnings = &self.cap_warnings;
-        warnings.warn(format_args!(
-            "cap-reached cap=http-max-waiting peer={stream}"
-        ));
+    fn warn_of_cap(&self, cap: PermitCap, stream: &Stream) {
+        let (warnings, option) = (&self.cap_warnings, option_of(cap));
+        warnings.warn(
+            format_args!("cap-reached cap={option} peer={stream}"),
+            option,
+        );
     }
 
     /// Refuses what a client without a session cannot have.
@@ -305,10 +307,20 @@ fn answer(
         }
         Err(_) => return Ok(Err(())),
     };
-    let sent = send(&HttpReply::of(&reply), outbox);
-    if let (Err(()), Reply::Granted(grant) | Reply::Acquired(grant)) = (sent, &reply) {
+    let granted = match &reply {
+        Reply::Granted(grant) | Reply::Acquired(grant) => Some(grant.token.fence),
+        _ => None,
+    };
+    // What the answer promises may have to be written first, which takes time. A kept grant of a
+    // client that has left meanwhile would keep others from the key until its lease ends.
+    let sent = if granted.is_some() && outbox.has_lost_client() {
+        Err(())
+    } else {
+        send(&HttpReply::of(&reply), outbox)
+    };
+    if let (Err(()), Some(fence)) = (sent, granted) {
         // The client does not know of it.
-        seat.abandon_grant(grant.token.fence);
+        seat.abandon_grant(fence);
     }
     Ok(sent)
 }

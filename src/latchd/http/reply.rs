@@ -21,6 +21,14 @@ pub(super) struct HttpReply {
 /// The reason for a refusal of a client whose auth token lacks a right.
 pub(super) const NO_RIGHT: &str = "the auth token does not have the right to do this";
 
+/// The option that sets a cap on waiting requests and on sessions, without its dashes.
+pub(super) fn option_of(cap: PermitCap) -> &'static str {
+    match cap {
+        PermitCap::Total => "http-max-waiting",
+        PermitCap::PerAddress => "max-connections-per-ip",
+    }
+}
+
 impl HttpReply {
     pub(super) fn head(&self) -> String {
         let has_body = !self.body.is_empty();
@@ -83,11 +91,12 @@ impl HttpReply {
         HttpReply::error("410 Gone", "session_gone", detail)
     }
 
-    pub(super) fn rate_limited() -> HttpReply {
-        let detail = "too many requests wait already; latchd --http-max-waiting allows more";
+    pub(super) fn rate_limited(cap: PermitCap) -> HttpReply {
+        let option = option_of(cap);
+        let detail = format!("too many requests wait already; latchd --{option} allows more");
         HttpReply {
             extra: "Retry-After: 1\r\n",
-            ..HttpReply::error("429 Too Many Requests", "rate_limited", detail)
+            ..HttpReply::error("429 Too Many Requests", "rate_limited", &detail)
         }
     }
 
