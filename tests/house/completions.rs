@@ -865,19 +865,26 @@ fn fish(program: &Program) -> String {
         };
         text.push('\n');
         for option in &it.options {
-            let short = option
-                .short
-                .map_or(String::new(), |it| format!(" -s {}", &it[1..]));
+            // The long name is shown last.
+            let names: Vec<&str> = option.names().collect();
+            let names: String = names
+                .into_iter()
+                .rev()
+                .map(|name| match name.strip_prefix("--") {
+                    Some(long) => format!(" -l {long}"),
+                    None => format!(" -s {}", &name[1..]),
+                })
+                .collect();
             let value = match &option.value {
                 Value::None | Value::AfterEquals => String::new(),
                 value if value.is_path() => " -r -F".to_owned(),
                 Value::Wanted(_) => " -x".to_owned(),
                 Value::OneOf(_, words) => format!(" -x -a '{}'", words.join(" ")),
             };
-            let (long, about) = (&option.long[2..], quoted(option.about));
+            let about = quoted(option.about);
             let _ = writeln!(
                 text,
-                "complete -c {name}{condition}{short} -l {long}{value} -d {about}"
+                "complete -c {name}{condition}{names}{value} -d {about}"
             );
         }
         if it.operands.contains(&"file") {
