@@ -55,6 +55,7 @@ fn a_lock_is_granted_and_released_over_tls() {
 
 #[test]
 fn a_token_to_see_takes_no_lock_over_tls() {
+    needs!("openssl");
     let directory = tempfile::tempdir().expect("there is room");
     let file = directory.path().join("tokens");
     fs::write(&file, "screen see\n").expect("there is room");
