@@ -282,7 +282,8 @@ mod tests {
     use std::fs;
     use std::os::unix::fs::{symlink, PermissionsExt};
     use std::process::Command;
-    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+    use std::sync::Arc;
     use std::thread;
     use std::time::SystemTime;
 
@@ -836,11 +837,12 @@ mod tests {
             let turn = host.files.turn.lock();
             for at in 0..4 {
                 let (host, done) = (&host, &done);
-                let (sender, started) = std::sync::mpsc::channel();
+                // Over a channel, the thread could sleep because of the channel.
+                let id = Arc::new(AtomicI32::new(0));
+                let own_id = Arc::clone(&id);
                 scope.spawn(move || {
-                    sender
-                        .send(rustix::thread::gettid())
-                        .expect("the test waits");
+                    let own = rustix::thread::gettid().as_raw_nonzero();
+                    own_id.store(own.get(), Ordering::Relaxed);
                     // The first asks again at once, and is behind the others then.
                     for again in 0..if at == 0 { 2 } else { 1 } {
                         let noted = host.files.in_turn(|_| {
@@ -850,8 +852,10 @@ mod tests {
                         noted.expect("usable");
                     }
                 });
-                let id = started.recv().expect("the thread's");
-                let stat = format!("/proc/self/task/{}/stat", id.as_raw_nonzero());
+                while id.load(Ordering::Relaxed) == 0 {
+                    thread::yield_now();
+                }
+                let stat = format!("/proc/self/task/{}/stat", id.load(Ordering::Relaxed));
                 // It sleeps only while it waits for its turn. If it has given up, it is gone.
                 while fs::read_to_string(&stat).is_ok_and(|stat| !stat.contains(") S ")) {
                     thread::sleep(Duration::from_millis(1));
