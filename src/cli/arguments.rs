@@ -279,17 +279,7 @@ mod tests {
         }
     }
 
-    const PROGRAM: Program = Program {
-        name: "prog",
-        own: Options::COMMAND,
-        commands: &[],
-        dashes: Dashes::Two,
-        prefixes: &[],
-        rivals: &[],
-        features: &[],
-        variables: "",
-        manual: "prog(1)",
-    };
+    const PROGRAM: Program = Program::plain("prog", Options::COMMAND, "prog(1)");
 
     type Values = (Option<String>, Option<bool>);
 

@@ -200,6 +200,21 @@ impl Row {
 }
 
 impl Program {
+    /// A program without commands, variables and features.
+    pub const fn plain(name: &'static str, own: CommandRow, manual: &'static str) -> Program {
+        Program {
+            name,
+            own,
+            commands: &[],
+            dashes: Dashes::Two,
+            prefixes: &[],
+            rivals: &[],
+            features: &[],
+            variables: "",
+            manual,
+        }
+    }
+
     /// What a command takes, or the program itself, without the hidden options.
     pub fn rows(&self, command: &CommandRow) -> impl Iterator<Item = &'static Row> {
         self.all_rows(command).filter(|row| !row.is_hidden)

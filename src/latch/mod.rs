@@ -29,7 +29,7 @@ use std::process::ExitCode;
 use crate::cli::arguments::{self, Parsed};
 use crate::cli::failure::{CommandResult, Failure, SYSTEM_ERROR};
 use crate::cli::output;
-use crate::cli::rows::{CommandRow, Dashes, Program, TLS};
+use crate::cli::rows::{CommandRow, Program, TLS};
 use crate::cli::service_links::is_service_link;
 use crate::cli::values::duration;
 use crate::client::environment::VARIABLES;
@@ -48,21 +48,18 @@ const MAX_TOKEN_LINE: u64 = 256;
 
 /// What the program takes on its command line.
 pub const SELF: Program = Program {
-    name: PROGRAM,
-    own: CommandRow {
-        name: "",
-        about: "Locks and semaphores of a latchd server, for the shell.",
-        rows: &[],
-        tail: "",
-    },
     commands: options::COMMANDS,
-    dashes: Dashes::Two,
-    prefixes: &[],
-    rivals: &[],
     features: &[TLS],
     variables: "Variables: LATCH_SERVER, LATCH_AUTH_TOKEN_FILE, LATCH_TLS, LATCH_TLS_CA, \
                 LATCH_TLS_NAME.",
-    manual: "latch(1)",
+    ..Program::plain(PROGRAM, OWN, "latch(1)")
+};
+
+const OWN: CommandRow = CommandRow {
+    name: "",
+    about: "Locks and semaphores of a latchd server, for the shell.",
+    rows: &[],
+    tail: "",
 };
 
 // The exit statuses of latch(1). The numbers from 64 on are those of sysexits(3).

@@ -273,15 +273,12 @@ options! {
 
 /// What the program takes on its command line.
 pub const SELF: Program = Program {
-    name: super::PROGRAM,
-    own: Options::COMMAND,
-    commands: &[],
     dashes: Dashes::OneOrTwo,
     prefixes: PREFIXES,
     rivals: RIVALS,
     features: &[TLS, CLUSTER],
     variables: "Variables may also begin with DFLOCKD_.",
-    manual: "latchd(8)",
+    ..Program::plain(super::PROGRAM, Options::COMMAND, "latchd(8)")
 };
 
 /// Reads the command line and the variables that `lookup` knows. Also returns where each option

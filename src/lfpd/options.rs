@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::peer::PeerRule;
 use crate::cli::arguments::{self, Parsed};
-use crate::cli::rows::{options, Dashes, Program};
+use crate::cli::rows::{options, Program};
 use crate::cli::values;
 use crate::log::{self, LogRules, LogTarget, Timestamps};
 
@@ -72,17 +72,7 @@ options! {
 }
 
 /// What the program takes on its command line.
-pub const SELF: Program = Program {
-    name: super::PROGRAM,
-    own: Options::COMMAND,
-    commands: &[],
-    dashes: Dashes::Two,
-    prefixes: &[],
-    rivals: &[],
-    features: &[],
-    variables: "",
-    manual: "lfpd(8)",
-};
+pub const SELF: Program = Program::plain(super::PROGRAM, Options::COMMAND, "lfpd(8)");
 
 pub(super) fn read(arguments: impl Iterator<Item = OsString>) -> Parsed<Options> {
     arguments::parse(&SELF, with_the_usual_address(arguments))

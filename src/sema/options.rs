@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use crate::cli::arguments::{hint, Parsed};
 use crate::cli::help::TIMES;
-use crate::cli::rows::{CommandRow, Dashes, Form, Program, Row, Times, FLAG, OF_ALL};
+use crate::cli::rows::{CommandRow, Form, Program, Row, Times, FLAG, OF_ALL};
 use crate::cli::values::{choice, mode, number, time, BusyOk};
 use crate::cli::words::{advice, apart};
 use crate::lockfile::{SemaphoreConfig, SemaphoreOptions, Settle, StaleRule, MAX_SLOT_COUNT};
@@ -82,18 +82,13 @@ const WAITING: &[&str] = &["acquire", "run", "hold"];
 
 /// What the program takes on its command line.
 pub const SELF: Program = Program {
-    name: "sema",
-    own: CommandRow {
-        rows: OPTIONS,
-        ..command("", "Lock files that are safe even when they are stale.")
-    },
     commands: COMMANDS,
-    dashes: Dashes::Two,
-    prefixes: &[],
-    rivals: &[],
-    features: &[],
-    variables: "",
-    manual: "sema(1)",
+    ..Program::plain("sema", OWN, "sema(1)")
+};
+
+const OWN: CommandRow = CommandRow {
+    rows: OPTIONS,
+    ..command("", "Lock files that are safe even when they are stale.")
 };
 
 /// Every option, in the order of the help.
