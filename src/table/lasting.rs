@@ -203,21 +203,17 @@ impl LockTable {
             None => lasting.recorded.remove(&fence),
         };
         if previous != recorded {
-            let until = match recorded {
-                Some(RecordedLease::Until(end)) => Some(end),
-                _ => None,
-            };
-            let lease = match recorded {
-                Some(RecordedLease::Anew(lease)) => lease,
-                _ => Duration::ZERO,
-            };
             let key = self.keys[self.places[id].key].key.clone();
-            let news = match recorded {
-                Some(_) => LastingNews::Lasts(LastingGrant {
+            let lasts = |lease, until| {
+                LastingNews::Lasts(LastingGrant {
                     record: self.record(id, fence, lease),
                     conn: self.places[id].conn,
                     until,
-                }),
+                })
+            };
+            let news = match recorded {
+                Some(RecordedLease::Until(end)) => lasts(Duration::ZERO, Some(end)),
+                Some(RecordedLease::Anew(lease)) => lasts(lease, None),
                 None => LastingNews::Over,
             };
             lasting.changes.push(LastingChange { key, fence, news });

@@ -7,7 +7,7 @@ use std::net::Shutdown;
 use crate::arbiter::{ClientSocket, Promised, ReplyPromise};
 use crate::latchd::ending::Ending;
 use crate::latchd::rules::SessionRules;
-use crate::latchd::state_file::AwaitedWrites;
+use crate::latchd::state_file::{AwaitedWrites, StateFile};
 use crate::net::hangup::{HangupWatch, InputReports};
 use crate::net::stream::Stream;
 use crate::protocol::reply::{Grant, Reply};
@@ -82,7 +82,7 @@ impl<'a> Outbox<'a> {
     /// key.
     #[inline]
     pub(in crate::latchd) fn await_changes(&mut self, request: &Request<'_>, reply: &Reply) {
-        let Some(state) = self.rules.state.as_ref().filter(|it| it.has_unwritten()) else {
+        let Some(state) = self.unwritten_state() else {
             return;
         };
         if let Some(key) = request.changes() {
@@ -93,9 +93,16 @@ impl<'a> Outbox<'a> {
 
     /// Lets the reply to a question about a key wait until the state file has the changes of it.
     pub(in crate::latchd) fn await_key(&mut self, key: &str) {
-        if let Some(state) = self.rules.state.as_ref().filter(|it| it.has_unwritten()) {
+        if let Some(state) = self.unwritten_state() {
             self.awaited.add(state.awaited(key, None, false));
         }
+    }
+
+    /// The state file, if some changes are not in it yet.
+    #[inline]
+    fn unwritten_state(&self) -> Option<&'a StateFile> {
+        let state = self.rules.state.as_deref();
+        state.filter(|state| state.has_unwritten())
     }
 
     /// Queues a reply that is given without its last LF, and that promises nothing.

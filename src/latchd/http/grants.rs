@@ -226,16 +226,14 @@ impl Grants {
             Request::Acquire(wanted, _) => wanted.lease.unwrap_or(self.rules.offer.default_lease),
             _ => return Ok(()),
         };
-        match (self.caps.max_kept, self.caps.max_keep_time) {
-            (0, _) => Err(HttpReply::without_session(
-                "is needed with latchd --max-kept 0",
-            )),
-            (_, longest) if lease > longest => {
-                let why = "is needed for a lease above latchd --max-keep-time";
-                Err(HttpReply::without_session(why))
-            }
-            _ => Ok(()),
-        }
+        let why = if self.caps.max_kept == 0 {
+            "is needed with latchd --max-kept 0"
+        } else if lease > self.caps.max_keep_time {
+            "is needed for a lease above latchd --max-keep-time"
+        } else {
+            return Ok(());
+        };
+        Err(HttpReply::without_session(why))
     }
 
     /// Carries out a request. Its answer will wait until what it promises is certain.
