@@ -5,13 +5,14 @@ use std::fs;
 use std::path::PathBuf;
 
 use crate::layering::root;
+use crate::manual;
 use crate::tidy::{all_code, expect_none, read};
 
 /// The headings of each page, which is named as in `latchd(8)`.
 type Pages = BTreeMap<String, BTreeSet<String>>;
 
-fn files_in(directory: &str) -> Vec<PathBuf> {
-    let entries = fs::read_dir(root().join(directory)).expect("it is part of the source");
+fn examples() -> Vec<PathBuf> {
+    let entries = fs::read_dir(root().join("examples")).expect("it is part of the source");
     let paths = entries.map(|entry| entry.expect("it stays").path());
     paths.filter(|path| path.is_file()).collect()
 }
@@ -22,7 +23,7 @@ fn pages() -> Pages {
         let (title, number) = name.rsplit_once('.')?;
         Some((format!("{title}({number})"), headings(&read(&path))))
     };
-    files_in("man").into_iter().filter_map(page).collect()
+    manual::pages().into_iter().filter_map(page).collect()
 }
 
 fn headings(page: &str) -> BTreeSet<String> {
@@ -85,7 +86,7 @@ fn each_reference_to_a_section_names_one_that_exists() {
     let pages = pages();
     let texts = ["README.md", "SECURITY.md", "tests/promises/PROMISES.md"];
     let texts = texts.map(|name| root().join(name)).into_iter();
-    let texts = texts.chain(files_in("man")).chain(files_in("examples"));
+    let texts = texts.chain(manual::pages()).chain(examples());
     let texts = texts.filter(|path| path.extension().is_none_or(|it| it != "png"));
     // The names in this file are examples.
     let code = all_code()
@@ -99,7 +100,7 @@ fn each_reference_to_a_section_names_one_that_exists() {
                 .map(|name| format!("{}: {name}", path.display())),
         );
     }
-    for path in files_in("man") {
+    for path in manual::pages() {
         let text = read(&path);
         let headings = headings(&text);
         let named = text.lines().filter_map(|line| line.strip_prefix(".Sx "));

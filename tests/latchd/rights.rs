@@ -1,6 +1,7 @@
 //! Each auth token lets its clients do what is written behind it, over every door.
 
 use std::fs;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Instant;
 
@@ -47,6 +48,15 @@ fn house() -> House {
         file,
         _directory: directory,
     }
+}
+
+/// A server with the tokens and these options, and the address of its door. It has read its file.
+fn door(options: &[&str]) -> (Daemon, SocketAddr) {
+    let directory = tempfile::tempdir().expect("there is room");
+    let file = directory.path().join("tokens");
+    fs::write(&file, FILE).expect("there is room");
+    let file = file.to_str().expect("UTF-8");
+    daemon_with_door(&[options, &["--auth-token-file", file]].concat())
 }
 
 impl House {
@@ -144,11 +154,7 @@ fn a_token_to_break_keys_needs_no_admin_token() {
 
 #[test]
 fn over_http_a_token_needs_the_right_to_see() {
-    let directory = tempfile::tempdir().expect("there is room");
-    let file = directory.path().join("tokens");
-    fs::write(&file, FILE).expect("there is room");
-    let file = file.to_str().expect("UTF-8");
-    let (daemon, door) = daemon_with_door(&["--auth-token-file", file]);
+    let (daemon, door) = door(&[]);
     for (token, status) in [
         ("everything", 200),
         ("screen", 200),
@@ -175,11 +181,7 @@ fn over_http_a_token_needs_the_right_to_see() {
 
 #[test]
 fn a_lock_over_http_needs_the_right_to_use_its_key() {
-    let directory = tempfile::tempdir().expect("there is room");
-    let file = directory.path().join("tokens");
-    fs::write(&file, FILE).expect("there is room");
-    let file = file.to_str().expect("UTF-8");
-    let (_daemon, door) = daemon_with_door(&["--http-grants", "--auth-token-file", file]);
+    let (_daemon, door) = door(&["--http-grants"]);
     let post = |token: &str, path: &str, session: &str, body: &str| {
         let len = body.len();
         let request = format!(
