@@ -56,9 +56,10 @@ mod table;
 #[cfg(feature = "tls")]
 mod tls;
 
+use std::fs;
 use std::io;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::str::FromStr;
 use std::time::Duration;
@@ -130,6 +131,9 @@ struct Options {
     /// given several times
     #[argh(option)]
     baseline: Vec<String>,
+    /// also measure the first build with a state file, in --directory
+    #[argh(switch)]
+    state_file: bool,
     /// a server with the protocol of latchd that already runs, as name=address
     #[argh(option)]
     server: Vec<Named>,
@@ -142,7 +146,7 @@ struct Options {
     /// a file for the picture
     #[argh(option)]
     svg: Option<PathBuf>,
-    /// where lockfile, lfpd and startup put their files; /dev/shm is memory (/dev/shm)
+    /// where lockfile, lfpd, startup and --state-file put files; /dev/shm is memory (/dev/shm)
     #[argh(option, default = "PathBuf::from(\"/dev/shm\")")]
     directory: PathBuf,
 }
@@ -274,12 +278,21 @@ fn measure(options: Options) -> io::Result<()> {
         let message = format!("{}: expected {}", options.scenario, names.join(", "));
         return Err(io::Error::other(message));
     };
-    let plan = plan(options)?;
+    let state_files = options.state_file.then(|| {
+        let name = format!("bench-state-{}", std::process::id());
+        options.directory.join(name)
+    });
+    let plan = plan(options, state_files.as_deref())?;
     scenarios::try_the_checker(&plan)?;
-    scenario(&plan)
+    let measured = scenario(&plan);
+    if let Some(directory) = state_files {
+        fs::remove_dir_all(directory)?;
+    }
+    measured
 }
 
-fn plan(options: Options) -> io::Result<Plan> {
+/// With `state_files`, the first build is measured once more, with a state file in this directory.
+fn plan(options: Options, state_files: Option<&Path>) -> io::Result<Plan> {
     let mut ours = Vec::new();
     for commit in &options.baseline {
         let (name, binary) = baseline::latchd_at(commit)?;
@@ -303,6 +316,14 @@ fn plan(options: Options) -> io::Result<Plan> {
             name: "latchd".to_owned(),
             binary: built("latchd")?,
             arguments: Vec::new(),
+        });
+    }
+    if let (Some(directory), Some(Spec::Latchd { name, binary, .. })) = (state_files, ours.first())
+    {
+        ours.push(Spec::StateFile {
+            name: format!("{name}, state"),
+            binary: binary.clone(),
+            directory: directory.to_owned(),
         });
     }
     for Named { name, value } in options.server {

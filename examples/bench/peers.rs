@@ -3,6 +3,7 @@
 //! Every server is a process of its own on a free port of the loopback interface, and keeps nothing
 //! on disk. It ends when its `Server` is dropped.
 
+use std::fs;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
@@ -174,6 +175,13 @@ pub enum Spec {
         binary: PathBuf,
         arguments: Vec<String>,
     },
+    /// latchd with a state file of its own below `directory`. All leases of this program are
+    /// ordinary ones: none is longer than the server settles.
+    StateFile {
+        name: String,
+        binary: PathBuf,
+        directory: PathBuf,
+    },
     Running {
         name: String,
         addr: SocketAddr,
@@ -198,7 +206,9 @@ impl Spec {
     pub fn name(&self) -> &str {
         match self {
             Spec::Bare => "bare server",
-            Spec::Latchd { name, .. } | Spec::Running { name, .. } => name,
+            Spec::Latchd { name, .. }
+            | Spec::StateFile { name, .. }
+            | Spec::Running { name, .. } => name,
             Spec::RedisSet => "redis SET",
             Spec::RedisList => "redis BLPOP",
             Spec::Memcached => "memcached",
@@ -211,7 +221,7 @@ impl Spec {
     pub fn program(&self) -> Option<PathBuf> {
         match self {
             Spec::Bare => std::env::current_exe().ok(),
-            Spec::Latchd { binary, .. } => Some(binary.clone()),
+            Spec::Latchd { binary, .. } | Spec::StateFile { binary, .. } => Some(binary.clone()),
             Spec::Running { .. } => None,
             Spec::RedisSet | Spec::RedisList => find("redis-server"),
             Spec::Memcached => find("memcached"),
@@ -238,7 +248,7 @@ impl Spec {
     pub fn dialect(&self) -> Dialect {
         match self {
             Spec::Bare => Dialect::Bare,
-            Spec::Latchd { .. } => Dialect::Latch,
+            Spec::Latchd { .. } | Spec::StateFile { .. } => Dialect::Latch,
             Spec::Running { .. } | Spec::Dflockd(_) => Dialect::LatchWithoutFences,
             Spec::RedisSet => Dialect::RedisSet,
             Spec::RedisList => Dialect::RedisList,
@@ -259,7 +269,25 @@ impl Spec {
                 binary, arguments, ..
             } => {
                 let mut command = Command::new(binary);
-                announced(command.args(LATCHD_OPTIONS).args(arguments)).map(own)
+                command.args(ANY_PORT).args(LATCHD_OPTIONS).args(arguments);
+                announced(&mut command).map(own)
+            }
+            Spec::StateFile {
+                binary, directory, ..
+            } => {
+                // Its clients look for it where it was, so it refuses to choose a port itself.
+                let port = free_port()?;
+                // It would settle first if it found a file.
+                let own_directory = directory.join(port.to_string());
+                match fs::remove_dir_all(&own_directory) {
+                    Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                    _ => fs::create_dir_all(&own_directory)?,
+                }
+                let mut command = Command::new(binary);
+                command.args(["--port", &port.to_string(), "--settle", LEASE]);
+                command.arg("--state-file").arg(own_directory.join("state"));
+                command.args(LATCHD_OPTIONS);
+                announced(&mut command).map(own)
             }
             Spec::Running { addr, .. } => Ok(self.server(*addr, None)),
             Spec::RedisSet | Spec::RedisList => self.on_free_port(|port| {
@@ -290,7 +318,7 @@ impl Spec {
     fn on_free_port(&self, options: impl Fn(u16) -> String) -> io::Result<Server> {
         let program = self.program();
         let binary = program.ok_or_else(|| io::Error::other("it is not installed"))?;
-        let addr = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?;
+        let addr = SocketAddr::from((Ipv4Addr::LOCALHOST, free_port()?));
         let child = Command::new(binary)
             .args(options(addr.port()).split(' '))
             .stdin(Stdio::null())
@@ -308,6 +336,12 @@ impl Spec {
         }
         Ok(server)
     }
+}
+
+/// A port that nobody has at this moment.
+fn free_port() -> io::Result<u16> {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+    Ok(listener.local_addr()?.port())
 }
 
 /// Starts a server that prints its port.
@@ -328,10 +362,11 @@ pub fn announced(command: &mut Command) -> io::Result<(Process, SocketAddr)> {
     Ok((process, SocketAddr::from((Ipv4Addr::LOCALHOST, port))))
 }
 
-/// Caps that no scenario meets.
+/// A port that the server chooses.
+pub const ANY_PORT: &[&str] = &["--port", "0"];
+
+/// Prints the port, and sets caps that no scenario meets.
 pub const LATCHD_OPTIONS: &[&str] = &[
-    "--port",
-    "0",
     "--print-port",
     "--max-locks",
     "2000000",

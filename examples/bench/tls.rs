@@ -16,7 +16,7 @@ use latchd::client::{Address, Connection, Settings, Slot, Tls, Wait};
 use crate::load::{key_name, Tally, PATIENCE};
 use crate::machine::{pin, Side, Usage};
 use crate::paced;
-use crate::peers::{announced, LATCHD_OPTIONS};
+use crate::peers::{announced, ANY_PORT, LATCHD_OPTIONS};
 use crate::report::{median, spread, spread_heading, Outcome};
 use crate::{built, Plan};
 
@@ -36,7 +36,7 @@ pub fn measure(plan: &Plan) -> io::Result<()> {
 fn measure_in(plan: &Plan, directory: &Path) -> io::Result<()> {
     let latchd = || -> io::Result<Command> {
         let mut command = Command::new(built("latchd")?);
-        command.args(LATCHD_OPTIONS);
+        command.args(ANY_PORT).args(LATCHD_OPTIONS);
         Ok(command)
     };
     pin(plan.cores, Side::Server)?;
