@@ -1,6 +1,5 @@
 //! One connection to a server, which carries one request at a time.
 
-mod again;
 mod introduction;
 mod renewal;
 
@@ -24,10 +23,11 @@ use crate::protocol::request::Request;
 use crate::sys::event::Event;
 use crate::terms::Refusal;
 use crate::token::Token;
-use introduction::Opening;
+use introduction::{Introduction, Opening};
 pub(in crate::client) use renewal::Renewal;
 
-/// The maximum length of a reply in bytes, except for the replies to `stats`.
+/// The maximum length of a reply in bytes, except for the replies to `stats`. They
+/// are a few words each: what sends more is no lock server.
 const MAX_REPLY_LEN: usize = 4096;
 
 /// The maximum length of a reply about all keys in use, in bytes.
@@ -91,40 +91,40 @@ pub enum Enqueued {
 pub struct Connection {
     pub(super) server: Address,
     /// How many servers of the cluster are left to ask if this one fails.
-    pub(super) others: u32,
+    pub(super) servers_left: u32,
     /// The server of the cluster that was reached.
     reached: Address,
-    stream: Option<Stream>,
-    /// The bytes read so far of the next reply.
-    buffer: Vec<u8>,
-    /// Whether the server has answered over this stream.
-    has_answered: bool,
     settings: Settings,
+    link: Link,
+    pub(super) introduction: Introduction,
+    /// The abilities that the claims over this connection need.
+    pub(super) needs: Abilities,
     /// The key of the latest request.
     key: Option<String>,
     /// The maximum length of the reply to the latest request, in bytes.
     max_reply_len: usize,
     /// Whether a secret was sent to the server, which may repeat it in any reply.
     knows_secret: bool,
-    /// Whether the server has accepted the auth token over this stream.
-    is_let_in: bool,
-    /// The tag in the introduction, which precedes the first request over each stream. Empty if
-    /// there is no tag; `None` if the client does not introduce itself.
-    tag: Option<String>,
+    /// Each of these cancels a request that waits for its reply.
+    pub(super) cancelled_by: Vec<Event>,
+}
+
+/// The stream to the server, and what has been sent and received over it. A new stream begins
+/// without any of this.
+#[derive(Debug, Default)]
+struct Link {
+    /// `None` if the connection is closed.
+    stream: Option<Stream>,
     /// Bytes to send before the next request.
     opening: Vec<u8>,
     /// The opening requests whose replies are still to come, in order.
     awaited: VecDeque<Opening>,
-    /// Whether the server has accepted the introduction.
-    pub(super) is_welcome: bool,
-    /// Whether the server has answered `error` to `hello`, which it does not know.
-    pub(super) is_old: bool,
-    /// The abilities that the server has named.
-    pub(super) abilities: Abilities,
-    /// The abilities that the claims over this connection need.
-    pub(super) needs: Abilities,
-    /// Each of these cancels a request that waits for its reply.
-    pub(super) cancelled_by: Vec<Event>,
+    /// The bytes read so far of the next reply.
+    buffer: Vec<u8>,
+    /// Whether the server has answered.
+    has_answered: bool,
+    /// Whether the server has accepted the auth token.
+    is_let_in: bool,
 }
 
 impl Connection {
@@ -139,19 +139,20 @@ impl Connection {
     }
 
     /// Connects in the same way as [`Connection::open`], for at most `within`. A server that is
-    /// reached gets only its share of the time that is left, so that `others` more servers can be
+    /// reached gets only its share of the time that is left, so that `servers_left` more can be
     /// asked.
     pub(super) fn open_within(
         server: &Address,
         settings: &Settings,
         within: Duration,
-        others: u32,
+        servers_left: u32,
     ) -> Result<Connection, Error> {
-        let (stream, deadline, reached, auth_token) = settings.connect(server, within, others)?;
+        let (stream, deadline, reached, auth_token) =
+            settings.connect(server, within, servers_left)?;
         let mut connection = Connection {
-            others,
+            servers_left,
             reached,
-            stream: Some(stream),
+            link: Link::over(stream),
             ..Connection::unconnected(server, settings)
         };
         if let Some(token) = auth_token {
@@ -160,9 +161,45 @@ impl Connection {
                 Err(Error::Refused(_)) => return Err(connection.fail_on(&Reply::AuthFailed)),
                 answered => answered?,
             }
-            connection.is_let_in = true;
+            connection.link.is_let_in = true;
         }
         Ok(connection)
+    }
+
+    /// Returns a connection to `server` that is not open yet.
+    pub(super) fn unconnected(server: &Address, settings: &Settings) -> Connection {
+        Connection {
+            server: server.clone(),
+            servers_left: 0,
+            reached: server.clone(),
+            settings: settings.clone(),
+            link: Link::default(),
+            introduction: Introduction::default(),
+            needs: Abilities::default(),
+            key: None,
+            max_reply_len: 0,
+            knows_secret: false,
+            cancelled_by: Vec::new(),
+        }
+    }
+
+    /// Returns another connection to the same servers, not open yet, with the same introduction.
+    pub(super) fn another(&self) -> Connection {
+        Connection {
+            reached: self.reached.clone(),
+            introduction: self.introduction.unanswered(),
+            ..Connection::unconnected(&self.server, &self.settings)
+        }
+    }
+
+    /// Connects again to the same server, or to another server of its cluster, within `within`. The
+    /// auth token and the introduction are sent with the next request.
+    pub(super) fn reconnect(&mut self, within: Duration) -> Result<(), Error> {
+        let within = within.min(self.settings.connect_timeout);
+        let (stream, _, reached, auth_token) = self.settings.connect(&self.server, within, 0)?;
+        (self.link, self.reached) = (Link::over(stream), reached);
+        self.write_opening(auth_token.as_deref());
+        Ok(())
     }
 
     /// Claims a key (`l`, `sl`). Blocks until the grant. Returns `None` if the wait ends first.
@@ -171,17 +208,18 @@ impl Connection {
         self.acquire_by(key, slot, wait, deadline, |_| ())
     }
 
-    /// Claims in the same way as [`Connection::acquire`]. The reply must arrive by `deadline`.
+    /// Claims in the same way as [`Connection::acquire`]. The reply must arrive by `deadline`. Calls
+    /// `on_introduced` once the server has answered the introduction.
     pub(super) fn acquire_by(
         &mut self,
         key: &str,
         slot: Slot,
         wait: Wait,
         deadline: Option<Instant>,
-        answered: impl FnOnce(&Connection),
+        on_introduced: impl FnOnce(&Connection),
     ) -> Result<Option<Grant>, Error> {
         let request = Request::Acquire(slot.wanted(key)?, wait.timeout());
-        let reply = self.claim(&request, deadline, answered)?;
+        let reply = self.claim(&request, deadline, on_introduced)?;
         self.granted(&reply)
     }
 
@@ -237,7 +275,7 @@ impl Connection {
     /// it if the socket is readable although no reply is due: a TLS record without data, such as a
     /// session ticket, is harmless.
     pub(super) fn reads_nothing(&mut self) -> bool {
-        self.read_within(Duration::ZERO).is_ok() && self.buffer.is_empty()
+        self.read_within(Duration::ZERO).is_ok() && self.link.buffer.is_empty()
     }
 
     /// Checks that the server answers (`ping`). Blocks for at most the reply timeout.
@@ -316,11 +354,24 @@ impl Connection {
         }
     }
 
+    /// Whether grants can outlive a server that refuses connections: the server hands them over
+    /// when it restarts, another server of the cluster takes over, or a proxy before the server
+    /// refuses them while the server keeps the grants.
+    pub(super) fn may_return(&self) -> bool {
+        self.introduction.abilities.survives_restart || self.outlives_connection()
+    }
+
+    /// Whether a grant can live on although its connection has ended and no client releases it: the
+    /// server keeps it, or the next server of the cluster has it on record.
+    pub(super) fn outlives_connection(&self) -> bool {
+        self.introduction.abilities.lingers || self.server.other_count() > 0
+    }
+
     /// The name under which the server shows this connection, without the program's name; `None` if
     /// the connection is closed.
     #[cfg(feature = "programs")]
     pub(crate) fn name_at_server(&self) -> Option<String> {
-        self.stream.as_ref()?.own_identity()
+        self.link.stream.as_ref()?.own_identity()
     }
 
     fn expect_ok(&mut self, request: &Request<'_>, due: Option<Instant>) -> Result<(), Error> {
@@ -387,10 +438,10 @@ impl Connection {
 
     fn send(&mut self, request: &Request<'_>, within: Duration) -> Result<(), Error> {
         // A refusal of the connection can arrive before the first request. It counts as the reply.
-        if self.has_answered {
+        if self.link.has_answered {
             self.check_unasked()?;
         }
-        let mut text = mem::take(&mut self.opening);
+        let mut text = mem::take(&mut self.link.opening);
         self.key = key_of(request).map(str::to_owned);
         self.knows_secret |= request.has_secret();
         self.max_reply_len = match request {
@@ -412,7 +463,7 @@ impl Connection {
         if self.open_stream()?.is_readable() {
             self.read_within(Duration::ZERO)?;
         }
-        if self.buffer.is_empty() {
+        if self.link.buffer.is_empty() {
             Ok(())
         } else {
             Err(Error::closed(&self.server))
@@ -429,10 +480,10 @@ impl Connection {
             if let Some(reply) = self.take_reply(seen)? {
                 return Ok(reply);
             }
-            if lists_all_keys(request) && self.buffer.len() > seen {
+            if lists_all_keys(request) && self.link.buffer.len() > seen {
                 due = self.reply_due().min(last_due);
             }
-            seen = self.buffer.len();
+            seen = self.link.buffer.len();
             self.read_by(due)?;
         }
     }
@@ -450,7 +501,11 @@ impl Connection {
     /// Takes the next reply out of the buffer; `None` if its line is incomplete. The first `seen`
     /// bytes are known to contain no line end.
     fn take_reply(&mut self, seen: usize) -> Result<Option<Reply>, Error> {
-        let seen = if self.awaited.is_empty() { seen } else { 0 };
+        let seen = if self.link.awaited.is_empty() {
+            seen
+        } else {
+            0
+        };
         if self.take_opening()? {
             self.take_next_reply(seen)
         } else {
@@ -459,18 +514,20 @@ impl Connection {
     }
 
     fn take_next_reply(&mut self, seen: usize) -> Result<Option<Reply>, Error> {
-        let end = self.buffer[seen..].iter().position(|byte| *byte == b'\n');
+        let end = self.link.buffer[seen..]
+            .iter()
+            .position(|byte| *byte == b'\n');
         let Some(end) = end.map(|end| seen + end) else {
-            if self.buffer.len() > self.max_reply_len {
+            if self.link.buffer.len() > self.max_reply_len {
                 return Err(Error::bad_reply(&self.server, b"more than a reply can be"));
             }
             return Ok(None);
         };
-        let line = &self.buffer[..end];
+        let line = &self.link.buffer[..end];
         let reply = std::str::from_utf8(line).ok().and_then(reply::parse);
         let reply = reply.ok_or_else(|| self.bad_reply(line))?;
-        self.buffer.drain(..=end);
-        self.has_answered = true;
+        self.link.buffer.drain(..=end);
+        self.link.has_answered = true;
         Ok(Some(reply))
     }
 
@@ -492,7 +549,7 @@ impl Connection {
             .and_then(|()| (&mut &*stream).read(&mut chunk));
         match read {
             Ok(0) => return Err(Error::closed(&self.server)),
-            Ok(len) => self.buffer.extend(&chunk[..len]),
+            Ok(len) => self.link.buffer.extend(&chunk[..len]),
             Err(error) if is_timeout(&error) => {}
             Err(error) => match error.kind() {
                 Interrupted => {}
@@ -504,7 +561,8 @@ impl Connection {
     }
 
     fn open_stream(&self) -> Result<&Stream, Error> {
-        self.stream
+        self.link
+            .stream
             .as_ref()
             .ok_or_else(|| Error::closed(&self.server))
     }
@@ -523,7 +581,7 @@ impl Connection {
             Reply::Refused(Refusal::MaxWaiters) => Error::MaxWaiters(asked),
             Reply::Refused(Refusal::LeaseExpired) => Error::LeaseExpired(asked),
             Reply::Refused(Refusal::Draining) => Error::Draining(asked),
-            Reply::AuthFailed if self.is_let_in => Error::NotAllowed(asked),
+            Reply::AuthFailed if self.link.is_let_in => Error::NotAllowed(asked),
             Reply::AuthFailed => {
                 let auth = match &self.settings {
                     Settings {
@@ -558,18 +616,13 @@ impl Connection {
 
     /// Closes the connection. The server then releases the locks that were granted over it.
     pub(super) fn close(&mut self) {
-        self.stream = None;
-        self.buffer.clear();
-        self.has_answered = false;
-        self.is_let_in = false;
-        self.opening.clear();
-        self.awaited.clear();
+        self.link = Link::default();
     }
 
     /// Closes the connection, and waits for at most the reply timeout until the server has closed
     /// it, too. By then, the server has released the locks that were granted over it.
     pub fn finish(mut self) {
-        if let Some(stream) = self.stream.take() {
+        if let Some(stream) = self.link.stream.take() {
             stream.shutdown(Shutdown::Write);
             stream.discard_for(self.settings.reply_timeout);
         }
@@ -577,7 +630,17 @@ impl Connection {
 
     /// The socket, for polling; `None` if the connection is closed.
     pub(super) fn socket(&self) -> Option<BorrowedFd<'_>> {
-        self.stream.as_ref().map(AsFd::as_fd)
+        self.link.stream.as_ref().map(AsFd::as_fd)
+    }
+}
+
+impl Link {
+    fn over(stream: Stream) -> Link {
+        let stream = Some(stream);
+        Link {
+            stream,
+            ..Link::default()
+        }
     }
 }
 

@@ -122,7 +122,8 @@ impl Shared {
         self.ended.notify_all();
     }
 
-    /// No callback runs under the mutex, so a panic cannot leave the state half-changed.
+    /// No callback runs under the mutex, so a panic cannot leave the state half-changed. No callback
+    /// is dropped under it, either: the destructor of a captured value may call the guard.
     fn lock(&self) -> MutexGuard<'_, Hold> {
         self.hold.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -231,14 +232,14 @@ impl Guard {
         let asked = held.asked();
         let outlives_connection = held.connection.outlives_connection();
         let keeper = Keeper::new(held, Arc::clone(&shared))?;
-        let keeper = thread::Builder::new()
+        let thread = thread::Builder::new()
             .name("keeper".into())
             .stack_size(STACK_LEN)
             .spawn(move || keeper.run())
             .map_err(Error::System)?;
         Ok(Guard {
             shared,
-            keeper: Some(keeper),
+            keeper: Some(thread),
             grant,
             slot_numbers,
             asked,
@@ -331,8 +332,6 @@ impl Guard {
         match hold.loss {
             None => {
                 let earlier = hold.on_lost.replace(Box::new(callback));
-                // Unlock before dropping the callback: the destructor of a captured value may call
-                // this guard.
                 drop(hold);
                 drop(earlier);
             }
@@ -361,8 +360,6 @@ impl Guard {
         let is_fit = silence.is_some();
         let earlier = mem::replace(&mut self.shared.lock().on_silence, silence);
         self.shared.bell.set();
-        // Unlock before dropping the callback: the destructor of a captured value may call this
-        // guard.
         drop(earlier);
         is_fit
     }

@@ -183,6 +183,7 @@ impl Deref for Guards {
 
 impl Drop for Guards {
     fn drop(&mut self) {
+        // In the reverse order of the claims: a vector would drop them forwards.
         while self.guards.pop().is_some() {}
     }
 }

@@ -240,8 +240,9 @@ impl Client {
         mut request: impl FnMut(&mut Connection) -> Result<T, Error>,
     ) -> Result<T, Error> {
         self.first_answer(server, deadline, |mut connection| {
-            let others = connection.others;
-            connection.shorten_reply_timeout(deadline.map(|deadline| share_of(deadline, others)));
+            let servers_left = connection.servers_left;
+            let due = deadline.map(|deadline| share_of(deadline, servers_left));
+            connection.shorten_reply_timeout(due);
             request(&mut connection)
         })
     }
@@ -255,13 +256,16 @@ impl Client {
         deadline: Option<Instant>,
         mut ask: impl FnMut(Connection) -> Result<T, Error>,
     ) -> Result<T, Error> {
-        let mut others = server.other_count();
+        let mut servers_left = server.other_count();
         loop {
-            let asked = self.connect_by(server, deadline, others).and_then(&mut ask);
+            let connected = self.connect_by(server, deadline, servers_left);
+            let asked = connected.and_then(&mut ask);
             let is_over = deadline.is_some_and(|deadline| Instant::now() >= deadline);
             match asked {
-                Err(Error::Closed { .. } | Error::NoReply { .. }) if others > 0 && !is_over => {
-                    others -= 1;
+                Err(Error::Closed { .. } | Error::NoReply { .. })
+                    if servers_left > 0 && !is_over =>
+                {
+                    servers_left -= 1;
                 }
                 answered => return answered,
             }
@@ -269,17 +273,17 @@ impl Client {
     }
 
     /// Connects within the connect timeout and before `deadline`. Leaves an equal share of that
-    /// time for each of `others` more servers.
+    /// time for each of `servers_left` more servers.
     fn connect_by(
         &self,
         server: &Address,
         deadline: Option<Instant>,
-        others: u32,
+        servers_left: u32,
     ) -> Result<Connection, Error> {
         let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
         let within = left.unwrap_or(Duration::MAX);
         let within = within.min(self.settings.connect_timeout);
-        Connection::open_within(server, &self.settings, within, others)
+        Connection::open_within(server, &self.settings, within, servers_left)
     }
 
     /// Returns a lock, which has one holder at a time unless it is [shared](Lock::shared). Does not
@@ -457,18 +461,21 @@ impl<'a> Lock<'a> {
         self.may_ask()?;
         self.client.first_answer(server, deadline, |connection| {
             let mut connection = self.prepared(connection);
-            let others = connection.others;
+            let servers_left = connection.servers_left;
             connection.introduce(tag);
             let mut claimed = claim(&mut connection);
-            if connection.is_old && matches!(claimed, Err(Error::Closed { .. })) {
+            if connection.introduction.is_unknown_to_server
+                && matches!(claimed, Err(Error::Closed { .. }))
+            {
                 self.may_ask()?;
-                connection = self.prepared(self.client.connect_by(server, deadline, others)?);
+                connection =
+                    self.prepared(self.client.connect_by(server, deadline, servers_left)?);
                 connection.introduce_later(tag);
                 claimed = claim(&mut connection);
             }
             // Once the server has accepted the introduction, a claim that fails has lost its place
             // in the queue, so the caller decides whether to try again.
-            if connection.is_welcome {
+            if connection.introduction.is_accepted {
                 Ok(claimed.map(|claimed| (connection, claimed)))
             } else {
                 claimed.map(|claimed| Ok((connection, claimed)))
@@ -503,20 +510,20 @@ impl<'a> Lock<'a> {
     }
 
     /// Claims in the same way as [`Lock::ask`], but returns the grant without a guard, so nothing
-    /// renews the lease. The wait counts from `began`. Calls `answered` with the connection once
-    /// the server has answered the introduction.
+    /// renews the lease. The wait counts from `began`. Calls `on_introduced` with the connection
+    /// once the server has answered the introduction.
     pub(crate) fn claim(
         &self,
         began: Instant,
         wait: Wait,
-        mut answered: impl FnMut(&Connection),
+        mut on_introduced: impl FnMut(&Connection),
     ) -> Result<Claimed, Error> {
         let deadline = wait.deadline(began, self.client.settings.reply_timeout);
         let (mut connection, (asked_at, grant)) = self.introduced(deadline, |connection| {
             let wait = wait.after(began.elapsed());
             let asked_at = Moment::now();
             let (key, slot) = (self.key, self.slot);
-            let grant = connection.acquire_by(key, slot, wait, deadline, &mut answered)?;
+            let grant = connection.acquire_by(key, slot, wait, deadline, &mut on_introduced)?;
             Ok((asked_at, grant))
         })?;
         let Some(grant) = grant else {

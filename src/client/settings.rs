@@ -73,12 +73,12 @@ impl Settings {
 
     /// Connects within `within`, with a TLS handshake if the settings ask for it. Also returns the
     /// end of this server's share of the time, the address that was reached, and the secret to
-    /// present. Each of `others` more servers gets an equal share.
+    /// present. Each of `servers_left` more servers gets an equal share.
     pub(super) fn connect(
         &self,
         server: &Address,
         within: Duration,
-        others: u32,
+        servers_left: u32,
     ) -> Result<(Stream, Instant, Address, Option<String>), Error> {
         let (began, within) = (Instant::now(), within.min(LONGEST_ATTEMPT));
         let auth_token = self.auth_token(began + within / 2)?;
@@ -86,7 +86,7 @@ impl Settings {
         let (stream, deadline, reached) = server
             .connect(within)
             .map_err(|error| Error::unreachable(server, error))?;
-        let deadline = share_of(deadline, others);
+        let deadline = share_of(deadline, servers_left);
         let stream = match &self.tls {
             Some(tls) => {
                 let stream = tls.speak(stream, reached, deadline);
@@ -98,9 +98,9 @@ impl Settings {
     }
 }
 
-/// The end of one server's share of the time until `deadline`. Each of `others` more servers gets
+/// The end of one server's share of the time until `deadline`. Each of `servers_left` more servers gets
 /// an equal share.
-pub(super) fn share_of(deadline: Instant, others: u32) -> Instant {
+pub(super) fn share_of(deadline: Instant, servers_left: u32) -> Instant {
     let now = Instant::now();
-    now + deadline.saturating_duration_since(now) / (others + 1)
+    now + deadline.saturating_duration_since(now) / (servers_left + 1)
 }

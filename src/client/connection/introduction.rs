@@ -16,6 +16,32 @@ pub(super) enum Opening {
     Tag,
 }
 
+/// What the client and the server have told each other.
+#[derive(Clone, Debug, Default)]
+pub(in crate::client) struct Introduction {
+    /// The tag, which precedes the first request over each stream. Empty if there is no tag; `None`
+    /// if the client does not introduce itself.
+    tag: Option<String>,
+    /// The abilities that the server has named.
+    pub(in crate::client) abilities: Abilities,
+    /// Whether the server has accepted the introduction.
+    pub(in crate::client) is_accepted: bool,
+    /// Whether the server has answered `error` to `hello`, which it does not know.
+    pub(in crate::client) is_unknown_to_server: bool,
+}
+
+impl Introduction {
+    /// The same introduction, for a server that has not answered it yet. It is expected to have the
+    /// abilities of the previous one.
+    pub(super) fn unanswered(&self) -> Introduction {
+        Introduction {
+            is_accepted: false,
+            is_unknown_to_server: false,
+            ..self.clone()
+        }
+    }
+}
+
 /// The abilities of this client.
 const OURS: Abilities = Abilities {
     adopt: true,
@@ -35,18 +61,18 @@ impl Connection {
 
     /// Sends the introduction over later streams only, not over this one.
     pub(in crate::client) fn introduce_later(&mut self, tag: &str) {
-        self.tag = Some(tag.to_owned());
+        self.introduction.tag = Some(tag.to_owned());
     }
 
     /// Makes the tag say that the work of this client has ended, if the client has introduced
     /// itself. Waits for the answer for at most `within`.
     pub(in crate::client) fn end_tag(&mut self, within: Duration) -> Result<(), Error> {
-        let Some(tag) = self.tag.as_deref().map(ended_tag) else {
+        let Some(tag) = self.introduction.tag.as_deref().map(ended_tag) else {
             return Ok(());
         };
         // A server that does not know the request answers `error`, and shows no tags.
         let answered = self.exchange(&Request::Tag(&tag), Instant::now().checked_add(within));
-        self.tag = Some(tag);
+        self.introduction.tag = Some(tag);
         answered.map(drop)
     }
 
@@ -54,42 +80,42 @@ impl Connection {
     /// stream.
     pub(super) fn write_opening(&mut self, auth_token: Option<&str>) {
         if let Some(token) = auth_token {
-            Request::Auth(token).write(&mut self.opening);
-            self.awaited.push_back(Opening::Auth);
+            Request::Auth(token).write(&mut self.link.opening);
+            self.link.awaited.push_back(Opening::Auth);
             self.knows_secret = true;
         }
         self.write_introduction();
     }
 
     fn write_introduction(&mut self) {
-        let Some(tag) = &self.tag else {
+        let Some(tag) = &self.introduction.tag else {
             return;
         };
-        Request::Hello(OURS).write(&mut self.opening);
-        self.awaited.push_back(Opening::Hello);
+        Request::Hello(OURS).write(&mut self.link.opening);
+        self.link.awaited.push_back(Opening::Hello);
         if !tag.is_empty() {
-            Request::Tag(tag).write(&mut self.opening);
-            self.awaited.push_back(Opening::Tag);
+            Request::Tag(tag).write(&mut self.link.opening);
+            self.link.awaited.push_back(Opening::Tag);
         }
     }
 
-    /// Sends the introduction and a claim in one write, and reads all replies. Calls `answered`
-    /// after the replies to the introduction, before the reply to the claim.
+    /// Sends the introduction and a claim in one write, and reads all replies. Calls
+    /// `on_introduced` after the replies to the introduction, before the reply to the claim.
     pub(super) fn claim(
         &mut self,
         request: &Request<'_>,
         due: Option<Instant>,
-        answered: impl FnOnce(&Connection),
+        on_introduced: impl FnOnce(&Connection),
     ) -> Result<Reply, Error> {
         let sent = self.send(request, self.time_to_send(due));
         let opened = sent.and_then(|()| self.receive_opening(self.opening_due(due)));
         self.close_on_error(opened)?;
-        if !self.abilities.includes(self.needs) {
+        if !self.introduction.abilities.includes(self.needs) {
             // Closing the connection makes the server drop the claim.
             self.close();
             return Err(Error::Unsupported(self.asked()));
         }
-        answered(self);
+        on_introduced(self);
         let reply = self.receive(request, due);
         self.close_on_error(reply)
     }
@@ -114,23 +140,23 @@ impl Connection {
 
     /// Takes the replies to the opening requests. Returns true once all of them have arrived.
     pub(super) fn take_opening(&mut self) -> Result<bool, Error> {
-        while let Some(opening) = self.awaited.front().copied() {
+        while let Some(opening) = self.link.awaited.front().copied() {
             let Some(reply) = self.take_next_reply(0)? else {
                 return Ok(false);
             };
             match (opening, &reply) {
-                (Opening::Auth, Reply::Ok) => self.is_let_in = true,
+                (Opening::Auth, Reply::Ok) => self.link.is_let_in = true,
                 (Opening::Hello, Reply::Hello(abilities)) => {
-                    self.abilities = *abilities;
-                    self.is_welcome = true;
+                    self.introduction.abilities = *abilities;
+                    self.introduction.is_accepted = true;
                 }
-                (Opening::Tag, Reply::Ok) => self.is_welcome = true,
+                (Opening::Tag, Reply::Ok) => self.introduction.is_accepted = true,
                 // An older server does not know the request, or lists no abilities.
-                (Opening::Hello, Reply::Error) => self.is_old = true,
+                (Opening::Hello, Reply::Error) => self.introduction.is_unknown_to_server = true,
                 (Opening::Hello, Reply::Ok) | (Opening::Tag, Reply::Error) => {}
                 _ => return Err(self.fail_on(&reply)),
             }
-            self.awaited.pop_front();
+            self.link.awaited.pop_front();
         }
         Ok(true)
     }
@@ -142,10 +168,10 @@ impl Connection {
         let Some(due) = due else {
             return self.reply_due();
         };
-        if self.others == 0 {
+        if self.servers_left == 0 {
             return Some(due);
         }
         let at_most = Instant::now() + self.settings.connect_timeout.min(LONGEST_ATTEMPT);
-        Some(share_of(due, self.others).min(at_most))
+        Some(share_of(due, self.servers_left).min(at_most))
     }
 }

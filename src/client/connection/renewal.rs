@@ -110,7 +110,7 @@ impl Connection {
         within: Option<Duration>,
     ) -> Result<Duration, Error> {
         let within = within.unwrap_or(self.settings.reply_timeout);
-        let numbers = self.abilities.proofs.then_some(numbers);
+        let numbers = self.introduction.abilities.proofs.then_some(numbers);
         let request = Renewal::Adopt.request(key, slot, token, numbers)?;
         let reply = self.exchange(&request, Instant::now().checked_add(within))?;
         self.renewed(&reply)
@@ -139,7 +139,7 @@ impl Connection {
         numbers: &str,
         within: Duration,
     ) -> Result<(), Error> {
-        let numbers = self.abilities.proofs.then_some(numbers);
+        let numbers = self.introduction.abilities.proofs.then_some(numbers);
         let request = renewal.request(key, slot, token, numbers)?;
         let sent = self.send(&request, within);
         self.close_on_error(sent)

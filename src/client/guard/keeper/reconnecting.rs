@@ -122,7 +122,7 @@ impl Keeper {
         if !matches!(order, Order::KeepUntil(until) if Moment::now() < until) {
             return self.end_by(Order::Release);
         }
-        if !self.held.connection.abilities.adopt {
+        if !self.held.connection.introduction.abilities.adopt {
             self.end_by(Order::Release)?;
             return Err(Error::Unsupported(self.held.asked()));
         }
@@ -184,7 +184,7 @@ impl Keeper {
             // the lease has ended, the lock may have another holder, whom the server may not know
             // yet: the proof would be believed, and the lock would then be granted once more.
             let may_be_held = !*was_sent && Moment::now() < lease_ends_at;
-            if connection.abilities.proofs && may_be_held {
+            if connection.introduction.abilities.proofs && may_be_held {
                 self.held.adopt(Some(PATIENCE))?;
             }
         }
