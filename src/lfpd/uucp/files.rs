@@ -56,7 +56,7 @@ impl SerialLockFiles {
     /// Returns `None` if another process holds the device, or may hold it, or if this request does
     /// not get its turn within [`PATIENCE`].
     pub fn lock(&self, device: &Device, holder: &NewHolder) -> io::Result<Option<DeviceLock>> {
-        self.in_turn(|directory| {
+        let locked = self.in_turn(|directory| {
             let judge = Judge::new(directory, holder.is_peers.then_some(holder.pid));
             if self.is_locked_elsewhere(&judge, directory, device)? {
                 return Ok(None);
@@ -82,7 +82,8 @@ impl SerialLockFiles {
                 }
             }
             make(directory, device, holder)
-        })
+        })?;
+        Ok(locked.flatten())
     }
 
     /// Removes the locks on `device` that the process `pid` holds, and those of dead processes,
@@ -102,7 +103,7 @@ impl SerialLockFiles {
         may_unlock: impl Fn() -> bool,
         forget: impl FnOnce(&[FileId]),
     ) -> io::Result<bool> {
-        self.in_turn(|directory| {
+        let unlocked = self.in_turn(|directory| {
             let (removable, is_held) = removable(directory, device, pid, may_unlock)?;
             let removed = remove_each(directory, removable)?;
             let is_pids = |file: &LockFile| file.named == Named::Process(pid);
@@ -114,15 +115,16 @@ impl SerialLockFiles {
             let ids: Vec<FileId> = removed.iter().map(|file| file.id).collect();
             forget(&ids);
             Ok(!ids.is_empty())
-        })
+        })?;
+        Ok(unlocked.unwrap_or(false))
     }
 
     /// Removes a lock of ours whose holder has ended, unless other files have taken its names.
     /// Returns whether the lock was there. Blocks for at most [`PATIENCE`]. Fails with
     /// [`io::ErrorKind::WouldBlock`] if other threads keep the directory for that long.
     pub fn remove(&self, lock: &DeviceLock) -> io::Result<bool> {
-        let was_there = self.in_turn(|directory| withdraw(directory, lock).map(Some))?;
-        was_there.ok_or_else(|| io::ErrorKind::WouldBlock.into())
+        let removed = self.in_turn(|directory| withdraw(directory, lock))?;
+        removed.ok_or_else(|| io::ErrorKind::WouldBlock.into())
     }
 
     /// Waits until the step in progress is done, and prevents all further steps. Call this before
@@ -134,15 +136,12 @@ impl SerialLockFiles {
     }
 
     /// Runs `steps` while no other thread of this process runs such steps. If the directory can be
-    /// locked, no other process of ours does either. If the turn does not come in time, returns the
-    /// default value, which means that there is no lock.
-    fn in_turn<T: Default>(
-        &self,
-        steps: impl FnOnce(&Directory) -> io::Result<T>,
-    ) -> io::Result<T> {
+    /// locked, no other process of ours does either. Returns `None` if the turn does not come within
+    /// [`PATIENCE`].
+    fn in_turn<T>(&self, steps: impl FnOnce(&Directory) -> io::Result<T>) -> io::Result<Option<T>> {
         let asked_at = Instant::now();
         let Some(mut patience) = self.turn.try_lock_until(asked_at + PATIENCE) else {
-            return Ok(T::default());
+            return Ok(None);
         };
         let directory = open_to_search(&self.own)?;
         // The wait for the turn counts as well. Otherwise a user who locks the directory again and
@@ -162,7 +161,7 @@ impl SerialLockFiles {
         let done = steps(&directory);
         // A fair unlock, so that a client that asks again at once cannot overtake waiting requests.
         MutexGuard::unlock_fair(patience);
-        done
+        done.map(Some)
     }
 
     /// Whether a process holds the device under a name that we do not write, or in another
@@ -847,7 +846,7 @@ mod tests {
                     for again in 0..if at == 0 { 2 } else { 1 } {
                         let noted = host.files.in_turn(|_| {
                             done.lock().push((at, again));
-                            Ok(Some(()))
+                            Ok(())
                         });
                         noted.expect("usable");
                     }
