@@ -4,6 +4,8 @@ mod account;
 mod capacity;
 pub(crate) mod connection;
 mod ending;
+mod exposure;
+mod fences;
 mod hangups;
 pub(crate) mod http;
 mod http_options;
@@ -23,13 +25,12 @@ mod statistics;
 #[cfg_attr(not(feature = "tls"), path = "tls/absent.rs")]
 mod tls;
 mod tokens;
+mod variables;
 
 use std::env;
-use std::ffi::OsString;
-use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use log::{debug, info, warn};
 use parking_lot::RwLock;
@@ -38,9 +39,8 @@ use crate::arbiter::{Arbiter, Rules};
 use crate::cli::arguments::{self, Origins, Parsed};
 use crate::cli::service_links::is_service_link;
 use crate::cluster::{ClusterNode, ClusterSettings};
-use crate::fence::allocator::{self, FenceFile, FenceRecord, Reserver};
-use crate::fence::range::RANGE;
-use crate::fence::source::{fence_of_clock, ClockFences, Salts};
+use crate::fence::allocator::Reserver;
+use crate::fence::source::Salts;
 use crate::log::{Log, SourceThrottle};
 use crate::net::connections::Connections;
 use crate::net::inherited::{self, Inherited};
@@ -48,13 +48,11 @@ use crate::net::listener::Listener;
 use crate::net::tls::Certificate;
 use crate::protocol::abilities::Abilities;
 use crate::server::{self, refuse, EndSignals, CANNOT_START, USAGE};
-use crate::sys::clock;
 use crate::sys::notify::notify;
 use crate::sys::random;
-use crate::sys::trusted;
 use crate::table::{Caps, Holdings};
-use crate::text::{reason, unusable_file, Escaped};
-use crate::token::FenceSource;
+use crate::text::reason;
+use fences::Fences;
 use http::{Door, GrantCaps};
 use options::Options;
 pub use options::SELF;
@@ -140,7 +138,7 @@ fn prepare(
     auth_tokens.iter().for_each(|tokens| tokens.log_rights());
     let state = StateFile::lock(options.state_file(), options.settle())?;
     let left = state.as_ref().map_or(Ok(Left::Nothing), |it| it.read())?;
-    let fences = open_fences(options.fence_state_file.as_deref(), state.is_some(), &left)?;
+    let fences = fences::open(options.fence_state_file.as_deref(), state.is_some(), &left)?;
     let certificate = tls::certificate(options.tls_files())?;
     let reload = {
         let tokens = [auth_tokens.clone(), admin_tokens.clone()];
@@ -153,7 +151,9 @@ fn prepare(
     let door = Door::bind(settings.http, certificate.as_ref())?;
     let listeners = serve::listen(options, settings.sockets, inherited, certificate)?;
     tell_of_dflockd(&settings.without_effect, settings.read_only_door.as_deref());
-    warn_about(options, auth, &listeners, door.as_ref());
+    exposure::warn(options, auth, &listeners, door.as_ref());
+    variables::warn_of_unknown();
+    fences::warn_of_clock(options);
     Ok(Prepared {
         log,
         signals,
@@ -313,33 +313,6 @@ fn tell_of_start(
     Ok(())
 }
 
-/// The source of fences, and the reserver if they are reserved in files. The reserver runs in a
-/// thread of its own.
-type Fences = (Box<dyn FenceSource>, Option<Reserver>);
-
-/// Opens the fence file, if there is one. If there is a state file, the caller must let the
-/// reserver record the fences there, too.
-fn open_fences(
-    fence_file: Option<&Path>,
-    has_state_file: bool,
-    left: &Left,
-) -> Result<Fences, String> {
-    let first = fence_of_clock(SystemTime::now()).max(left.next_fence());
-    let reserve = |first, records| allocator::reserve_from(first, RANGE, records);
-    let reserved = match fence_file {
-        Some(path) => FenceFile::open(path)
-            .and_then(|(file, above_used)| {
-                let record: Box<dyn FenceRecord> = Box::new(file);
-                reserve(first.max(above_used), vec![record])
-            })
-            .map_err(|error| unusable_file("fence", path, reason(&error)))?,
-        None if has_state_file => reserve(first, Vec::new()).map_err(|error| reason(&error))?,
-        None => return Ok((Box::new(ClockFences::starting_at(first)), None)),
-    };
-    let (fences, reserver) = reserved;
-    Ok((Box::new(fences), Some(reserver)))
-}
-
 fn start_arbiter(
     options: &Options,
     (fences, reserver): Fences,
@@ -416,53 +389,6 @@ fn reload(certificate: Option<&Arc<Certificate>>, tokens: &[Option<Arc<Tokens>>;
     tokens.iter().flatten().for_each(|tokens| tokens.reload());
 }
 
-fn warn_about(
-    options: &Options,
-    auth: Option<&AuthTokenSource>,
-    listeners: &[Listener],
-    door: Option<&Door>,
-) {
-    if matches!(auth, Some(AuthTokenSource::Argument(_))) {
-        warn!("token-in-arguments hint=\"ps shows it; use --auth-token-file\"");
-    }
-    for (path, is_secret) in options.guarded_files() {
-        if let Ok(Some(reason)) = trusted::exposure(path, is_secret) {
-            warn!(
-                "exposed-file path={} reason=\"{reason}\"",
-                Escaped::path(path)
-            );
-        }
-    }
-    let is_guarded = auth.is_some() || options.speaks_tls();
-    let mut addrs = listeners.iter().filter_map(Listener::tcp_addr);
-    let exposed = addrs.find(|addr| !addr.ip().to_canonical().is_loopback());
-    if let (false, Some(addr)) = (is_guarded, exposed) {
-        warn!(
-            "open-to-the-network addr={addr} hint=\"every host that reaches it can take locks; \
-             use --auth-token-file, or listen on 127.0.0.1\""
-        );
-    }
-    if let (false, Some(addr)) = (auth.is_some(), door.and_then(Door::exposed)) {
-        let what = if options.http_grants {
-            "take locks"
-        } else {
-            "see who holds what"
-        };
-        warn!(
-            "open-to-the-network http={addr} hint=\"every host that reaches it can {what}; \
-             use --auth-token-file, or listen on 127.0.0.1\""
-        );
-    }
-    warn_of_variables();
-    let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH);
-    let has_files = options.fence_state_file.is_some() || options.state_file().is_some();
-    if !has_files && since_epoch.unwrap_or_default() < clock::EARLIEST {
-        warn!(
-            "clock-not-set hint=\"fences begin at the clock, and so may repeat after a restart\""
-        );
-    }
-}
-
 /// Says what options and variables of dflockd do not do here.
 fn tell_of_dflockd(without_effect: &[(String, &str)], read_only_door: Option<&str>) {
     for (origin, why) in without_effect {
@@ -472,28 +398,6 @@ fn tell_of_dflockd(without_effect: &[(String, &str)], read_only_door: Option<&st
         info!(
             "http-is-read-only setting={origin} hint=\"statistics, metrics and health alone; \
              a POST is refused without --http-grants\""
-        );
-    }
-}
-
-/// Warns of variables that belong to no option.
-fn warn_of_variables() {
-    // A variable whose name is not UTF-8 belongs to no option.
-    let set = env::vars_os().filter(|(_, value)| !value.is_empty());
-    let set = set.filter_map(|(name, value)| Some((name.into_string().ok()?, value)));
-    let ours = set.filter(|(name, _)| options::has_prefix(name));
-    let is_link =
-        |(name, value): &(String, OsString)| is_service_link(name, &value.to_string_lossy());
-    let (links, others): (Vec<_>, Vec<_>) = ours.partition(is_link);
-    for name in options::unknown_variables(others.into_iter().map(|(name, _)| name)) {
-        warn!("unknown-variable name={}", Escaped(name.as_bytes()));
-    }
-    if !links.is_empty() {
-        let mut names: Vec<_> = links.into_iter().map(|(name, _)| name).collect();
-        names.sort_unstable();
-        debug!(
-            "service-variables names={}",
-            Escaped(names.join(",").as_bytes())
         );
     }
 }

@@ -290,27 +290,6 @@ pub(super) fn read(
     arguments::parse_with_variables(&SELF, arguments, lookup)
 }
 
-/// Whether the name of a variable begins with one of our prefixes.
-pub(super) fn has_prefix(name: &str) -> bool {
-    let prefix = name.split_once('_').map(|(prefix, _)| prefix);
-    prefix.is_some_and(|prefix| PREFIXES.contains(&prefix))
-}
-
-/// The variables in `names`, which all have one of our prefixes, that belong to no option.
-pub(super) fn unknown_variables(names: impl Iterator<Item = String>) -> Vec<String> {
-    /// The variable that a server of a cluster sets for itself when it executes itself again.
-    const ITS_OWN: &str = "STARTED_OVER";
-    let known = Options::COMMAND.rows.iter().flat_map(|row| row.variables);
-    let known: Vec<&str> = known.chain(&[ITS_OWN]).copied().collect();
-    let is_unknown = |name: &String| {
-        let (_, rest) = name.split_once('_').unwrap_or_default();
-        !known.contains(&rest)
-    };
-    let mut unknown: Vec<String> = names.filter(is_unknown).collect();
-    unknown.sort_unstable();
-    unknown
-}
-
 impl Options {
     /// The maximum number of kept grants.
     pub(super) fn max_kept(&self) -> usize {
