@@ -17,6 +17,7 @@ mod servers;
 mod stats;
 mod stats_table;
 mod status;
+mod text_table;
 mod variables;
 mod words;
 

@@ -13,7 +13,8 @@ use crate::client::{Address, Client, Connection, Error, Slot};
 use crate::text::{without_hidden, Utc};
 
 use super::options::StatsForm;
-use super::stats_table::{fit, Statistics, Table};
+use super::stats_table::Statistics;
+use super::text_table::{fit, Table};
 use super::{failure, options, prometheus, report, shown, unprintable, usage};
 
 /// The size assumed for a window that does not report it, in lines and columns.
