@@ -14,7 +14,7 @@ use crate::sys::secret;
 use crate::text::{reason, unusable_file, Escaped};
 
 use super::servers::Target;
-use super::stats_table::party;
+use super::stats_table::ShownParty;
 use super::{options, print, FILE_ERROR, LOST, NO_PERMISSION, PROTOCOL};
 
 pub(super) fn run(options: &options::Break) -> CommandResult {
@@ -145,7 +145,7 @@ impl Breaking<'_> {
 }
 
 fn line_about(holder: &Holder) -> String {
-    let [peer, tag, age] = party(&holder.party);
+    let ShownParty { peer, tag, age } = ShownParty::of(&holder.party);
     format!(
         "broken: {tag}, {peer}, held for {age}, fence {}\n",
         holder.fence

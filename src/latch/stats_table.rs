@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::text_table::{header, Table};
-use crate::client::{self, statistics, Party};
+use crate::client::{self, statistics, Kind, Party};
 use crate::text::{rough_time, Readable};
 
 #[derive(Debug)]
@@ -17,7 +17,7 @@ pub(super) struct Statistics {
 #[derive(Debug)]
 struct KeyRow {
     key: String,
-    kind: &'static str,
+    kind: Kind,
     limit: u64,
     /// How many slots of a semaphore are held.
     taken: u64,
@@ -71,16 +71,16 @@ impl Statistics {
         for queue in &self.queues {
             let listed = queue.holders.len() as u64;
             let others = queue.holder_count.saturating_sub(listed);
-            let others = match (others, listed) {
+            let name_of_others = match (others, listed) {
                 (0, 1..) => None,
                 (0, _) => Some("-".to_owned()),
                 (others, 0) => Some(format!("{others} clients")),
                 (others, _) => Some(format!("{others} more")),
             };
-            let others = others.map(PlaceRow::stranger);
-            for holder in queue.holders.iter().cloned().chain(others) {
+            let row_of_others = name_of_others.map(PlaceRow::stranger);
+            for holder in queue.holders.iter().cloned().chain(row_of_others) {
                 let waiters = queue.waiter_count.to_string();
-                let (kind, key) = (queue.kind(), escaped(&queue.key));
+                let (kind, key) = (queue.kind_and_use(), escaped(&queue.key));
                 let (peer, slots, age) = (holder.peer, holder.slots, holder.age);
                 let left = holder.lease_left;
                 rows.push(vec![kind, key, peer, slots, age, left, waiters, holder.tag]);
@@ -109,12 +109,13 @@ impl Statistics {
         };
         let held = match (queue.is_shared, queue.kind) {
             (true, _) => format!("shared by {}", queue.holder_count),
-            (_, "lock") => format!("{} of 1 held", queue.holder_count),
+            (_, Kind::Lock) => format!("{} of 1 held", queue.holder_count),
             _ => format!("{} of {} held", queue.taken, queue.limit),
         };
         let title = format!(
             "{shown}: {}, {held}, {} waiting",
-            queue.kind, queue.waiter_count
+            queue.kind.word(),
+            queue.waiter_count
         );
         let row = |name: String, place: &PlaceRow| {
             let place = place.clone();
@@ -130,10 +131,10 @@ impl Statistics {
             ]
         };
         let holders = queue.holders.iter();
-        let holders = holders.map(|place| row("holder".to_owned(), place));
+        let holder_rows = holders.map(|place| row("holder".to_owned(), place));
         let waiters = (1..).zip(&queue.waiters);
-        let waiters = waiters.map(|(number, place)| row(format!("waiter {number}"), place));
-        let rows = holders.chain(waiters).collect();
+        let waiter_rows = waiters.map(|(number, place)| row(format!("waiter {number}"), place));
+        let rows = holder_rows.chain(waiter_rows).collect();
         let mut foot = Vec::new();
         for (count, listed, name) in [
             (queue.holder_count, &queue.holders, "holders"),
@@ -154,11 +155,13 @@ impl Statistics {
 }
 
 impl KeyRow {
-    fn kind(&self) -> String {
+    /// The kind, and how many slots of a semaphore are held.
+    fn kind_and_use(&self) -> String {
+        let kind = self.kind.word();
         match self.kind {
-            "lock" if self.is_shared => "shared lock".to_owned(),
-            "lock" => "lock".to_owned(),
-            kind => format!("{kind} {}/{}", self.taken, self.limit),
+            Kind::Lock if self.is_shared => format!("shared {kind}"),
+            Kind::Lock => kind.to_owned(),
+            Kind::Semaphore => format!("{kind} {}/{}", self.taken, self.limit),
         }
     }
 }
@@ -178,7 +181,7 @@ impl From<client::Queue> for KeyRow {
             holders: holders.collect(),
             waiters: waiters.collect(),
             key: queue.key,
-            kind: queue.kind.word(),
+            kind: queue.kind,
             limit: queue.limit,
             taken: queue.taken,
             is_shared: queue.is_shared,
@@ -188,15 +191,27 @@ impl From<client::Queue> for KeyRow {
     }
 }
 
-/// The address of a client, its tag, and how long it has held or waited.
-pub(super) fn party(party: &Party) -> [String; 3] {
-    let peer = party.peer.as_deref().map(unquoted);
-    let peer = peer.unwrap_or_else(|| match party.connection {
-        0 => "no connection".to_owned(),
-        connection => format!("connection {connection}"),
-    });
-    let tag = or_dash(party.tag.as_deref().map(unquoted));
-    [peer, tag, rough_time(party.age)]
+/// What is shown of the client of a claim.
+pub(super) struct ShownParty {
+    /// Its address, or its connection.
+    pub(super) peer: String,
+    pub(super) tag: String,
+    /// How long it has held or waited.
+    pub(super) age: String,
+}
+
+impl ShownParty {
+    pub(super) fn of(party: &Party) -> ShownParty {
+        let peer = party.peer.as_deref().map(unquoted);
+        ShownParty {
+            peer: peer.unwrap_or_else(|| match party.connection {
+                0 => "no connection".to_owned(),
+                connection => format!("connection {connection}"),
+            }),
+            tag: or_dash(party.tag.as_deref().map(unquoted)),
+            age: rough_time(party.age),
+        }
+    }
 }
 
 impl PlaceRow {
@@ -215,7 +230,7 @@ impl PlaceRow {
 
     /// A row with what is known of each client.
     fn of(client: &Party, marks: impl Iterator<Item = &'static str>) -> PlaceRow {
-        let [peer, tag, age] = party(client);
+        let ShownParty { peer, tag, age } = ShownParty::of(client);
         let marks: Vec<&str> = marks.collect();
         PlaceRow {
             tag,
@@ -237,7 +252,7 @@ fn lock(entry: &Value) -> Option<KeyRow> {
     };
     Some(KeyRow {
         key: entry["key"].as_str()?.to_owned(),
-        kind: "lock",
+        kind: Kind::Lock,
         limit: 1,
         taken: 1,
         is_shared: false,
@@ -252,7 +267,7 @@ fn lock(entry: &Value) -> Option<KeyRow> {
 fn semaphore(entry: &Value) -> Option<KeyRow> {
     Some(KeyRow {
         key: entry["key"].as_str()?.to_owned(),
-        kind: "semaphore",
+        kind: Kind::Semaphore,
         limit: entry["limit"].as_u64()?,
         taken: entry["holders"].as_u64()?,
         is_shared: false,

@@ -15,8 +15,11 @@ pub(super) struct Table {
 /// The columns of numbers, which are aligned to the right.
 const NUMBERS: [&str; 4] = ["AGE", "LEASE LEFT", "WAITERS", "FENCE"];
 
+/// The column that is always shown.
+const KEY: &str = "KEY";
+
 /// The columns that are shortened to make a table fit, and their minimum width.
-const SHORTENED: [&str; 2] = ["KEY", "TAG"];
+const SHORTENED: [&str; 2] = [KEY, "TAG"];
 const SHORTEST: usize = 8;
 
 /// The columns of addresses. If a table does not fit, they are first cut to this width, the maximum
@@ -91,28 +94,29 @@ const LONGEST: usize = 65_535;
 /// The header and the rows as aligned lines, which fit into the window's width if possible.
 fn aligned(header: &[String], rows: &[Vec<String>], window: Option<usize>) -> Vec<String> {
     let all = || std::iter::once(header).chain(rows.iter().map(Vec::as_slice));
-    let table = header.iter().enumerate().map(|(at, name)| {
-        let width = all().map(|row| columns(&row[at])).max();
-        let width = width.unwrap_or_default();
-        (
-            at,
-            name.as_str(),
-            width.min(window.map_or(WIDEST, |_| LONGEST)),
-        )
+    let longest = window.map_or(WIDEST, |_| LONGEST);
+    let all_columns = header.iter().enumerate().map(|(at, name)| {
+        let widest = all().map(|row| columns(&row[at])).max();
+        let width = widest.unwrap_or_default().min(longest);
+        Column { at, name, width }
     });
     let says_nothing = |at: usize| {
         let is_usual = |cell: &str| cell == "-" || (header[at] == "SLOTS" && cell == "1");
         !rows.is_empty() && rows.iter().all(|row| is_usual(&row[at]))
     };
-    let table = fitted(table.collect(), says_nothing, window.unwrap_or(usize::MAX));
+    let shown = fitted(
+        all_columns.collect(),
+        says_nothing,
+        window.unwrap_or(usize::MAX),
+    );
     let line = |row: &[String]| {
-        let cells = table.iter().map(|(at, name, width)| {
+        let cells = shown.iter().map(|column| {
             let cell = match window {
-                Some(_) => &shortened(&row[*at], *width),
-                None => &row[*at],
+                Some(_) => &shortened(&row[column.at], column.width),
+                None => &row[column.at],
             };
-            let pad = " ".repeat(width.saturating_sub(columns(cell)));
-            if NUMBERS.contains(name) {
+            let pad = " ".repeat(column.width.saturating_sub(columns(cell)));
+            if NUMBERS.contains(&column.name) {
                 pad + cell
             } else {
                 cell.clone() + &pad
@@ -123,8 +127,13 @@ fn aligned(header: &[String], rows: &[Vec<String>], window: Option<usize>) -> Ve
     all().map(line).collect()
 }
 
-/// A column: its index in a row, its name and its width.
-type Column<'a> = (usize, &'a str, usize);
+#[derive(Clone, Copy)]
+struct Column<'a> {
+    /// The index of its cells in their rows.
+    at: usize,
+    name: &'a str,
+    width: usize,
+}
 
 /// The columns that fit into a line of this width, with their widths.
 fn fitted<'a>(
@@ -134,30 +143,31 @@ fn fitted<'a>(
 ) -> Vec<Column<'a>> {
     let total = |columns: &[Column<'_>]| -> usize {
         let gaps = GAP.len() * columns.len().saturating_sub(1);
-        columns.iter().map(|(_, _, width)| width).sum::<usize>() + gaps
+        columns.iter().map(|column| column.width).sum::<usize>() + gaps
     };
     if total(&columns) <= width {
         return columns;
     }
-    columns.retain(|(at, name, _)| SHORTENED[0] == *name || !says_nothing(*at));
-    for (_, name, width) in &mut columns {
-        if ADDRESSES.contains(name) {
-            *width = (*width).min(ADDRESS_WIDTH);
+    columns.retain(|column| column.name == KEY || !says_nothing(column.at));
+    for column in &mut columns {
+        if ADDRESSES.contains(&column.name) {
+            column.width = column.width.min(ADDRESS_WIDTH);
         }
     }
     let mut dropped = DROPPED.iter();
     loop {
         let mut fitted = columns.clone();
         while total(&fitted) > width {
-            let is_long =
-                |column: &&mut Column<'_>| SHORTENED.contains(&column.1) && column.2 > SHORTEST;
-            match fitted.iter_mut().filter(is_long).max_by_key(|it| it.2) {
-                Some(widest) => widest.2 -= 1,
+            let is_long = |column: &&mut Column<'_>| {
+                SHORTENED.contains(&column.name) && column.width > SHORTEST
+            };
+            match fitted.iter_mut().filter(is_long).max_by_key(|it| it.width) {
+                Some(widest) => widest.width -= 1,
                 None => break,
             }
         }
         match dropped.next() {
-            Some(name) if total(&fitted) > width => columns.retain(|column| column.1 != *name),
+            Some(name) if total(&fitted) > width => columns.retain(|column| column.name != *name),
             _ => return fitted,
         }
     }
