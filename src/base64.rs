@@ -9,9 +9,10 @@ pub fn encode(bytes: &[u8]) -> String {
         let byte = |at: usize| u32::from(three.get(at).copied().unwrap_or(0));
         let bits = byte(0) << 16 | byte(1) << 8 | byte(2);
         for at in 0..4 {
-            text.push(match at <= three.len() {
-                true => char::from(DIGITS[(bits >> (18 - 6 * at)) as usize & 63]),
-                false => '=',
+            text.push(if at <= three.len() {
+                char::from(DIGITS[(bits >> (18 - 6 * at)) as usize & 63])
+            } else {
+                '='
             });
         }
     }

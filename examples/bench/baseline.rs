@@ -57,11 +57,12 @@ fn run(command: &mut Command) -> io::Result<String> {
     let program = command.get_program().to_string_lossy().into_owned();
     let output =
         output.map_err(|error| io::Error::other(format!("--baseline: {program}: {error}")))?;
-    match output.status.success() {
-        true => String::from_utf8(output.stdout).map_err(io::Error::other),
-        false => Err(io::Error::other(format!(
+    if output.status.success() {
+        String::from_utf8(output.stdout).map_err(io::Error::other)
+    } else {
+        Err(io::Error::other(format!(
             "--baseline: {program}: {}",
             output.status
-        ))),
+        )))
     }
 }

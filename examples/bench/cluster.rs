@@ -365,9 +365,10 @@ fn base64(text: &str) -> String {
             .fold(0, |bits, byte| bits << 8 | usize::from(*byte));
         let bits = bits << (8 * (3 - chunk.len()));
         for place in 0..4 {
-            out.push(match place <= chunk.len() {
-                true => char::from(DIGITS[bits >> (18 - 6 * place) & 63]),
-                false => '=',
+            out.push(if place <= chunk.len() {
+                char::from(DIGITS[bits >> (18 - 6 * place) & 63])
+            } else {
+                '='
             });
         }
     }

@@ -64,9 +64,10 @@ fn footprint(
 
     let idle = idle_connections(&server, connection_count)?;
     let per_connection = per_one(settled(process)?, alone, connection_count);
-    let per_waiter = match server.dialect.can_wait() && server.dialect.excludes() {
-        true => Some(waiting(&server, process, idle)?),
-        false => None,
+    let per_waiter = if server.dialect.can_wait() && server.dialect.excludes() {
+        Some(waiting(&server, process, idle)?)
+    } else {
+        None
     };
     let server = spec.start(plan)?;
     let process = server.process().expect("just started");

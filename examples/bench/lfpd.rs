@@ -174,9 +174,10 @@ impl Client {
         let mut client = Client(BufReader::new(connect(addr)?));
         let mut greeting = Vec::new();
         client.0.read_until(b'\n', &mut greeting)?;
-        match greeting.starts_with(b"220 ") {
-            true => Ok(client),
-            false => Err(unexpected(&greeting)),
+        if greeting.starts_with(b"220 ") {
+            Ok(client)
+        } else {
+            Err(unexpected(&greeting))
         }
     }
 
@@ -192,9 +193,10 @@ impl Client {
     fn receive(&mut self) -> io::Result<()> {
         let mut reply = [0; OKAY.len()];
         self.0.read_exact(&mut reply)?;
-        match reply == OKAY {
-            true => Ok(()),
-            false => Err(unexpected(&reply)),
+        if reply == OKAY {
+            Ok(())
+        } else {
+            Err(unexpected(&reply))
         }
     }
 }

@@ -214,9 +214,10 @@ impl Load {
         let mut events = [const { std::mem::MaybeUninit::uninit() }; 256];
         let (events, _) = epoll::wait(epoll, &mut events, Some(&timeout))?;
         ready.extend(events.iter().map(|event| event.data.u64() as usize));
-        match ready.is_empty() {
-            true => Err(io::ErrorKind::TimedOut.into()),
-            false => Ok(()),
+        if ready.is_empty() {
+            Err(io::ErrorKind::TimedOut.into())
+        } else {
+            Ok(())
         }
     }
 
@@ -409,9 +410,10 @@ pub fn hold(server: &Server, prefix: &str, count: usize, lease: u32) -> io::Resu
         let numbers = first..count.min(first + AT_A_TIME);
         for number in numbers.clone() {
             let key = key_name(prefix, number);
-            match server.dialect.is_latch() {
-                true => write!(requests, "l\n{key}\n60 {lease}\n")?,
-                false => server.dialect.acquire(&key, 1, &mut requests),
+            if server.dialect.is_latch() {
+                write!(requests, "l\n{key}\n60 {lease}\n")?
+            } else {
+                server.dialect.acquire(&key, 1, &mut requests)
             }
         }
         client.stream.write_all(&requests)?;
@@ -439,9 +441,10 @@ pub fn enqueue(server: &Server, prefix: &str, count: usize, lease: u32) -> io::R
         while client.input.len() < expected.len() {
             client.read()?;
         }
-        match client.input == expected {
-            true => client.input.clear(),
-            false => return Err(unexpected(&client.input)),
+        if client.input == expected {
+            client.input.clear()
+        } else {
+            return Err(unexpected(&client.input));
         }
     }
     Ok(client)

@@ -353,13 +353,12 @@ fn plan(options: Options, state_files: Option<&Path>) -> io::Result<Plan> {
 /// A program of this package that was built in the same way as this one.
 fn built(name: &str) -> io::Result<PathBuf> {
     let program = std::env::current_exe()?.with_file_name("..").join(name);
-    match program.exists() {
-        true => Ok(program),
-        false => {
-            let program = program.display();
-            Err(io::Error::other(format!(
-                "{program}: not there; build it first"
-            )))
-        }
+    if program.exists() {
+        Ok(program)
+    } else {
+        let program = program.display();
+        Err(io::Error::other(format!(
+            "{program}: not there; build it first"
+        )))
     }
 }

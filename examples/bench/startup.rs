@@ -54,9 +54,10 @@ pub fn measure(plan: &Plan) -> io::Result<()> {
         let Spec::Latchd { name, binary, .. } = spec else {
             continue;
         };
-        let of = match is_alone {
-            true => String::new(),
-            false => format!(" of {name}"),
+        let of = if is_alone {
+            String::new()
+        } else {
+            format!(" of {name}")
         };
         let server = spec.start(plan)?;
         let mut latch = Command::new(binary.with_file_name("latch"));

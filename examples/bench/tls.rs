@@ -126,9 +126,10 @@ fn make_certificate(directory: &Path) -> io::Result<()> {
         .args(words.split_whitespace())
         .current_dir(directory)
         .output()?;
-    match made.status.success() {
-        true => Ok(()),
-        false => Err(io::Error::other(String::from_utf8_lossy(&made.stderr))),
+    if made.status.success() {
+        Ok(())
+    } else {
+        Err(io::Error::other(String::from_utf8_lossy(&made.stderr)))
     }
 }
 

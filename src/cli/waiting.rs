@@ -167,10 +167,12 @@ fn speak(
         if is_over.try_recv() != Err(TryRecvError::Empty) {
             return;
         }
-        let written = match is_on_terminal {
-            true => format!("\r\x1b[K{}", fitting(&text)),
-            false if line.said == text => continue,
-            false => format!("{text}\n"),
+        let written = if is_on_terminal {
+            format!("\r\x1b[K{}", fitting(&text))
+        } else if line.said == text {
+            continue;
+        } else {
+            format!("{text}\n")
         };
         if write_if_room(written.as_bytes()) {
             line.is_shown |= is_on_terminal;

@@ -78,9 +78,11 @@ pub(super) fn wait_for(stream: &Stream, time: Duration, events: &[Event]) -> Res
     // An interrupted poll reports nothing; the caller polls again.
     let _ = poll(&mut watched, Timespec::try_from(time).ok().as_ref());
     let mut is_ready = watched.iter().map(|it| !it.revents().is_empty());
-    match is_ready.next() == Some(true) {
-        false if is_ready.any(|ready| ready) => Err(Error::Cancelled),
-        is_readable => Ok(is_readable),
+    let is_readable = is_ready.next() == Some(true);
+    if !is_readable && is_ready.any(|ready| ready) {
+        Err(Error::Cancelled)
+    } else {
+        Ok(is_readable)
     }
 }
 

@@ -173,13 +173,14 @@ fn run_under(
         release_all(guards, Some(signals));
         return Err(failure);
     };
-    let killed = release_or_keep_all(guards, kept_until, signals, |failure| match ignores_loss {
-        // The command has finished: its exit status counts.
-        true => {
+    let killed = release_or_keep_all(guards, kept_until, signals, |failure| {
+        if ignores_loss {
+            // The command has finished: its exit status counts.
             explain(failure);
             Ok(())
+        } else {
+            Err(failure)
         }
-        false => Err(failure),
     })?;
     Ok(match (finish, killed) {
         (Finish::Exited(_), Some(killed)) => killed.follow(),

@@ -234,9 +234,9 @@ fn is_of_a_boot_before_the_clock(content: &Content, host: &impl Host) -> bool {
 fn proof_in(content: &Content, timeout: Option<Duration>, host: &impl Host) -> u64 {
     let beats = 2 * beat_for(timeout);
     let proves_at = beats.as_secs() + 1;
-    let written = host.file_system_now();
-    let written = written.map_or(0, |now| now.saturating_sub(content.modified));
-    proves_at.saturating_sub(age(content, host).min(written))
+    let now = host.file_system_now();
+    let age_of_file = now.map_or(0, |now| now.saturating_sub(content.modified));
+    proves_at.saturating_sub(age(content, host).min(age_of_file))
 }
 
 /// Whether the holder is alive, by the strongest proof that there is:
@@ -337,10 +337,12 @@ pub(super) fn promise(content: &Content, own: &HostId) -> Promise {
         (None, Some(_)) => is_of_our_boot,
         (_, None) => false,
     };
-    match record.is_live {
-        true if is_same_way => Promise::Decides,
-        true if is_of_our_boot => Promise::Supports,
-        _ => Promise::None,
+    if record.is_live && is_same_way {
+        Promise::Decides
+    } else if record.is_live && is_of_our_boot {
+        Promise::Supports
+    } else {
+        Promise::None
     }
 }
 

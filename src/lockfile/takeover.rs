@@ -218,10 +218,12 @@ impl Obstacle {
 
 /// Why no lock in this directory can be taken; `None` if nothing is known to prevent it.
 pub(super) fn obstacle_in(directory: &Directory) -> Option<Obstacle> {
-    match directory.may_change_names() {
-        true => None,
-        false if directory.is_read_only() => Some(Obstacle::ReadOnlyFileSystem),
-        false => Some(Obstacle::UnwritableDirectory),
+    if directory.may_change_names() {
+        None
+    } else if directory.is_read_only() {
+        Some(Obstacle::ReadOnlyFileSystem)
+    } else {
+        Some(Obstacle::UnwritableDirectory)
     }
 }
 

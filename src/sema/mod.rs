@@ -495,10 +495,12 @@ fn refuse_with(line: &str, slot: &Semaphore, busy: &Busy, request: &SemaRequest)
     if options.json {
         print_json(&report::held(busy))?;
     }
-    Ok(match is_like_latch(Some(command)) {
-        true if is_fine => DONE,
-        true => options.busy_status.unwrap_or(BUSY),
-        false => HELD,
+    Ok(if !is_like_latch(Some(command)) {
+        HELD
+    } else if is_fine {
+        DONE
+    } else {
+        options.busy_status.unwrap_or(BUSY)
     })
 }
 

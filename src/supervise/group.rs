@@ -363,10 +363,11 @@ impl<'a> Group<'a> {
             let code = status.code().and_then(|code| u8::try_from(code).ok());
             return Some(Finish::Exited(code.unwrap_or(u8::MAX)));
         };
-        let foreground = match self.passed_on == Some(signal) {
+        let foreground = if self.passed_on == Some(signal) {
             // We received this signal and passed it on, so it was not typed.
-            true => Foreground::Ours,
-            false => self.foreground,
+            Foreground::Ours
+        } else {
+            self.foreground
         };
         Some(Finish::Killed(Killed { signal, foreground }))
     }

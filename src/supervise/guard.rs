@@ -64,10 +64,11 @@ impl<'a> JobGuard<'a> {
             leader,
             job,
             running: None,
-            start_at: match getpid().is_init() {
+            start_at: if getpid().is_init() {
                 // With process 1, the kernel ends all processes of the container.
-                true => Moment::NEVER,
-                false => Moment::now() + START_AFTER,
+                Moment::NEVER
+            } else {
+                Moment::now() + START_AFTER
             },
             ended_count: 0,
         }

@@ -142,12 +142,14 @@ impl LockTable {
             return;
         };
         // A client that does not know its token cannot come back with it.
-        let recorded = match place.is_told {
-            true if place.is_kept => Some(RecordedLease::Until(end)),
-            true if lease > lasting.longest_ordinary || place.is_unprovable => {
-                Some(RecordedLease::Anew(lease))
-            }
-            _ => None,
+        let recorded = if !place.is_told {
+            None
+        } else if place.is_kept {
+            Some(RecordedLease::Until(end))
+        } else if lease > lasting.longest_ordinary || place.is_unprovable {
+            Some(RecordedLease::Anew(lease))
+        } else {
+            None
         };
         self.record_lasting(id, fence, recorded);
     }

@@ -30,9 +30,12 @@ fn ghosts(programs: &[Program; 2], fault: Option<&str>) -> Vec<String> {
     let server = Server::start_at(free_port(), &endpoints, &[], fault);
     server.wait_until_active(1);
     let mut client = server.connect();
-    proxy.decide(|request| match is_batch(request) {
-        true => Fate::Hold,
-        false => Fate::Pass,
+    proxy.decide(|request| {
+        if is_batch(request) {
+            Fate::Hold
+        } else {
+            Fate::Pass
+        }
     });
     let grant = client.acquire_for("late", 0, 60);
     assert_eq!(client.request("r", "late", &grant.token), "ok");
@@ -62,9 +65,12 @@ fn answered_and_granted_again(programs: &[Program; 2], fault: Option<&str>) -> (
     let proxy = Proxy::start(etcd.members[0].client_port);
     let server = Server::start_at(free_port(), &proxy.endpoint(), &[], fault);
     server.wait_until_active(1);
-    proxy.decide(|request| match is_batch(request) {
-        true => Fate::Drop,
-        false => Fate::Pass,
+    proxy.decide(|request| {
+        if is_batch(request) {
+            Fate::Drop
+        } else {
+            Fate::Pass
+        }
     });
     let mut client = server.connect();
     client.send("l\nk\n0 60\n");

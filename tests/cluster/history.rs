@@ -390,14 +390,16 @@ impl House {
                 let time = Duration::from_millis(random.below(4000));
                 let member = &mut self.etcd.members[member];
                 let is_killed = random.below(2) == 0;
-                match is_killed {
-                    true => member.kill(),
-                    false => member.signal(Signal::STOP),
+                if is_killed {
+                    member.kill()
+                } else {
+                    member.signal(Signal::STOP)
                 }
                 thread::sleep(time);
-                match is_killed {
-                    true => member.restart(),
-                    false => member.signal(Signal::CONT),
+                if is_killed {
+                    member.restart()
+                } else {
+                    member.signal(Signal::CONT)
                 }
                 format!(
                     "killed {is_killed} member {} for {time:?}",

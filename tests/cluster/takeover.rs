@@ -321,9 +321,12 @@ fn a_server_that_has_resigned_is_not_deposed() {
     let etcd = Etcd::start(&programs, 1);
     let ways = [(); 3].map(|()| Proxy::start(etcd.members[0].client_port));
     let is_revoke = |request: &str| request.starts_with("POST /v3/lease/revoke");
-    ways[0].decide(move |request| match is_revoke(request) {
-        true => Fate::LoseAnswer,
-        false => Fate::Pass,
+    ways[0].decide(move |request| {
+        if is_revoke(request) {
+            Fate::LoseAnswer
+        } else {
+            Fate::Pass
+        }
     });
     for silent in &ways[1..] {
         silent.decide(move |request| {
@@ -348,9 +351,12 @@ fn a_server_told_to_stop_while_it_takes_over_resigns() {
     let programs = needs!("etcd", "etcdctl");
     let etcd = Etcd::start(&programs, 1);
     let proxy = Proxy::start(etcd.members[0].client_port);
-    proxy.decide(|request| match request.starts_with("POST /v3/kv/range") {
-        true => Fate::Drop,
-        false => Fate::Pass,
+    proxy.decide(|request| {
+        if request.starts_with("POST /v3/kv/range") {
+            Fate::Drop
+        } else {
+            Fate::Pass
+        }
     });
     let first = Server::start(&proxy.endpoint(), &[]);
     eventually(TAKE_OVER, "it is elected", || {

@@ -366,9 +366,10 @@ fn words_of(path: &str, command: Option<&str>, option: &str, time: &str) -> Vec<
         let is_letter = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
         word.starts_with(|c: char| c.is_ascii_lowercase()) && word.chars().all(is_letter)
     };
-    match words.iter().all(is_word) {
-        true => words,
-        false => Vec::new(),
+    if words.iter().all(is_word) {
+        words
+    } else {
+        Vec::new()
     }
 }
 
@@ -619,9 +620,10 @@ fn bash(program: &Program) -> String {
             "            ' 0') words='{names} help version' ;;"
         );
     }
-    let operand = match program.commands.is_empty() {
-        true => "((operand += 1))",
-        false => "if [[ -z $command ]]; then command=$word; else ((operand += 1)); fi",
+    let operand = if program.commands.is_empty() {
+        "((operand += 1))"
+    } else {
+        "if [[ -z $command ]]; then command=$word; else ((operand += 1)); fi"
     };
     let booleans = program.options_with(|it| *it == Value::AfterEquals);
     let paths = program.options_with(Value::is_path);
@@ -633,10 +635,7 @@ fn bash(program: &Program) -> String {
             &format!("COMPREPLY=($(compgen -W '{words}' -- \"$cur\"))"),
         )
     });
-    let keys = match program.has_keys() {
-        true => BASH_KEYS,
-        false => "",
-    };
+    let keys = if program.has_keys() { BASH_KEYS } else { "" };
     BASH.replace("@dashes@", &dashes)
         .replace("@words@", &words.collect::<String>())
         .replace("@keys@", &keys.replace("@list@", KEYS))
@@ -679,10 +678,7 @@ fn zsh(program: &Program) -> String {
     }
     let mut cases = String::new();
     for it in &program.commands {
-        let dashes = match it.takes_command {
-            true => ZSH_DASHES,
-            false => "",
-        };
+        let dashes = if it.takes_command { ZSH_DASHES } else { "" };
         let arguments = zsh_arguments(it, "            ");
         let _ = write!(
             cases,
@@ -696,9 +692,10 @@ fn zsh(program: &Program) -> String {
         .chain(WORDS)
         .map(|(name, about)| format!("    {}\n", quoted(&format!("{name}:{about}"))))
         .collect();
-    let keys = match program.has_keys() {
-        true => ZSH_KEYS.replace("@list@", KEYS).replace("@name@", name),
-        false => String::new(),
+    let keys = if program.has_keys() {
+        ZSH_KEYS.replace("@list@", KEYS).replace("@name@", name)
+    } else {
+        String::new()
     };
     text + &keys
         + &ZSH_COMMANDS

@@ -380,9 +380,10 @@ fn claims_purity(text: &str) -> bool {
 fn the_pure_modules_are_those_that_say_so() {
     let listed: Vec<PathBuf> = PURE.iter().map(|place| root().join(place)).collect();
     for place in &listed {
-        let top = match place.is_dir() {
-            true => place.join("mod.rs"),
-            false => place.clone(),
+        let top = if place.is_dir() {
+            place.join("mod.rs")
+        } else {
+            place.clone()
         };
         let text = fs::read_to_string(&top).expect("a source file");
         assert!(claims_purity(&text), "{}: not Pure.", top.display());

@@ -126,9 +126,12 @@ fn a_release_waits_for_no_callback_for_a_loss() {
         assert_eq!(verb(&mut peer), "n");
         peer.answer("error");
         assert_eq!(losses.recv_timeout(PATIENCE), Ok(Loss::Refused));
-        in_time(move || match is_dropped {
-            true => drop(guard),
-            false => assert!(matches!(guard.release(), Err(Error::Lost(..)))),
+        in_time(move || {
+            if is_dropped {
+                drop(guard)
+            } else {
+                assert!(matches!(guard.release(), Err(Error::Lost(..))))
+            }
         });
         assert!(losses.try_recv().is_err(), "the callback has returned");
         drop(done);

@@ -382,9 +382,10 @@ fn a_file_in_place_of_the_bound_socket_is_left_alone() {
         let daemon = Daemon::from_command(command);
         eventually(PATIENCE, "it is bound", || path.exists());
         fs::rename(&path, directory.path().join("aside")).expect("it is ours");
-        let other = match puts_link {
-            true => std::os::unix::fs::symlink(&secret, &path).map(|()| secret),
-            false => fs::rename(&secret, &path).map(|()| path),
+        let other = if puts_link {
+            std::os::unix::fs::symlink(&secret, &path).map(|()| secret)
+        } else {
+            fs::rename(&secret, &path).map(|()| path)
         };
         let ended = daemon.wait_exit(PATIENCE).expect("it does not start");
         assert_eq!(ended.code(), Some(1), "{}", daemon.log());

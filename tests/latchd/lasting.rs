@@ -213,9 +213,10 @@ fn a_lock_that_no_client_can_adopt_is_kept_for_a_limited_time() {
         let mut old = service.connect();
         old.request("l", "k", "9 9223372036");
         let (_adopter, grant) = held(&service, "mine", 9_223_372_036);
-        match has_crashed {
-            true => kill(&first),
-            false => stop(&first),
+        if has_crashed {
+            kill(&first)
+        } else {
+            stop(&first)
         }
         let second = service.start();
         let is_left = left(&service, "k").expect("it is there");

@@ -159,9 +159,10 @@ const CTRL_C: &str = "\x03";
 fn netcat(program: &Program, options: &[&str], daemon: &Daemon) -> Command {
     let mut command = program.command();
     command.args(options);
-    match program.path().ends_with("socat") {
-        true => command.arg(format!("TCP:{}", daemon.addr())),
-        false => command.arg("127.0.0.1").arg(daemon.port().to_string()),
+    if program.path().ends_with("socat") {
+        command.arg(format!("TCP:{}", daemon.addr()))
+    } else {
+        command.arg("127.0.0.1").arg(daemon.port().to_string())
     };
     command
 }

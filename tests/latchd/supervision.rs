@@ -115,9 +115,10 @@ fn a_server_that_fails_under_inetd_says_why_in_the_syslog() {
             let again = || OwnedFd::from(listener.try_clone().expect("descriptors are left"));
             let mut command = syslog.reached_by(Daemon::command().arg("--inetd").args(args));
             command.stdin(again()).stdout(again());
-            match stderr_is_the_socket {
-                true => command.stderr(again()),
-                false => command.stderr(Stdio::null()),
+            if stderr_is_the_socket {
+                command.stderr(again())
+            } else {
+                command.stderr(Stdio::null())
             };
             let started_at = Instant::now();
             let mut daemon = command.spawn().expect("latchd was built by cargo");
@@ -897,9 +898,12 @@ fn the_s6_script_becomes_the_server_and_reports_readiness() {
         let daemon = Daemon::from_command(command);
 
         let read = |path: &Path| fs::read_to_string(path).expect("it is there");
-        eventually(PATIENCE, "it is ready", || match is_told {
-            true => read(&ready).ends_with('\n'),
-            false => is_listened_on(addr),
+        eventually(PATIENCE, "it is ready", || {
+            if is_told {
+                read(&ready).ends_with('\n')
+            } else {
+                is_listened_on(addr)
+            }
         });
         Client::tcp(addr).acquire("k", 0);
         let told = if is_told {

@@ -700,12 +700,13 @@ fn a_flock_of_a_reader_keeps_no_lock_from_anyone() {
                 assert!(lock.clean().expect("cleaning").lock, "{text}");
                 continue;
             }
-            let terms = match text.contains(&dead) {
-                true => named.clone(),
-                false => ReleaseTerms {
+            let terms = if text.contains(&dead) {
+                named.clone()
+            } else {
+                ReleaseTerms {
                     asking: process::id(),
                     ..ReleaseTerms::default()
-                },
+                }
             };
             release(&lock, &terms).expect("a release");
             assert!(!scratch.path().exists());

@@ -252,21 +252,18 @@ impl Chaos {
     /// Leaves a server few descriptors, or little memory, beside what it has, for a moment.
     fn impose_a_limit(&mut self, server: usize) {
         let pid = self.service.daemon(server).pid();
-        let (resource, limit) = match self.random.one_in(2) {
-            true => {
-                self.count("descriptors limited");
-                let count = Footprint::of(pid).descriptors as u64;
-                (Resource::Nofile, count + self.random.below(8))
-            }
-            false => {
-                self.count("memory limited");
-                let leaving = |mib: u64| (status_kib(pid, "VmSize:") + (mib << 10)) << 10;
-                // So little keeps the server from starting threads. One that it has looked for
-                // memory for would end it if that were taken away before the thread runs.
-                limit_to(pid, Resource::As, Some(leaving(16)));
-                thread::sleep(THREAD_STARTS);
-                (Resource::As, leaving(1 + self.random.below(40)))
-            }
+        let (resource, limit) = if self.random.one_in(2) {
+            self.count("descriptors limited");
+            let count = Footprint::of(pid).descriptors as u64;
+            (Resource::Nofile, count + self.random.below(8))
+        } else {
+            self.count("memory limited");
+            let leaving = |mib: u64| (status_kib(pid, "VmSize:") + (mib << 10)) << 10;
+            // So little keeps the server from starting threads. One that it has looked for
+            // memory for would end it if that were taken away before the thread runs.
+            limit_to(pid, Resource::As, Some(leaving(16)));
+            thread::sleep(THREAD_STARTS);
+            (Resource::As, leaving(1 + self.random.below(40)))
         };
         limit_to(pid, resource, Some(limit));
         thread::sleep(Duration::from_millis(100 + self.random.below(400)));

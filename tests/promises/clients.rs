@@ -134,9 +134,10 @@ impl Client<'_> {
         };
         for _ in 0..1 + self.random.below(60) {
             let is_operator = matches!(connection.way, Way::Lines(_)) && self.random.one_in(60);
-            let round = match is_operator {
-                true => self.break_a_grant(&mut connection),
-                false => self.round(&mut connection),
+            let round = if is_operator {
+                self.break_a_grant(&mut connection)
+            } else {
+                self.round(&mut connection)
             };
             // An end of the stream, or a client that has heard or done enough.
             if round.is_err() || self.is_over() {
@@ -240,9 +241,10 @@ impl Client<'_> {
         let Some(fence) = holders[0]["fence"].as_str() else {
             return Ok(());
         };
-        let argument = match on.is_trusted {
-            true => fence.to_owned(),
-            false => format!("{fence} {ADMIN_TOKEN}"),
+        let argument = if on.is_trusted {
+            fence.to_owned()
+        } else {
+            format!("{fence} {ADMIN_TOKEN}")
         };
         let fence = fence.parse().expect("a number");
         self.exchange(on, key, Request::Break { fence }, &argument)?;
@@ -293,9 +295,10 @@ impl Client<'_> {
     /// Asks for a key, holds it for a while and gives it back.
     fn round(&mut self, connection: &mut Connection) -> io::Result<()> {
         let (key, lease) = (self.key(), self.lease());
-        let reply = match self.random.one_in(2) {
-            true => self.acquire(connection, key, lease)?,
-            false => self.enqueue(connection, key, lease)?,
+        let reply = if self.random.one_in(2) {
+            self.acquire(connection, key, lease)?
+        } else {
+            self.enqueue(connection, key, lease)?
         };
         match reply {
             Reply::Granted { .. } => self.hold(connection, key, lease),
@@ -325,9 +328,10 @@ impl Client<'_> {
         if reply == Reply::Refused || is_granted && self.random.one_in(2) {
             return Ok(reply);
         }
-        let pause = match self.random.one_in(1500) {
-            true => lease + Duration::from_millis(100),
-            false => Duration::from_millis(self.random.below(2)),
+        let pause = if self.random.one_in(1500) {
+            lease + Duration::from_millis(100)
+        } else {
+            Duration::from_millis(self.random.below(2))
         };
         thread::sleep(pause);
         let wait = self.wait();
@@ -337,9 +341,10 @@ impl Client<'_> {
     fn hold(&mut self, on: &mut Connection, key: u32, lease: Duration) -> io::Result<()> {
         let token = on.token.clone();
         let fence = fence(&token);
-        let pause = match self.random.one_in(2500) {
-            true => lease + Duration::from_millis(self.random.below(300)),
-            false => Duration::from_micros(self.random.below(2000)),
+        let pause = if self.random.one_in(2500) {
+            lease + Duration::from_millis(self.random.below(300))
+        } else {
+            Duration::from_micros(self.random.below(2000))
         };
         thread::sleep(pause);
         if self.random.one_in(8) {

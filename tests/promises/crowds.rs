@@ -47,9 +47,10 @@ fn five_hundred_die(daemon: &Daemon) {
         let took = died.elapsed();
         println!("all came in {came_in:?}, and had left after {took:?}");
         // Beside the crowds of other tests, both take long.
-        match took < Duration::from_secs(1).max(5 * came_in) {
-            true => Ok(()),
-            false => Err(took),
+        if took < Duration::from_secs(1).max(5 * came_in) {
+            Ok(())
+        } else {
+            Err(took)
         }
     })
     .expect("dead waiters keep their places");
@@ -399,9 +400,10 @@ fn p99(mut times: Vec<Duration>) -> Duration {
 }
 
 fn within(limit: Duration, time: Duration) -> Result<(), Duration> {
-    match time < limit {
-        true => Ok(()),
-        false => Err(time),
+    if time < limit {
+        Ok(())
+    } else {
+        Err(time)
     }
 }
 

@@ -28,9 +28,10 @@ fn five_hundred_leases_end_on_time_and_never_early() {
             "{} leases: late by {p99:?} at p99, {worst:?} at most",
             late.len()
         );
-        match p99 < Duration::from_millis(500).max(4 * (computed() - before)) {
-            true => Ok(()),
-            false => Err(p99),
+        if p99 < Duration::from_millis(500).max(4 * (computed() - before)) {
+            Ok(())
+        } else {
+            Err(p99)
         }
     })
     .expect("leases end late");

@@ -26,9 +26,10 @@ fn six_hundred_handovers_take_no_fixed_delay() {
         }
         assert_eq!(one.request("r", "k", &held.token), "ok");
         println!("600 handovers took {:?}", began.elapsed());
-        match began.elapsed() < Duration::from_secs(6) {
-            true => Ok(()),
-            false => Err(began.elapsed()),
+        if began.elapsed() < Duration::from_secs(6) {
+            Ok(())
+        } else {
+            Err(began.elapsed())
         }
     })
     .expect("handovers are slow");

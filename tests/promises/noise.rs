@@ -37,9 +37,10 @@ pub fn annoy(place: &Place, random: &mut Random) {
 
 fn connect(place: &Place, random: &mut Random) -> io::Result<Stream> {
     // Where the server speaks TLS, some do not.
-    let stream = match random.one_in(4) {
-        true => place.plain()?,
-        false => place.network()?,
+    let stream = if random.one_in(4) {
+        place.plain()?
+    } else {
+        place.network()?
     };
     stream.set_write_timeout(Duration::from_millis(200))?;
     stream.set_read_timeout(Duration::from_millis(200))?;

@@ -266,9 +266,10 @@ impl Toy {
             gives_up: wait.map(|wait| now + wait),
             is_connected: true,
         };
-        match overtakes {
-            true => queue.waiters.push_front(waiter),
-            false => queue.waiters.push_back(waiter),
+        if overtakes {
+            queue.waiters.push_front(waiter)
+        } else {
+            queue.waiters.push_back(waiter)
         }
         None
     }
@@ -317,9 +318,10 @@ impl Toy {
     /// Whether there is such a grant.
     fn seen(&mut self, key: u32, fence: u64) -> Reply {
         let holders = &self.queue(key).holders;
-        match holders.iter().any(|holder| holder.fence == fence) {
-            true => Reply::Done,
-            false => Reply::Refused,
+        if holders.iter().any(|holder| holder.fence == fence) {
+            Reply::Done
+        } else {
+            Reply::Refused
         }
     }
 
@@ -480,12 +482,13 @@ impl Client {
                 State::Sent(now + delay, record)
             }
             State::Holding(until, key, fence) if until <= now => {
-                let request = match toy.random.one_in(3) {
-                    true => Request::Renew {
+                let request = if toy.random.one_in(3) {
+                    Request::Renew {
                         fence,
                         lease: LEASE,
-                    },
-                    false => Request::Release { fence },
+                    }
+                } else {
+                    Request::Release { fence }
                 };
                 State::Sent(now + delay, self.record(now, key, request))
             }
@@ -568,9 +571,10 @@ impl Client {
 /// What a client does after a reply.
 fn after(record: Record, now: u64, random: &mut Random) -> State {
     let key = record.key;
-    let pause = match random.one_in(6) {
-        true => ticks(LEASE) / 2 + random.below(50),
-        false => random.below(20),
+    let pause = if random.one_in(6) {
+        ticks(LEASE) / 2 + random.below(50)
+    } else {
+        random.below(20)
     };
     match (record.request, record.reply) {
         (_, Reply::Granted { fence }) => State::Holding(now + pause, key, fence),

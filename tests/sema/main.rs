@@ -139,9 +139,10 @@ impl Place {
                 fs::set_permissions(directory, mode).expect("it is ours");
             }
         }
-        let mut command = match rustix::process::geteuid().is_root() {
-            true => Command::new("setpriv"),
-            false => Command::new("env"),
+        let mut command = if rustix::process::geteuid().is_root() {
+            Command::new("setpriv")
+        } else {
+            Command::new("env")
         };
         if rustix::process::geteuid().is_root() {
             command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]);
@@ -2445,9 +2446,10 @@ fn no_lock_is_taken_for_a_process_that_has_ended() {
         place.write("f", &format!("pid=1\ntimestamp={}\n", now()));
         let mut holder = Command::new("sleep").arg("60").spawn().expect("sleep");
         let pid = holder.id().to_string();
-        let mut command = match is_old {
-            false => Command::new(program("sema")),
-            true => strace.command(),
+        let mut command = if is_old {
+            strace.command()
+        } else {
+            Command::new(program("sema"))
         };
         if is_old {
             command.args(old_kernel).arg(program("sema"));

@@ -117,9 +117,10 @@ fn a_lock_seen_under_two_mounts_has_one_holder() {
         ("overlay", Mount::overlay(admin)),
     ] {
         for is_held_above in [true, false] {
-            let (here, there) = match is_held_above {
-                true => (&mount.path, &mount.below),
-                false => (&mount.below, &mount.path),
+            let (here, there) = if is_held_above {
+                (&mount.path, &mount.below)
+            } else {
+                (&mount.below, &mount.path)
             };
             let place = Place::within(here);
             let other = seen_in(&place, there);

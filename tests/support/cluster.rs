@@ -242,9 +242,10 @@ fn data_home() -> PathBuf {
     let is_plenty = space.is_ok_and(|free| free > PLENTY)
         && available.is_some_and(|free| free > PLENTY >> 10)
         && TempDir::new_in(memory).is_ok();
-    match is_plenty {
-        true => memory.to_owned(),
-        false => std::env::temp_dir(),
+    if is_plenty {
+        memory.to_owned()
+    } else {
+        std::env::temp_dir()
     }
 }
 
@@ -331,9 +332,10 @@ pub fn is_member() -> bool {
 /// How much later a reply may come that a journal has to be written for, with all the daemons of
 /// this test target on one disk.
 pub fn journal_time() -> Duration {
-    match is_member() {
-        true => Duration::from_secs(2),
-        false => Duration::ZERO,
+    if is_member() {
+        Duration::from_secs(2)
+    } else {
+        Duration::ZERO
     }
 }
 

@@ -225,9 +225,10 @@ fn find(name: &str) -> Result<Program, String> {
     // Not all of these are in the PATH of a user.
     let places = path.split(':').chain(["/usr/sbin", "/sbin"]);
     let mut paths = places.map(|place| Path::new(place).join(name));
-    let program = match name.contains(".so.") {
-        true => library(name),
-        false => paths.find(|path| path.is_file()),
+    let program = if name.contains(".so.") {
+        library(name)
+    } else {
+        paths.find(|path| path.is_file())
     };
     let program = Program(program.ok_or(name)?);
     match missing_part(name, &program) {

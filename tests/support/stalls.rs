@@ -94,9 +94,12 @@ pub fn fairly_within<T, E>(
 #[track_caller]
 pub fn fair_test(mut test: impl FnMut()) {
     let verdict = fairly(|| {
-        catch_unwind(AssertUnwindSafe(&mut test)).or_else(|failure| match is_late(&*failure) {
-            true => Err(failure),
-            false => resume_unwind(failure),
+        catch_unwind(AssertUnwindSafe(&mut test)).or_else(|failure| {
+            if is_late(&*failure) {
+                Err(failure)
+            } else {
+                resume_unwind(failure)
+            }
         })
     });
     verdict.unwrap_or_else(|failure| resume_unwind(failure));

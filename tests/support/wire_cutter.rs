@@ -148,9 +148,10 @@ impl Wire {
 
     /// The end of the server's side is passed on.
     fn copy(&self, is_reply: bool) {
-        let (mut from, mut to) = match is_reply {
-            true => (&self.server, &self.client),
-            false => (&self.client, &self.server),
+        let (mut from, mut to) = if is_reply {
+            (&self.server, &self.client)
+        } else {
+            (&self.client, &self.server)
         };
         let mut chunk = [0; 4096];
         while let Ok(len @ 1..) = from.read(&mut chunk) {

@@ -59,9 +59,10 @@ fn longest_visit(what: &str, mut visit: impl FnMut() -> ControlFlow<()>) {
 }
 
 fn until_done(is_done: bool) -> ControlFlow<()> {
-    match is_done {
-        true => ControlFlow::Break(()),
-        false => ControlFlow::Continue(()),
+    if is_done {
+        ControlFlow::Break(())
+    } else {
+        ControlFlow::Continue(())
     }
 }
 

@@ -237,9 +237,10 @@ impl History {
         let is_a_try = self.random.one_in(4);
         let ideal = self.model.acquire(conn, &ask, is_a_try);
         let table = &mut self.world.table;
-        let real = match is_a_try {
-            true => table.try_acquire(claimant(conn), &ask, now),
-            false => table.acquire(claimant(conn), &ask, now),
+        let real = if is_a_try {
+            table.try_acquire(claimant(conn), &ask, now)
+        } else {
+            table.acquire(claimant(conn), &ask, now)
         };
         assert_eq!(real.map(Began::of), ideal);
         match real {

@@ -379,9 +379,10 @@ impl Seen {
         assert_eq!(enqueued, place.is_enqueued, "phase-one entries disagree");
         self.enqueued_count += usize::from(enqueued);
         if let Some(entry) = table.conns.get(&place.conn) {
-            let list = match place.is_told {
-                true => &entry.held,
-                false => &entry.pending,
+            let list = if place.is_told {
+                &entry.held
+            } else {
+                &entry.pending
             };
             assert!(
                 list.iter(&table.places).any(|own| own == id),

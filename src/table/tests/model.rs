@@ -227,9 +227,10 @@ impl Model {
         while (self.has_due(name) || self.needs_room(conn, name)) && self.end_first() {}
         if let Some(at) = self.find_entry(conn, kind, name) {
             if !self.is_dead(&self.entries[at]) {
-                return match self.draining {
-                    true => Err(Refusal::Draining),
-                    false => Err(Refusal::AlreadyEnqueued),
+                return if self.draining {
+                    Err(Refusal::Draining)
+                } else {
+                    Err(Refusal::AlreadyEnqueued)
                 };
             }
             if let Began::Queued(number) = self.entries.remove(at).began {
@@ -270,9 +271,10 @@ impl Model {
                     let key = &self.keys[self.find(name).expect("waited for")];
                     let lacks_token =
                         self.is_owed(key) && key.waiters[0] == number && !self.is_full();
-                    return match lacks_token {
-                        true => Err(Refusal::NoToken),
-                        false => Ok(Answer::WouldWait),
+                    return if lacks_token {
+                        Err(Refusal::NoToken)
+                    } else {
+                        Ok(Answer::WouldWait)
                     };
                 }
                 answer => answer,
@@ -302,9 +304,10 @@ impl Model {
             return Ok(entry.began);
         };
         let ticket = &self.tickets[self.find_ticket(number)];
-        match ticket.dismissed {
-            true => Err(Refusal::Draining),
-            false => Ok(Began::Queued(ticket.fence.unwrap_or(number))),
+        if ticket.dismissed {
+            Err(Refusal::Draining)
+        } else {
+            Ok(Began::Queued(ticket.fence.unwrap_or(number)))
         }
     }
 
@@ -426,9 +429,10 @@ impl Model {
             holder.is_kept = false;
             holder.tag = None;
         }
-        holder.expires_at = match holder.is_kept {
-            true => holder.expires_at.max(now + lease),
-            false => now + lease,
+        holder.expires_at = if holder.is_kept {
+            holder.expires_at.max(now + lease)
+        } else {
+            now + lease
         };
     }
 
