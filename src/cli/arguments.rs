@@ -176,9 +176,9 @@ impl CommandLine {
         let operands = self.operand_rows(program).skip(self.operands.len());
         let options = program.rows(self.row(program));
         let options = options.filter(|row| row.is_option() && !self.has(row));
-        let missing = operands.map(|row| (row, row.name.to_owned()));
-        let missing = missing.chain(options.map(|row| (row, row.long())));
-        let missing = missing.filter(|(row, _)| row.times == Times::Once);
+        let not_given = operands.map(|row| (row, row.name.to_owned()));
+        let not_given = not_given.chain(options.map(|row| (row, row.long())));
+        let missing = not_given.filter(|(row, _)| row.times == Times::Once);
         let names: Vec<String> = missing.map(|(_, name)| name).collect();
         names.join(", ")
     }

@@ -17,12 +17,12 @@ impl Program {
             format!("{sign}{}", feature.name)
         };
         let features: Vec<String> = self.features.iter().map(has).collect();
-        let features = if features.is_empty() {
+        let in_brackets = if features.is_empty() {
             String::new()
         } else {
             format!(" ({})", features.join(" "))
         };
-        format!("{} {}{features}\n", self.name, env!("CARGO_PKG_VERSION"))
+        format!("{} {}{in_brackets}\n", self.name, env!("CARGO_PKG_VERSION"))
     }
 
     /// The help of a command, or of the program itself.

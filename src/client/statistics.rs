@@ -88,9 +88,9 @@ impl Party {
     /// that the client has disconnected.
     fn who(&self) -> String {
         let known = [&self.tag, &self.peer].into_iter().flatten();
-        let mut known = known.map(|text| Plain(text.as_bytes()).to_string());
-        let known = known.find(|text| !text.is_empty());
-        known.unwrap_or_else(|| "a client that has disconnected".to_owned())
+        let mut shown = known.map(|text| Plain(text.as_bytes()).to_string());
+        let first = shown.find(|text| !text.is_empty());
+        first.unwrap_or_else(|| "a client that has disconnected".to_owned())
     }
 }
 

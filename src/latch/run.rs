@@ -195,9 +195,12 @@ fn run_under(
 fn loss_of(guards: &Guards) -> Failure {
     let is_out = |guard: &&Guard| guard.loss_to_come() == Loss::MaxHold;
     let lost = guards.iter().find(|guard| guard.loss().is_some());
-    let lost = lost.or_else(|| guards.iter().find(is_out));
-    let lost = lost.unwrap_or(&guards[0]);
-    lost_lock(&place_of_guard(lost), &lost.loss_to_come().to_string())
+    let to_blame = lost.or_else(|| guards.iter().find(is_out));
+    let to_blame = to_blame.unwrap_or(&guards[0]);
+    lost_lock(
+        &place_of_guard(to_blame),
+        &to_blame.loss_to_come().to_string(),
+    )
 }
 
 /// Renews all locks now, without blocking. Sets `confirmed` once the servers have renewed all of

@@ -75,8 +75,8 @@ impl GrantRate {
     /// Asks for the counter, and returns the rate since the previous look. Returns `None` at the
     /// first look, after a restart, and if the server has no counters.
     fn look(&mut self, connection: &mut Connection) -> Option<f64> {
-        let counters = connection.counters().ok();
-        let counters = counters.and_then(|json| serde_json::from_str::<Value>(&json).ok());
+        let json = connection.counters().ok();
+        let counters = json.and_then(|json| serde_json::from_str::<Value>(&json).ok());
         let grants = counters.and_then(|json| json["counters"]["grants"].as_u64());
         let now = grants.map(|grants| (Instant::now(), grants));
         let before = std::mem::replace(&mut self.0, now)?;

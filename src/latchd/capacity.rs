@@ -151,8 +151,8 @@ fn connection_capacity(heap: u64, descriptors_each: u64) -> usize {
         .max(descriptors / 2)
         / descriptors_each;
 
-    let maps = fs::read_to_string("/proc/sys/vm/max_map_count").ok();
-    let maps: Option<u64> = maps.and_then(|maps| maps.trim().parse().ok());
+    let text = fs::read_to_string("/proc/sys/vm/max_map_count").ok();
+    let maps: Option<u64> = text.and_then(|text| text.trim().parse().ok());
     let for_threads = maps.unwrap_or(65_530).saturating_sub(RESERVED_MAPS) / MAPS_PER_THREAD;
 
     as_count(for_connections.min(for_threads)).min(address_space_capacity(heap))

@@ -129,10 +129,10 @@ fn check_tls(options: &Options, origins: &Origins) -> Result<(), String> {
 /// The sockets to serve. If the sockets are inherited, options for other sockets are refused,
 /// because the server would have to ignore them.
 fn sockets(options: &Options, origins: &Origins, inherits: bool) -> Result<Sockets, String> {
-    let binding = ["--host", "--port", "--unix", "--unix-mode", "--unix-group"];
-    let binding = binding.iter().find_map(|option| origins.get(option));
+    let mut binding = ["--host", "--port", "--unix", "--unix-mode", "--unix-group"].iter();
+    let given = binding.find_map(|option| origins.get(option));
     if inherits || options.inetd {
-        return match binding {
+        return match given {
             Some(origin) => Err(format!("{origin}: the sockets are inherited")),
             None if inherits => Ok(Sockets::Environment),
             None => Ok(Sockets::Stdin),

@@ -41,8 +41,11 @@ impl LockInfo {
     /// `tag=`.
     pub fn serialize(&self) -> String {
         let tag = self.tag.as_deref().map(|tag| as_written(tag, MAX_TAG_LEN));
-        let tag = tag.map(|tag| format!("tag={tag}\n")).unwrap_or_default();
-        format!("pid={}\n{TIMESTAMP}{}\n{tag}", self.pid, self.timestamp)
+        let tag_line = tag.map(|tag| format!("tag={tag}\n")).unwrap_or_default();
+        format!(
+            "pid={}\n{TIMESTAMP}{}\n{tag_line}",
+            self.pid, self.timestamp
+        )
     }
 
     /// Reads a record. Ignores lines with unknown keys. If a key occurs twice, the last line

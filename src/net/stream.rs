@@ -75,8 +75,8 @@ impl Stream {
         };
         let (pid, uid) = (credentials.pid.as_raw_nonzero(), credentials.uid.as_raw());
         let name = u32::try_from(pid.get()).ok().and_then(process::name);
-        let name = name.map_or_else(String::new, |name| format!(" {name}"));
-        format!("unix pid {pid} uid {uid}{name}")
+        let and_name = name.map_or_else(String::new, |name| format!(" {name}"));
+        format!("unix pid {pid} uid {uid}{and_name}")
     }
 
     /// Describes this end in the form that the peer's [`Stream::identity`] uses, but without the

@@ -256,8 +256,8 @@ pub fn all() -> Option<impl Iterator<Item = u32>> {
 
 /// The kernel's overflow uid, which stands for every user without a number in this user namespace.
 pub fn overflow_user() -> u32 {
-    let number = fs::read_to_string("/proc/sys/kernel/overflowuid");
-    let number = number.ok().and_then(|text| text.trim().parse().ok());
+    let text = fs::read_to_string("/proc/sys/kernel/overflowuid");
+    let number = text.ok().and_then(|text| text.trim().parse().ok());
     number.unwrap_or(65534)
 }
 

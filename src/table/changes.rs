@@ -192,10 +192,9 @@ impl LockTable {
                 continue;
             };
             let place = &self.places[id];
-            let pending = self.pending_changes.as_ref();
-            let kept = pending.filter(|_| place.is_kept);
-            let kept = kept.and_then(|pending| pending.longest.get(fence));
-            let anew = now + *kept.unwrap_or(&place.lease);
+            let pending = self.pending_changes.as_ref().filter(|_| place.is_kept);
+            let longest = pending.and_then(|pending| pending.longest.get(fence));
+            let anew = now + *longest.unwrap_or(&place.lease);
             if place
                 .lease_end()
                 .is_some_and(|(ends, _)| now < ends && ends < anew)

@@ -153,9 +153,11 @@ impl<S: Read> Reader<S> {
     /// Reads the head. Returns the status and the length of the body; the length is `None` if the
     /// body comes in chunks.
     fn head(&mut self) -> io::Result<(u16, Option<usize>)> {
-        let status = self.line()?;
-        let status = status.strip_prefix("HTTP/1.1 ").unwrap_or_default();
-        let status = status.get(..3).and_then(|status| status.parse().ok());
+        let line = self.line()?;
+        let status_and_reason = line.strip_prefix("HTTP/1.1 ").unwrap_or_default();
+        let status = status_and_reason
+            .get(..3)
+            .and_then(|text| text.parse().ok());
         let status = status.ok_or_else(|| io::Error::other("no HTTP/1.1"))?;
         let mut len = Some(0);
         for _ in 0..MAX_LINES {

@@ -278,9 +278,9 @@ impl Grants {
             token: grant.token,
             lease: Some(grant.lease.min(longest)),
         };
-        let keep = rights.permit(keep, || false);
-        let keep = keep.unwrap_or_else(|it| panic!("no right to {it:?} after the claim"));
-        Ok(match self.carry_out(&keep, seat, outbox)? {
+        let permitted = rights.permit(keep, || false);
+        let permitted = permitted.unwrap_or_else(|it| panic!("no right to {it:?} after the claim"));
+        Ok(match self.carry_out(&permitted, seat, outbox)? {
             Reply::Renewed(lease) => Reply::Granted(Grant { lease, ..*grant }),
             refusal => {
                 seat.abandon_grant(grant.token.fence);

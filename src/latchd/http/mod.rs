@@ -151,15 +151,14 @@ impl Door {
             .transpose()
             .map_err(server::cannot("watch for hang-ups"))?
             .map(Arc::new);
-        let guide = Guide {
+        let guide = Arc::new(Guide {
             arbiter: Arc::clone(arbiter),
             rules: Arc::clone(rules),
             names: self.names,
             history: Arc::default(),
             permits: Permits::new(MAX_CONNECTIONS, Some(MAX_PER_ADDRESS)),
             grants: grants.clone(),
-        };
-        let guide = Arc::new(guide);
+        });
         if let Some(grants) = &grants {
             let grants = Arc::clone(grants);
             server::spawn("http-hangup", move || grants.report_hangups())?;
@@ -181,10 +180,9 @@ fn connections(caps: Option<GrantCaps>, others: &Connections) -> Connections {
     let connections = match caps {
         None => Connections::new(MAX_CONNECTIONS, Some(MAX_PER_ADDRESS), FULL),
         Some(caps) => {
-            let max = caps.max_waiting;
-            let max = max.saturating_add(MAX_CONNECTIONS + MAX_CHANGING);
-            let max_per_address = caps.max_per_address;
-            let max_per_address = max_per_address.map(|max| max.saturating_add(MAX_CONNECTIONS));
+            let with_others = |max: usize| max.saturating_add(MAX_CONNECTIONS);
+            let max = with_others(caps.max_waiting).saturating_add(MAX_CHANGING);
+            let max_per_address = caps.max_per_address.map(with_others);
             Connections::new(max, max_per_address, FULL).numbered_with(others)
         }
     };

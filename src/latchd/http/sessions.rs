@@ -153,11 +153,11 @@ impl Sessions {
         };
         let is_over = |session: &OpenSession| ends_at(session).is_some_and(|at| at <= now);
         let over = open.iter().filter(|(_, session)| is_over(session));
-        let over: Vec<ConnId> = over.map(|(conn, _)| *conn).collect();
-        let over: Vec<_> = over.iter().map(|conn| open.remove(conn)).collect();
+        let conns: Vec<ConnId> = over.map(|(conn, _)| *conn).collect();
+        let ended: Vec<_> = conns.iter().map(|conn| open.remove(conn)).collect();
         let next = open.values().filter_map(ends_at).min();
         drop(open);
-        drop(over);
+        drop(ended);
         next
     }
 }
