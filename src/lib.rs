@@ -53,7 +53,6 @@
 //!
 //! `tls` lets `latchd` speak TLS on its TCP port, and lets `latch` and [`client`] connect to such a
 //! server. It is off by default, because it more than doubles the size of the programs.
-//! `http` (default) lets `latchd` show its statistics to a browser and to Prometheus.
 //! `cluster` lets several `latchd` servers act as one service, by way of etcd: see
 //! latchd-cluster(7). It adds no crate.
 //!
@@ -88,30 +87,25 @@
 //!
 //! - *claim*: what a client asks for, until it is granted or has failed.
 //! - *place*: the record of a claim in the table, in its key's queue or among its holders.
-//! - *phase one*: the time from `e`, by which a connection enqueues for a key, to `w`, by which it
-//!   waits for the grant. The claim may be granted in this time.
 //! - *ticket*: the right of a session to the result of a claim that waits.
 //! - *grant*: a claim that has been granted. It has one token, one lease and any number of slots.
-//! - *holder*: the client of a grant, or its place in the table.
+//!   The client that has it is its holder.
 //! - *slot*: the unit of weight. A semaphore has as many as its limit; a lock is taken whole.
-//! - *turn*: of the first waiter of a key, as soon as enough slots are free for its claim.
 //! - *owed*: of a waiter whose turn it is, but for which there is no fence or no room yet.
 //! - *lease*: how long a grant lasts unless it is renewed.
-//! - *fence*: the number of a grant. *Salt*: the secret that makes a token of it.
-//! - *seat*: the access of one connection to the table. A session over HTTP has one, too, and each
-//!   of its requests has a further one *beside* it, with a separate wait.
-//! - *visit*: what a thread does at the table while it has the arbiter's mutex.
-//! - *step*: as much of a long operation as one visit may do.
-//! - *orphan*: a grant without a connection. *Kept*: an orphan because its client asked for that.
-//! - *adopt*: move a grant to another connection. Until that one renews it, the move is
-//!   *provisional*.
+//! - *fence*: the number of a grant, which rises with every grant. With a secret salt, it is the
+//!   token.
+//! - *seat*: the access of one connection to the table.
+//! - *orphan*: a grant without a connection.
+//! - *kept*: of an orphan whose client asked for that.
+//! - *adopt*: move a grant to another connection.
+//! - *provisional*: of an adoption whose connection has not renewed the grant yet.
 //! - *settle*: grant nothing after a crash, until the leases of unknown clients have ended.
 //! - *proof*: a token and what was granted, by which a client brings its grant back after a crash.
-//! - *dead*: of a grant that has ended although its client may believe in it, and may come back.
 //! - *record*: a holder as text, in a file or in etcd.
-//! - *change*, *round*: the begin or end of a grant, and the transaction that writes it to etcd.
-//! - *promise*, *certainty*: what a reply says of a holder, and what must be known before the reply
-//!   may be sent.
+//! - *round*: a transaction that writes changes of holders to etcd.
+//! - *promise*: what a reply says of a holder.
+//! - *certainty*: what must be known before a reply with a promise may be sent.
 //! - *drain*: refuse new claims, and wait for the holders before the server ends.
 //!
 //! # Where to change what
@@ -146,6 +140,8 @@
 //!   nothing: `latchd/state_file/start`. What is written to the file before a reply:
 //!   `table/lasting` and `latchd/state_file/unwritten`. How a client brings its grant back:
 //!   `table/proofs`, and `client/guard/keeper/reconnecting`.
+//! - What a server warns of at its start: `latchd/exposure`, `latchd/variables`, and
+//!   `warn_of_clock` in `latchd/fences`.
 //! - What a server does at SIGTERM: `run` in `latchd/shutdown`. lfpd: the end of `serve_all` in
 //!   `lfpd/mod`.
 //! - How a holder is written in a file or in etcd: `protocol/record`; what the table puts into the
@@ -166,6 +162,7 @@
 //!   calls `keep_for` in `client/guard`, which asks the server to keep the grant. There, `keep` in
 //!   `table/orphans` does.
 //! - The variables of a command under a lock: `latch/variables`.
+//! - What `latch stats` shows: `latch/stats_table`; how that fits a window: `latch/text_table`.
 //! - What a standby does with a connection: `relay_or_serve` in `cluster/relay`.
 //! - Which names mean the same serial port: `lfpd/uucp/device`; the names of their lock files:
 //!   `lfpd/uucp/names`. Which of them a lock has: `make` in `lfpd/uucp/lock_file`; which an unlock

@@ -1,4 +1,5 @@
-//! Two-phase claims: a connection first enqueues for a key, and waits for the grant later.
+//! Two-phase claims: a connection enqueues for a key with `e`, and waits for the grant with `w`.
+//! Phase one is the time between the two. The claim may be granted in it.
 
 use std::time::Instant;
 
