@@ -163,8 +163,8 @@ pub trait ClientSocket: Send + Sync {
     /// Whether the peer has closed its side, or is gone. Must not block.
     fn has_hung_up(&self) -> bool;
 
-    /// Ends the connection in both directions. Must not block.
-    fn end(&self);
+    /// Shuts the connection down in both directions. Must not block.
+    fn shut_down(&self);
 }
 
 struct SeatState {

@@ -143,7 +143,7 @@ impl Arbiter {
             }
             false
         });
-        losers.iter().for_each(|socket| socket.end());
+        losers.iter().for_each(|socket| socket.shut_down());
         has_broken
     }
 }

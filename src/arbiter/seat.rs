@@ -224,7 +224,7 @@ impl Seat {
             .filter_map(|conn| visit.seats.get(&conn)?.socket.clone())
             .collect();
         drop(visit);
-        losers.iter().for_each(|socket| socket.end());
+        losers.iter().for_each(|socket| socket.shut_down());
         adopted
     }
 

@@ -84,7 +84,7 @@ impl Granted {
         kept.map(drop).map_err(Error::of_keep)
     }
 
-    pub(super) fn keep_and_take_back(&mut self, time: Duration) -> Result<(), Error> {
+    pub(super) fn keep_and_adopt(&mut self, time: Duration) -> Result<(), Error> {
         self.renew_if_late()?;
         self.keep_at_server(time)?;
         // Until the second adoption, the first is provisional: the end of the connection would not

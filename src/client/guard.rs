@@ -117,7 +117,7 @@ impl Shared {
     }
 
     /// Records how the hold ended, and wakes the guard that waits for this outcome.
-    fn end(&self, outcome: Result<(), Error>) {
+    fn set_outcome(&self, outcome: Result<(), Error>) {
         self.lock().outcome = Some(outcome);
         self.ended.notify_all();
     }
@@ -212,7 +212,7 @@ impl Granted {
     /// times the reply timeout, and after an error for as long as [`Guard::release`].
     pub(super) fn test_keep(mut self, time: Duration) -> Result<Granted, Error> {
         self.connection.cancelled_by.clear();
-        match self.keep_and_take_back(time) {
+        match self.keep_and_adopt(time) {
             Ok(()) => Ok(self),
             Err(error) => {
                 // The server may keep the grant nevertheless.
@@ -545,7 +545,7 @@ mod tests {
         let keeper = thread::spawn(move || {
             thread::sleep(Duration::from_millis(200));
             closed.store(true, Ordering::SeqCst);
-            shared_of_keeper.end(Err(Error::Cancelled));
+            shared_of_keeper.set_outcome(Err(Error::Cancelled));
         });
         drop(guard_of(shared, Some(keeper)));
         assert!(is_closed.load(Ordering::SeqCst));

@@ -75,12 +75,12 @@ impl Relay {
     /// would see the end of the stream, and think that the client had closed its connection.
     fn cut(&self) {
         self.is_cut.store(true, Ordering::SeqCst);
-        self.end(Shutdown::Read);
+        self.stop(Shutdown::Read);
     }
 
     /// Stops reading from the client, and shuts down the connection to the server as `of_server`
     /// says. Replies that have arrived from the server are still passed on.
-    fn end(&self, of_server: Shutdown) {
+    fn stop(&self, of_server: Shutdown) {
         self.client.shutdown(Shutdown::Read);
         let _ = self.server.shutdown(of_server);
     }
@@ -128,7 +128,7 @@ impl ClusterNode {
             return;
         };
         for relay in open.values().filter(|relay| relay.epoch != active.epoch) {
-            relay.end(Shutdown::Both);
+            relay.stop(Shutdown::Both);
         }
     }
 

@@ -227,7 +227,7 @@ fn serve(options: &Options, prepared: Prepared) -> Result<ExitCode, String> {
         .http_grants
         .then(|| grant_caps(options, &connections));
     let open_door = |door: Door| door.open(&arbiter, &session_rules, caps, &connections);
-    let keep = |reserver| keep_files(reserver, state.as_ref(), settling, &arbiter);
+    let keep = |reserver| start_file_threads(reserver, state.as_ref(), settling, &arbiter);
     let started = reserver
         .map_or(Ok(()), keep)
         .and_then(|()| serve::start(&listeners, &arbiter, &connections, &session_rules))
@@ -346,7 +346,7 @@ fn start_arbiter(
 }
 
 /// Opens the state file, if there is one, and starts the threads that write it and the fence file.
-fn keep_files(
+fn start_file_threads(
     mut reserver: Reserver,
     state: Option<&Arc<StateFile>>,
     settling: Duration,

@@ -118,7 +118,7 @@ impl<const N: usize> LineReader<N> {
             let Some(offset) = self.offset_of_end(line_start) else {
                 self.scanned = self.end;
                 if self.exceeds_limit(self.end - line_start) {
-                    self.keep_head(line_start);
+                    self.save_head(line_start);
                 }
                 if self.is_overlong {
                     self.end = line_start;
@@ -135,7 +135,7 @@ impl<const N: usize> LineReader<N> {
                 self.next_frame_at(at + 1);
                 return Buffered::Incomplete;
             } else if self.is_overlong || self.exceeds_limit(at - line_start) {
-                self.keep_head(line_start);
+                self.save_head(line_start);
                 return Buffered::TooLong;
             } else {
                 self.ends[self.line_count] = at;
@@ -337,7 +337,7 @@ impl<const N: usize> LineReader<N> {
         self.is_overlong = false;
     }
 
-    fn keep_head(&mut self, line_start: usize) {
+    fn save_head(&mut self, line_start: usize) {
         if !self.is_overlong {
             self.is_overlong = true;
             let end = self.end.min(line_start + HEAD_LEN);

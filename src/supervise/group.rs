@@ -111,7 +111,7 @@ impl<'a> Group<'a> {
             } else {
                 self.status = Some(ExitStatus::from_raw(status.as_raw()));
                 self.pause = StopState::Over;
-                self.foreground = self.terminal.take_back_from(self.leader);
+                self.foreground = self.terminal.reclaim_from(self.leader);
             }
         }
     }
@@ -233,7 +233,7 @@ impl<'a> Group<'a> {
     /// script that runs us or the rest of our pipeline, because a shell does not continue a job
     /// while one of its processes runs.
     fn stop_this_program(&self, signal: i32) {
-        let foreground = self.terminal.take_back_from(self.leader);
+        let foreground = self.terminal.reclaim_from(self.leader);
         let is_for_all = match signal {
             SIGTSTP => foreground == Foreground::Command,
             // After SIGTTIN or SIGTTOU, the command is in the background, and so is the job.
@@ -246,7 +246,7 @@ impl<'a> Group<'a> {
     /// terminal. Takes the terminal back for that member. The command gets it again when it needs
     /// it.
     fn follow_need(&mut self) {
-        self.terminal.take_back_from(self.leader);
+        self.terminal.reclaim_from(self.leader);
         if let Some(ours) = our_group().filter(|ours| self.terminal.is_of(*ours)) {
             let _ = kill_process_group(ours, Signal::CONT);
         } else if has_job_control() {
@@ -347,7 +347,7 @@ impl<'a> Group<'a> {
     }
 
     /// Returns how the command ended, once its whole group has ended or is left alone.
-    pub(super) fn end(&mut self) -> Option<Finish> {
+    pub(super) fn conclude(&mut self) -> Option<Finish> {
         let status = self.status?;
         if self.has_rest() {
             return None;

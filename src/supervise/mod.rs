@@ -119,7 +119,7 @@ pub fn run(job: &Job<'_>, signals: &mut SignalWatch) -> io::Result<JobEnd> {
         group.follow_if_due();
         group.escalate_if_due();
         group.start_guard_if_due();
-        if let Some(finish) = group.end() {
+        if let Some(finish) = group.conclude() {
             return Ok(match finish {
                 _ if group.is_lost => JobEnd::LockLost,
                 Finish::Exited(status @ (CANNOT_RUN | NOT_FOUND)) if started.has_failed() => {

@@ -105,7 +105,7 @@ impl Terminal {
     /// Takes the terminal back from the command's group, or from a group that has ended. Returns
     /// which group had it. Does not take the terminal from any other group: in the background the
     /// shell has it, and a shell that loses its terminal ends.
-    pub(super) fn take_back_from(&self, group: Pid) -> Foreground {
+    pub(super) fn reclaim_from(&self, group: Pid) -> Foreground {
         let Some(foreground) = self.foreground() else {
             return Foreground::Ours;
         };

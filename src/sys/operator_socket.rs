@@ -108,14 +108,14 @@ fn check_private(directory: &Path) -> io::Result<()> {
     if !found.is_dir() || !is_own(found.uid()) || found.mode() & 0o077 != 0 {
         return refused("it is no directory of this user alone");
     }
-    if !keeps_names(&fs::metadata(OF_ALL)?) {
+    if !protects_names(&fs::metadata(OF_ALL)?) {
         return refused("other users may replace its directory");
     }
     Ok(())
 }
 
 /// Whether a user cannot remove or rename the directory of another user in this one.
-fn keeps_names(directory: &Metadata) -> bool {
+fn protects_names(directory: &Metadata) -> bool {
     let is_sticky = directory.mode() & 0o1000 != 0;
     is_own_or_root(directory.uid()) && (is_sticky || directory.mode() & 0o022 == 0)
 }
@@ -182,7 +182,7 @@ mod tests {
             let permissions = fs::Permissions::from_mode(mode);
             fs::set_permissions(scratch.path(), permissions).expect("it is ours");
             let found = fs::metadata(scratch.path()).expect("it is there");
-            assert_eq!(keeps_names(&found), is_kept, "{mode:o}");
+            assert_eq!(protects_names(&found), is_kept, "{mode:o}");
         }
     }
 }

@@ -79,7 +79,7 @@ impl Counters {
     }
 
     /// Counts the end of a grant.
-    pub(super) fn end(&mut self, end: GrantEnd) {
+    pub(super) fn count_end(&mut self, end: GrantEnd) {
         *match end {
             GrantEnd::Released => &mut self.releases,
             GrantEnd::Expired => &mut self.expiries,

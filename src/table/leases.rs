@@ -51,7 +51,7 @@ impl LockTable {
     pub(super) fn end_hold(&mut self, id: PlaceId, end: GrantEnd, now: Instant) {
         let lease_end = self.places[id].lease_end();
         let (expires_at, fence) = lease_end.expect("a holder has a lease");
-        self.counters.end(match end {
+        self.counters.count_end(match end {
             // The client of a kept grant asked for it to end at this time.
             GrantEnd::Expired if self.places[id].is_kept => GrantEnd::Released,
             end => end,

@@ -21,7 +21,7 @@ impl ClientSocket for Asked {
         false
     }
 
-    fn end(&self) {}
+    fn shut_down(&self) {}
 }
 
 #[test]

@@ -18,7 +18,7 @@ impl ClientSocket for Peer {
         false
     }
 
-    fn end(&self) {}
+    fn shut_down(&self) {}
 }
 
 const ONE: ConnId = ConnId(11);

@@ -51,7 +51,7 @@ impl ClientSocket for Unused {
         false
     }
 
-    fn end(&self) {}
+    fn shut_down(&self) {}
 }
 
 #[test]

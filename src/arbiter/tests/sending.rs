@@ -26,7 +26,7 @@ impl ClientSocket for SlowSocket {
         false
     }
 
-    fn end(&self) {}
+    fn shut_down(&self) {}
 }
 
 /// A socket of a peer that has gone.
@@ -45,7 +45,7 @@ impl ClientSocket for DeadSocket {
         true
     }
 
-    fn end(&self) {}
+    fn shut_down(&self) {}
 }
 
 /// A socket during whose look for a hang-up another thread visits the table.
@@ -69,7 +69,7 @@ impl ClientSocket for VisitedSocket {
         false
     }
 
-    fn end(&self) {}
+    fn shut_down(&self) {}
 }
 
 /// A waiter whose grants go through a socket.

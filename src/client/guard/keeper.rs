@@ -70,7 +70,8 @@ impl Keeper {
         self.phase = Phase::default();
         // End the guard only after the close: its thread may then claim the same key at once, and
         // must find it free.
-        self.shared.end(Err(Error::Lost(self.held.asked(), loss)));
+        self.shared
+            .set_outcome(Err(Error::Lost(self.held.asked(), loss)));
         drop((unsent_callbacks, self.sent_callbacks));
         if let Some(callback) = callback {
             callback(loss);
@@ -92,7 +93,7 @@ impl Keeper {
             let order = self.shared.lock().order;
             if let (None, Some(order)) = (self.phase.sent_at(), order) {
                 let ended = self.carry_out(order);
-                self.shared.end(ended);
+                self.shared.set_outcome(ended);
                 return Ok(());
             }
             let now = Moment::now();

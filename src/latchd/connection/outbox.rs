@@ -239,7 +239,7 @@ impl ClientSocket for Stream {
         Stream::has_hung_up(self)
     }
 
-    fn end(&self) {
+    fn shut_down(&self) {
         self.shutdown(Shutdown::Both);
     }
 }

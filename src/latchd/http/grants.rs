@@ -353,7 +353,7 @@ impl ClientSocket for Requester {
         self.0.has_hung_up()
     }
 
-    fn end(&self) {
+    fn shut_down(&self) {
         self.0.shutdown(Shutdown::Both);
     }
 }

@@ -164,7 +164,7 @@ impl Door {
             server::spawn("http-hangup", move || grants.report_hangups())?;
         }
         let housekeeper = Arc::clone(&guide);
-        server::spawn("http-history", move || housekeeper.keep())?;
+        server::spawn("http-history", move || housekeeper.run_housekeeping())?;
         let workers = Workers::new(move |admission| match admission.exceeds {
             None => guide.serve(&admission),
             Some(_) => refuse(&admission.stream),
@@ -201,7 +201,7 @@ fn refuse(stream: &Stream) {
 impl Guide {
     /// Takes a sample now and then, and ends idle sessions, until the process ends. A standby has
     /// nothing to count.
-    fn keep(&self) {
+    fn run_housekeeping(&self) {
         let mut sample_at = Instant::now();
         loop {
             let now = Instant::now();

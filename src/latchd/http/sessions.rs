@@ -247,7 +247,7 @@ impl ClientSocket for SessionClient {
     }
 
     /// A session ends only when its client ends it or is silent.
-    fn end(&self) {}
+    fn shut_down(&self) {}
 }
 
 #[cfg(test)]

@@ -180,7 +180,7 @@ pub fn parse(frame: Frame<'_>) -> Result<Request<'_>, ProtocolError> {
         },
         _ => return Err(ProtocolError::InvalidCommand),
     };
-    words.end()?;
+    words.expect_end()?;
     Ok(request)
 }
 
@@ -353,7 +353,7 @@ impl<'a> Words<'a> {
         self.next().map(parse_integer).transpose()
     }
 
-    fn end(&mut self) -> Result<(), ProtocolError> {
+    fn expect_end(&mut self) -> Result<(), ProtocolError> {
         match self.next() {
             None => Ok(()),
             Some(_) => Err(ProtocolError::ArgumentCount),

@@ -277,7 +277,7 @@ impl ClientSocket for SlowSocket {
         false
     }
 
-    fn end(&self) {}
+    fn shut_down(&self) {}
 }
 
 /// The socket of a peer that has gone.
@@ -298,7 +298,7 @@ impl ClientSocket for DeadSocket {
         true
     }
 
-    fn end(&self) {}
+    fn shut_down(&self) {}
 }
 
 fn ask(key: &str, lease: Duration) -> Ask<'_> {
