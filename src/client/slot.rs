@@ -3,8 +3,8 @@
 use std::time::{Duration, Instant};
 
 use super::error::Error;
-use crate::protocol::limits;
-use crate::protocol::request::{Wanted, MAX_TAG_LEN};
+use crate::protocol::limits::{self, MAX_TAG_LEN};
+use crate::protocol::request::Wanted;
 use crate::terms::{Kind, Limit, Weight};
 
 /// What a client asks for: a lock, or a slot of a semaphore.

@@ -110,7 +110,7 @@ impl<'a> SemaphoreGuard<'a> {
 
     /// Whether this guard still holds the lock. Once the result is false, it stays false.
     pub fn is_held(&self) -> bool {
-        !self.held.is_lost.load(Ordering::SeqCst) && self.held.is_still_ours().unwrap_or(false)
+        !self.held.is_lost.load(Ordering::SeqCst) && self.held.still_has_name().unwrap_or(false)
     }
 
     /// Releases the lock, as dropping the guard does, and reports errors.
@@ -191,8 +191,8 @@ impl HeldFile {
         LockFiles::new(&self.directory, &self.name, self.options)
     }
 
-    fn is_still_ours(&self) -> io::Result<bool> {
-        Ok(self.is_our_record()? && takeover::is_still_ours(&self.files(), &self.file)?)
+    fn still_has_name(&self) -> io::Result<bool> {
+        Ok(self.is_our_record()? && takeover::still_has_name(&self.files(), &self.file)?)
     }
 
     /// Whether the file names no holder other than this guard. A taker on another host may have
@@ -266,7 +266,7 @@ fn watch_over(held: &Weak<HeldFile>, on_lost: Option<LostCallback>, watch: &Watc
             let _ = held.beat();
         }
         // The first check finds a loss between the grant and the start of the watch.
-        let is_lost = match held.is_still_ours() {
+        let is_lost = match held.still_has_name() {
             Ok(is_ours) => !is_ours,
             // On NFS, this error means that another host has removed the file. Any other error may
             // be temporary.

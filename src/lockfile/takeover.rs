@@ -294,7 +294,7 @@ fn create_in_place<F: Files>(files: &F, taker: &Taker<'_>) -> io::Result<Option<
     let Some(locks) = files.lock_new(&file)? else {
         return Ok(None);
     };
-    if !is_still_ours(files, &file)? || !files.read(&file)?.bytes.is_empty() {
+    if !still_has_name(files, &file)? || !files.read(&file)?.bytes.is_empty() {
         return Ok(None);
     }
     files.write(&file, &(taker.record)(locks))?;
@@ -336,8 +336,7 @@ fn take_over<F: Files>(
     // Check the name only after the judgement. The holder of a lock that is not stale may release
     // it even while this process has the file locked, and that would take the name away after an
     // earlier check. The holder of a stale lock may not.
-    let id = files.id(&file)?;
-    if files.identity()? != Some(id) {
+    if !still_has_name(files, &file)? {
         return Ok(Takeover::NameGone);
     }
     if let Err(why) = verdict {
@@ -355,7 +354,7 @@ fn take_over<F: Files>(
     match changed {
         // If another program has removed the name before the rewrite, the record is in a file
         // without a name, where it does no harm.
-        Ok(()) if way == Way::Rewrite && files.identity()? == Some(id) => Ok(Takeover::Taken(file)),
+        Ok(()) if way == Way::Rewrite && still_has_name(files, &file)? => Ok(Takeover::Taken(file)),
         Ok(()) => Ok(Takeover::NameGone),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Takeover::NameGone),
         Err(error) if error.kind() == io::ErrorKind::ReadOnlyFilesystem => {
@@ -479,7 +478,7 @@ fn unless_removed<F: Files>(
     after: After,
     ours: F::File,
 ) -> io::Result<Outcome<F::File>> {
-    if files.wait_for_earlier_judges(after) && !is_still_ours(files, &ours)? {
+    if files.wait_for_earlier_judges(after) && !still_has_name(files, &ours)? {
         return Ok(Outcome::Blocked(Obstacle::Contended, None));
     }
     Ok(Outcome::Done(ours))
@@ -490,15 +489,15 @@ fn check_place(files: &impl Files) -> io::Result<()> {
     files.creation().map(drop)
 }
 
-/// Whether the lock's name still belongs to our file.
-pub(super) fn is_still_ours<F: Files>(files: &F, ours: &F::File) -> io::Result<bool> {
-    Ok(files.identity()? == Some(files.id(ours)?))
+/// Whether the file still has the lock's name.
+pub(super) fn still_has_name<F: Files>(files: &F, file: &F::File) -> io::Result<bool> {
+    Ok(files.identity()? == Some(files.id(file)?))
 }
 
 /// Releases the lock of a guard. `ours` is its file, which the guard has kept open and locked since
 /// the grant. If the lock is lost, returns false and changes nothing.
 pub(super) fn release<F: Files>(files: &F, ours: &F::File) -> io::Result<bool> {
-    Ok(is_still_ours(files, ours)? && remove_name(files)?)
+    Ok(still_has_name(files, ours)? && remove_name(files)?)
 }
 
 /// Removes the lock's name. Returns whether it was there.

@@ -14,6 +14,9 @@ pub const MAX_AUTH_LINE_LEN: usize = 65_536;
 /// The maximum length of a key, in bytes.
 pub const MAX_KEY_LEN: usize = MAX_LINE_LEN;
 
+/// The maximum length of a tag, in bytes.
+pub const MAX_TAG_LEN: usize = 128;
+
 /// The maximum length of an admin token, in bytes.
 pub const MAX_ADMIN_TOKEN_LEN: usize = 128;
 

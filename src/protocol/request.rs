@@ -26,9 +26,6 @@ const COUNTERS: &str = "counters";
 /// Stands for any key in the place of a key, and for any fence in the place of a fence.
 const ANY: &str = "_";
 
-/// The maximum length of a tag, in bytes.
-pub const MAX_TAG_LEN: usize = 128;
-
 /// What a client asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Request<'a> {

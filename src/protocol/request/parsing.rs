@@ -5,11 +5,10 @@
 use std::time::Duration;
 
 use super::{
-    Held, Request, Wanted, ANY, COUNTERS, MAX_TAG_LEN, NUMBERS, QUEUES, SEMAPHORE, SHARED, SLOTS,
-    WAITERS,
+    Held, Request, Wanted, ANY, COUNTERS, NUMBERS, QUEUES, SEMAPHORE, SHARED, SLOTS, WAITERS,
 };
 use crate::protocol::abilities::Abilities;
-use crate::protocol::limits::{self, MAX_AUTH_LINE_LEN, MAX_LINE_LEN};
+use crate::protocol::limits::{self, MAX_AUTH_LINE_LEN, MAX_LINE_LEN, MAX_TAG_LEN};
 use crate::terms::{Kind, Limit, Weight};
 use crate::token::Token;
 
