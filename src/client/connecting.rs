@@ -14,6 +14,7 @@ use rustix::io::Errno;
 use rustix::net::sockopt::{self, Timeout};
 use rustix::net::{connect, socket_with, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
+use crate::sys::deadline::time_left;
 use crate::sys::trusted;
 
 /// The minimum time for one attempt to connect. A timeout of zero would be refused, or would mean
@@ -30,7 +31,7 @@ pub(super) fn try_each<A, T>(
 ) -> io::Result<T> {
     let mut failure = io::Error::from(io::ErrorKind::NotFound);
     for (remaining, one) in (1..=all.len()).rev().zip(all) {
-        let left = deadline.saturating_duration_since(Instant::now());
+        let left = time_left(deadline);
         let share = left / u32::try_from(remaining).unwrap_or(u32::MAX);
         match connect(one, share) {
             Ok(connected) => return Ok(connected),
@@ -103,7 +104,7 @@ fn connect_within(path: &Path, deadline: Instant) -> io::Result<UnixStream> {
     let (family, flags) = (AddressFamily::UNIX, SocketFlags::CLOEXEC);
     let socket = socket_with(family, SocketType::STREAM, flags, None)?;
     loop {
-        let left = deadline.saturating_duration_since(Instant::now());
+        let left = time_left(deadline);
         sockopt::set_socket_timeout(&socket, Timeout::Send, Some(left.max(SHORTEST_ATTEMPT)))?;
         match connect(&socket, &addr) {
             Ok(()) => return Ok(UnixStream::from(socket)),

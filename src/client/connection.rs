@@ -20,6 +20,7 @@ use crate::net::stream::{is_timeout, Stream};
 use crate::protocol::abilities::Abilities;
 use crate::protocol::reply::{self, Grant, Reply};
 use crate::protocol::request::Request;
+use crate::sys::deadline::time_left;
 use crate::sys::event::Event;
 use crate::terms::Refusal;
 use crate::token::Token;
@@ -396,7 +397,7 @@ impl Connection {
 
     /// Shortens the reply timeout to the time left until `deadline`.
     pub(super) fn shorten_reply_timeout(&mut self, deadline: Option<Instant>) {
-        let left = time_left(deadline).unwrap_or(Duration::MAX);
+        let left = deadline.map_or(Duration::MAX, time_left);
         self.settings.reply_timeout = self.settings.reply_timeout.min(left);
     }
 
@@ -417,7 +418,7 @@ impl Connection {
 
     /// The maximum time for sending a request whose reply must arrive by `due`.
     fn time_to_send(&self, due: Option<Instant>) -> Duration {
-        let within = time_left(due).unwrap_or(self.settings.reply_timeout);
+        let within = due.map_or(self.settings.reply_timeout, time_left);
         within.min(self.settings.reply_timeout)
     }
 
@@ -491,7 +492,7 @@ impl Connection {
     /// Reads part of a reply that must be complete by `due`.
     fn read_by(&mut self, due: Option<Instant>) -> Result<(), Error> {
         // If there is no deadline, TCP keepalive detects a server that has vanished.
-        let left = time_left(due).unwrap_or(LONGEST_READ);
+        let left = due.map_or(LONGEST_READ, time_left);
         if left.is_zero() {
             return Err(Error::no_reply(&self.server));
         }
@@ -654,9 +655,4 @@ fn key_of<'a>(request: &Request<'a>) -> Option<&'a str> {
         Request::Queues(key) => *key,
         _ => request.changes(),
     }
-}
-
-/// The time left until `then`; `None` if there is no limit.
-fn time_left(then: Option<Instant>) -> Option<Duration> {
-    then.map(|then| then.saturating_duration_since(Instant::now()))
 }

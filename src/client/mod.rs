@@ -93,6 +93,7 @@ use crate::protocol::abilities::Abilities;
 #[cfg(feature = "programs")]
 pub(crate) use crate::protocol::limits;
 pub use crate::protocol::reply::Grant;
+use crate::sys::deadline::time_left;
 use crate::sys::event::Event;
 use crate::sys::moment::Moment;
 pub use crate::terms::Kind;
@@ -280,9 +281,8 @@ impl Client {
         deadline: Option<Instant>,
         servers_left: u32,
     ) -> Result<Connection, Error> {
-        let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-        let within = left.unwrap_or(Duration::MAX);
-        let within = within.min(self.settings.connect_timeout);
+        let left = deadline.map_or(Duration::MAX, time_left);
+        let within = left.min(self.settings.connect_timeout);
         Connection::open_within(server, &self.settings, within, servers_left)
     }
 

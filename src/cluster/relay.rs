@@ -32,6 +32,7 @@ use crate::log::Throttle;
 use crate::net::listener::SEND_BUFFER_LEN;
 use crate::net::stream::{keep_alive, Stream};
 use crate::protocol::request::RELAY;
+use crate::sys::deadline::time_left;
 use crate::sys::event::wait_for;
 use crate::sys::notify::notify;
 use crate::text::reason;
@@ -229,7 +230,7 @@ impl ClusterNode {
             if role.is_own {
                 return Disposition::ServeHere(first.into_bytes());
             }
-            let left = deadline.saturating_duration_since(Instant::now());
+            let left = time_left(deadline);
             // A client that has left must not use up a connection until the deadline.
             if left.is_zero() || is_waiting && client.has_hung_up() {
                 return Disposition::Over;

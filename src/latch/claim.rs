@@ -13,6 +13,7 @@ use crate::cli::waiting::{wait_on_thread, Interrupts, Verbosity, WaitingLine};
 use crate::client::{Claimed, Connection, Error, Granted, Guards};
 use crate::supervise::{Event, SignalWatch};
 use crate::sys::backoff::Backoff;
+use crate::sys::deadline::time_left;
 
 use super::nesting::waits_for_itself;
 use super::releasing::release_all;
@@ -235,7 +236,7 @@ impl Retries {
         let Some(until) = [gives_up_at, ends_at].into_iter().flatten().min() else {
             return Some(self.backoff.jittered_pause());
         };
-        let left = until.saturating_duration_since(Instant::now());
+        let left = time_left(until);
         (!left.is_zero()).then(|| self.backoff.jittered_pause().min(left))
     }
 }

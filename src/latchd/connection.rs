@@ -26,6 +26,7 @@ use crate::arbiter::Seat;
 use crate::net::hangup::HangupWatch;
 use crate::net::stream::Stream;
 use crate::protocol::reply::Reply;
+use crate::sys::deadline::time_left;
 use input::Input;
 use outbox::Outbox;
 
@@ -105,7 +106,7 @@ fn lingering_close(stream: &Stream, ending: &Ending, mut out: Vec<u8>, rules: &S
     let mut rest = &out[..];
     if stream.write_within(&mut rest, rules.write_timeout).is_ok() {
         stream.discard_for(cooldown);
-        std::thread::sleep(closes_at.saturating_duration_since(Instant::now()));
+        std::thread::sleep(time_left(closes_at));
         stream.shutdown(Shutdown::Write);
         stream.discard_for(CLOSING_TIME);
     }

@@ -13,6 +13,7 @@ use crate::arbiter::{Arbiter, DrainUntil};
 use crate::cluster::ClusterNode;
 use crate::net::connections::Connections;
 use crate::net::listener::Listener;
+use crate::sys::deadline::time_left;
 use crate::sys::notify::notify;
 use crate::sys::thread::spawn;
 use crate::text::reason;
@@ -113,7 +114,7 @@ impl ServerEnd<'_> {
             Drained::Yes => info!("stopping reason=drained"),
             Drained::TimedOut => log_cut_off(self.arbiter, TIMED_OUT),
         }
-        let grace_left = deadline.saturating_duration_since(Instant::now());
+        let grace_left = time_left(deadline);
         let connections = [Some(Arc::clone(self.connections)), over_http];
         let connections = connections.into_iter().flatten().collect();
         let_sessions_finish(self.signals, connections, grace_left)
@@ -155,7 +156,7 @@ impl ServerEnd<'_> {
                 None
             }
             recv(drained) -> _ => Some(Drained::Yes),
-            default(deadline.saturating_duration_since(Instant::now())) => Some(Drained::TimedOut),
+            default(time_left(deadline)) => Some(Drained::TimedOut),
         }
     }
 
@@ -185,8 +186,7 @@ impl ServerEnd<'_> {
         let mut ended = self.wait_for(&node.probe_journal(), deadline);
         if ended == Some(Drained::Yes) {
             let closed = self.arbiter.close_record_once_all_can_adopt();
-            let time_left = deadline.saturating_duration_since(Instant::now());
-            let drains_at = Instant::now() + GRANTS_GO_ON.min(time_left / 2);
+            let drains_at = Instant::now() + GRANTS_GO_ON.min(time_left(deadline) / 2);
             ended = self.wait_for(&closed, drains_at);
             if ended == Some(Drained::TimedOut) {
                 self.arbiter.refuse_claims();

@@ -14,6 +14,7 @@ use rustix::net::{recv, send, sockopt, RecvFlags, SendFlags, UCred};
 
 use super::tls::TlsStream;
 use super::write::write_within;
+use crate::sys::deadline::time_left;
 use crate::sys::process;
 
 const HANG_UPS: PollFlags = PollFlags::RDHUP.union(PollFlags::HUP).union(PollFlags::ERR);
@@ -240,9 +241,7 @@ pub fn discard(limit: Duration, mut read: impl FnMut(&mut [u8], Duration) -> io:
     let deadline = Instant::now().checked_add(limit);
     let mut scrap = [0; 512];
     loop {
-        let left = deadline.map_or(limit, |deadline| {
-            deadline.saturating_duration_since(Instant::now())
-        });
+        let left = deadline.map_or(limit, time_left);
         if left.is_zero() {
             return;
         }

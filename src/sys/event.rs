@@ -9,6 +9,8 @@ use std::time::Instant;
 use rustix::event::{eventfd, poll, EventfdFlags, PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 
+use super::deadline::time_left;
+
 /// An event that one thread sets and other threads poll for. Its descriptor is readable while the
 /// event is set. Clones share one event.
 #[derive(Clone, Debug)]
@@ -56,7 +58,7 @@ pub fn wait_until_readable(descriptor: &impl AsFd, deadline: Instant) -> bool {
 /// not end the wait. Returns whether any descriptor is ready.
 pub fn wait_for(polled: &mut [PollFd<'_>], deadline: Option<Instant>) -> io::Result<bool> {
     loop {
-        let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        let left = deadline.map(time_left);
         // A timeout too large for the system call means no timeout.
         let left = left.and_then(|left| Timespec::try_from(left).ok());
         match poll(polled, left.as_ref()) {

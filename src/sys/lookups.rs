@@ -8,6 +8,8 @@ use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use super::deadline::time_left;
+
 /// The maximum number of lookups of one kind that run at once, each on its own thread. Further
 /// callers wait.
 const MAX_LOOKUPS: usize = 16;
@@ -66,7 +68,7 @@ where
                     }),
                 };
             }
-            let left = deadline.saturating_duration_since(Instant::now());
+            let left = time_left(deadline);
             if left.is_zero() {
                 return Err(io::ErrorKind::TimedOut.into());
             }

@@ -6,6 +6,7 @@
 
 pub mod backoff;
 pub mod clock;
+pub mod deadline;
 pub mod directory;
 pub mod event;
 #[cfg(feature = "cluster")]

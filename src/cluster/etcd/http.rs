@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::cluster::first_of;
 use crate::net::stream::{is_timeout, Stream};
+use crate::sys::deadline::time_left;
 
 /// The maximum length in bytes of a line in a head, before a chunk or in the trailers.
 const MAX_LINE_LEN: u64 = 8 * 1024;
@@ -109,7 +110,7 @@ impl EtcdConnection {
 
 /// The time left until the deadline. Fails if the deadline has passed.
 fn left(deadline: Instant) -> io::Result<Duration> {
-    let left = deadline.saturating_duration_since(Instant::now());
+    let left = time_left(deadline);
     if left.is_zero() {
         Err(io::ErrorKind::TimedOut.into())
     } else {

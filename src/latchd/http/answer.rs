@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use super::request::HttpRefusal;
 use crate::net::stream::Stream;
 use crate::protocol::stats::{put, write_string};
+use crate::sys::deadline::time_left;
 
 /// How long a client may take to accept an answer.
 const ANSWER_TIME: Duration = Duration::from_secs(10);
@@ -179,7 +180,7 @@ impl<'a> HttpAnswer<'a> {
 
     /// Sends the bytes in `out` within the time left for the answer, and clears `out`.
     fn write(&self, out: &mut Vec<u8>) -> Sent {
-        let left = self.due.saturating_duration_since(Instant::now());
+        let left = time_left(self.due);
         let written = self.stream.write_within(&mut &out[..], Some(left));
         out.clear();
         written.map_err(|_| ())

@@ -40,6 +40,7 @@ use crate::net::workers::Workers;
 use crate::protocol::metrics::exposition;
 use crate::protocol::request::Request;
 use crate::server::{self, no_thread};
+use crate::sys::deadline::time_left;
 use crate::sys::memory::{self, Purpose};
 use answer::{refuse_full, Errors, HttpAnswer, Sent, FULL, JSON, METRICS};
 use body::MAX_BODY_LEN;
@@ -221,7 +222,7 @@ impl Guide {
             let grants = self.grants.as_ref();
             let ends_at = grants.and_then(|grants| grants.sessions.end_idle(now));
             let look_at = ends_at.map_or(sample_at, |at| at.min(sample_at));
-            thread::sleep(look_at.saturating_duration_since(Instant::now()));
+            thread::sleep(time_left(look_at));
         }
     }
 
@@ -387,7 +388,7 @@ struct ArrivingRequest<'a> {
 
 impl RequestInput for ArrivingRequest<'_> {
     fn read(&mut self, room: &mut [u8]) -> usize {
-        let left = self.due.saturating_duration_since(Instant::now());
+        let left = time_left(self.due);
         if left.is_zero() || self.stream.set_read_timeout(left).is_err() {
             return 0;
         }

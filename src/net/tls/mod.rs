@@ -31,6 +31,7 @@ use rustls::{
 };
 
 use super::write::write_within;
+use crate::sys::deadline::time_left;
 use crate::sys::event::wait_for;
 use crate::sys::memory::{self, Purpose};
 #[cfg(feature = "programs")]
@@ -339,7 +340,7 @@ impl TlsState {
         if self.output.is_empty() {
             return Ok(());
         }
-        let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        let left = deadline.map(time_left);
         let written = if self.can_send {
             write_within(socket.as_fd(), &mut &self.output[..], left, None)
         } else {
