@@ -148,16 +148,15 @@ impl Connection {
         within: Duration,
         servers_left: u32,
     ) -> Result<Connection, Error> {
-        let (stream, deadline, reached, auth_token) =
-            settings.connect(server, within, servers_left)?;
+        let connected = settings.connect(server, within, servers_left)?;
         let mut connection = Connection {
             servers_left,
-            reached,
-            link: Link::over(stream),
+            reached: connected.reached,
+            link: Link::over(connected.stream),
             ..Connection::unconnected(server, settings)
         };
-        if let Some(token) = auth_token {
-            match connection.expect_ok(&Request::Auth(&token), Some(deadline)) {
+        if let Some(token) = connected.auth_token {
+            match connection.expect_ok(&Request::Auth(&token), Some(connected.deadline)) {
                 // A server without a secret answers `error` to `auth`.
                 Err(Error::Refused(_)) => return Err(connection.fail_on(&Reply::AuthFailed)),
                 answered => answered?,
@@ -197,9 +196,10 @@ impl Connection {
     /// auth token and the introduction are sent with the next request.
     pub(super) fn reconnect(&mut self, within: Duration) -> Result<(), Error> {
         let within = within.min(self.settings.connect_timeout);
-        let (stream, _, reached, auth_token) = self.settings.connect(&self.server, within, 0)?;
-        (self.link, self.reached) = (Link::over(stream), reached);
-        self.write_opening(auth_token.as_deref());
+        let connected = self.settings.connect(&self.server, within, 0)?;
+        self.link = Link::over(connected.stream);
+        self.reached = connected.reached;
+        self.write_opening(connected.auth_token.as_deref());
         Ok(())
     }
 

@@ -41,6 +41,17 @@ pub struct Settings {
     pub tls: Option<Tls>,
 }
 
+/// A stream to a server, over which nothing has been sent yet.
+pub(super) struct Connected {
+    pub(super) stream: Stream,
+    /// The server of the cluster that was reached.
+    pub(super) reached: Address,
+    /// The end of this server's share of the time.
+    pub(super) deadline: Instant,
+    /// The secret to present.
+    pub(super) auth_token: Option<String>,
+}
+
 impl Default for Settings {
     fn default() -> Self {
         Settings {
@@ -71,15 +82,13 @@ impl Settings {
         }
     }
 
-    /// Connects within `within`, with a TLS handshake if the settings ask for it. Also returns the
-    /// end of this server's share of the time, the address that was reached, and the secret to
-    /// present. Each of `servers_left` more servers gets an equal share.
+    /// Connects within `within`, with a TLS handshake if the settings ask for it. Each of `servers_left` more servers gets an equal share.
     pub(super) fn connect(
         &self,
         server: &Address,
         within: Duration,
         servers_left: u32,
-    ) -> Result<(Stream, Instant, Address, Option<String>), Error> {
+    ) -> Result<Connected, Error> {
         let (began, within) = (Instant::now(), within.min(LONGEST_ATTEMPT));
         let auth_token = self.auth_token(began + within / 2)?;
         let within = within.saturating_sub(began.elapsed());
@@ -94,7 +103,12 @@ impl Settings {
             }
             None => stream,
         };
-        Ok((stream, deadline, reached.clone(), auth_token))
+        Ok(Connected {
+            stream,
+            reached: reached.clone(),
+            deadline,
+            auth_token,
+        })
     }
 }
 

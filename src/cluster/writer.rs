@@ -231,7 +231,7 @@ impl JournalWriter {
             if !is_question && !is_in_doubt {
                 return BatchResult::Refused;
             }
-            if is_in_doubt && self.is_carried_out() {
+            if is_in_doubt && self.ask_if_carried_out() {
                 break;
             }
             thread::sleep(pause_after(&failure));
@@ -247,7 +247,7 @@ impl JournalWriter {
     /// whether this server is still active, and tells this thread whether the batch was carried
     /// out. It does not compare the batch number, because the batch may still be carried out at any
     /// moment.
-    fn is_carried_out(&mut self) -> bool {
+    fn ask_if_carried_out(&mut self) -> bool {
         let number = self.node.journal.begin_question();
         let leader = self.names.leader();
         let (compare, look_up) = (

@@ -319,9 +319,9 @@ impl<'a> Group<'a> {
         }
     }
 
-    /// Whether the group still has a process that counts, after the command has ended. If its time
-    /// is over, tells it to end.
-    fn has_rest(&mut self) -> bool {
+    /// Looks for a process of the group that counts, after the command has ended, and returns
+    /// whether there is one. If its time is over, tells it to end.
+    fn look_for_rest(&mut self) -> bool {
         let leftovers = self.job.leftovers;
         if leftovers == Leftovers::Leave || !exists(self.leader) {
             return false;
@@ -349,7 +349,7 @@ impl<'a> Group<'a> {
     /// Returns how the command ended, once its whole group has ended or is left alone.
     pub(super) fn conclude(&mut self) -> Option<Finish> {
         let status = self.status?;
-        if self.has_rest() {
+        if self.look_for_rest() {
             return None;
         }
         let is_killed = self.is_lost || status.signal().is_some();

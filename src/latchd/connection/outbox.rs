@@ -149,7 +149,7 @@ impl<'a> Outbox<'a> {
     /// Blocks until the unsent replies may be sent. Returns whether the client has hung up by then.
     /// Only a client that has waited counts as gone once it sends no more: another may expect its
     /// replies nonetheless.
-    pub(in crate::latchd) fn has_lost_client(&mut self) -> bool {
+    pub(in crate::latchd) fn wait_and_find_client_gone(&mut self) -> bool {
         self.wait_until_certain();
         self.is_watched && self.stream.has_hung_up()
     }

@@ -311,7 +311,7 @@ fn answer(
     };
     // What the answer promises may have to be written first, which takes time. A kept grant of a
     // client that has left meanwhile would keep others from the key until its lease ends.
-    let sent = if granted.is_some() && outbox.has_lost_client() {
+    let sent = if granted.is_some() && outbox.wait_and_find_client_gone() {
         Err(())
     } else {
         send(&HttpReply::of(&reply), outbox)

@@ -265,17 +265,10 @@ fn claimant(conn: u64) -> Claimant {
     }
 }
 
-fn acquired(answer: Result<Answer, Refusal>) -> Token {
-    match answer {
-        Ok(Answer::Granted(grant)) => grant.token,
-        other => panic!("not acquired but {other:?}"),
-    }
-}
-
 fn granted(claim: Result<Answer, Refusal>) -> Token {
     match claim {
         Ok(Answer::Granted(grant)) => grant.token,
-        other => panic!("not acquired but {other:?}"),
+        other => panic!("not granted but {other:?}"),
     }
 }
 

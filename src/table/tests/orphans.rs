@@ -201,7 +201,7 @@ fn a_token_that_holds_nothing_adopts_and_keeps_nothing() {
 #[test]
 fn the_phase_one_entry_of_the_old_connection_goes_with_the_slot() {
     let mut world = World::new();
-    let token = acquired(world.enqueue(1, "k"));
+    let token = granted(world.enqueue(1, "k"));
     assert_eq!(world.adopt(2, "k", token, 10), ADOPTED);
     assert_eq!(world.try_wait(1, "k"), Err(Refusal::NotEnqueued));
     assert!(matches!(world.enqueue(1, "k"), Ok(Answer::Queued(_))));

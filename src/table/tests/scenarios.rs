@@ -571,7 +571,7 @@ fn an_entry_dies_with_its_token_and_says_so_once() {
         |world, _| world.advance(secs(10)),
     ];
     for die in deaths {
-        let token = acquired(world.enqueue(1, "k"));
+        let token = granted(world.enqueue(1, "k"));
         die(&mut world, token);
         assert_eq!(world.try_wait(1, "k"), LEASE_EXPIRED);
         assert_eq!(world.try_wait(1, "k"), Err(Refusal::NotEnqueued));
@@ -581,7 +581,7 @@ fn an_entry_dies_with_its_token_and_says_so_once() {
 #[test]
 fn a_release_by_its_own_connection_ends_the_phase() {
     let mut world = World::new();
-    let token = acquired(world.enqueue(1, "k"));
+    let token = granted(world.enqueue(1, "k"));
     let now = world.now;
     let released = world.table.release(ConnId(1), "k", Kind::Lock, token, now);
     assert_eq!(released, Ok(Answer::Released));
@@ -591,10 +591,10 @@ fn a_release_by_its_own_connection_ends_the_phase() {
 #[test]
 fn only_a_live_entry_keeps_a_connection_from_enqueueing() {
     let mut world = World::new();
-    let token = acquired(world.enqueue(1, "k"));
+    let token = granted(world.enqueue(1, "k"));
     assert_eq!(world.enqueue(1, "k"), Err(Refusal::AlreadyEnqueued));
     assert_eq!(world.release("k", token), Ok(()));
-    acquired(world.enqueue(1, "k"));
+    granted(world.enqueue(1, "k"));
     world.table.begin_drain(world.now);
     let draining = Err(Refusal::Draining);
     assert_eq!(world.enqueue(1, "k"), draining);
@@ -626,10 +626,10 @@ fn the_entries_that_died_first_are_forgotten_first() {
         .map(|number| format!("k{number}"))
         .collect();
     for key in &keys {
-        let token = acquired(world.enqueue(1, key));
+        let token = granted(world.enqueue(1, key));
         assert_eq!(world.release(key, token), Ok(()));
     }
-    acquired(world.enqueue(1, "alive"));
+    granted(world.enqueue(1, "alive"));
     for key in &keys[..2] {
         assert_eq!(world.try_wait(1, key), Err(Refusal::NotEnqueued));
     }
@@ -644,7 +644,7 @@ fn an_entry_goes_with_its_connection() {
     for holdings in [Holdings::Release, Holdings::Orphan] {
         let mut world = World::new();
         let token = world.held(1, "k");
-        acquired(world.enqueue(2, "kept"));
+        granted(world.enqueue(2, "kept"));
         assert!(matches!(world.enqueue(2, "k"), Ok(Answer::Queued(_))));
         let last = world.queued(3, "k");
         assert_eq!(world.release("k", token), Ok(())); // granted to 2, which was never told

@@ -110,7 +110,7 @@ fn enqueued_claims_wait_while_it_settles() {
     assert_eq!(world.try_wait(1, "k"), Ok(Answer::WouldWait));
     world.mint_is_out(false);
     world.advance(secs(10));
-    acquired(world.try_wait(1, "k"));
+    granted(world.try_wait(1, "k"));
 }
 
 #[test]
