@@ -141,7 +141,7 @@ impl Seat {
     /// it still waits: see [`Seat::acquire`].
     pub fn collect(&self, key: &str, kind: Kind) -> Result<Answer, Refusal> {
         let (mut visit, now) = self.arbiter.visit(Scope::Key(key));
-        let answer = visit.table.wait(self.conn, key, kind, now);
+        let answer = visit.table.collect_enqueued(self.conn, key, kind, now);
         visit.table.counted(answer)
     }
 

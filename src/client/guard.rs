@@ -414,7 +414,7 @@ impl Guard {
             // Returning drops the guard, which orders the release.
             return Ok(());
         }
-        self.give(order);
+        self.order_end(order);
         let outcome = self.shared.lock().outcome.take();
         outcome.expect("the keeper has ended the hold")
     }
@@ -468,7 +468,7 @@ impl Guard {
     /// Gives the keeper the order to end the hold, and waits until the hold has ended. After a
     /// loss, waits only until the connection is closed, and not for the keeper's thread, because
     /// the callback for the loss may take long.
-    fn give(&mut self, order: Order) {
+    fn order_end(&mut self, order: Order) {
         let is_own = self.is_keeper_thread();
         let Some(keeper) = self.keeper.take() else {
             return;
@@ -499,7 +499,7 @@ impl Drop for Guard {
         let callbacks = (hold.on_lost.take(), hold.on_silence.take());
         drop(hold);
         // Give the order first, because dropping the callbacks may panic.
-        self.give(Order::Release);
+        self.order_end(Order::Release);
         drop(callbacks);
     }
 }

@@ -97,7 +97,7 @@ impl Candidate {
         self.note(leader);
         // The lease is kept ready for the next election. A full etcd grants no lease. That is only
         // logged, because the active server can continue.
-        if let Err(failure) = self.keep_lease() {
+        if let Err(failure) = self.renew_lease() {
             self.trouble.report(&failure, 0);
         }
         self.wait_behind(answer.revision)
@@ -105,7 +105,7 @@ impl Candidate {
 
     /// Runs for leader. Call this only if there is no leader. The lease counts from `kept`.
     fn run_for_leader(&mut self, kept: Moment) -> Result<Option<Term>, EtcdFailure> {
-        let lease = self.keep_lease()?;
+        let lease = self.renew_lease()?;
         let address = self.node.settings.advertise.as_bytes();
         let answer = self.gateway.txn(
             &etcd::is_created(&self.leader, 0),
@@ -140,8 +140,8 @@ impl Candidate {
         self.unfit_since.is_some_and(|since| since.elapsed() < time)
     }
 
-    /// Keeps this server's lease alive, or requests a new one. Returns its number.
-    fn keep_lease(&mut self) -> Result<u64, EtcdFailure> {
+    /// Renews this server's lease, or requests a new one. Returns its number.
+    fn renew_lease(&mut self) -> Result<u64, EtcdFailure> {
         let known = self.node.state.lock().lease;
         if let Some(lease) = known {
             if self.gateway.keep_alive(lease)? {

@@ -19,7 +19,7 @@ enum PhaseOne {
 
 impl LockTable {
     /// Claims a key and, unless the claim is refused, adds a phase-one entry for
-    /// [`LockTable::wait`]. If the connection already has an entry whose lease has run out, that
+    /// [`LockTable::collect_enqueued`]. If the connection already has an entry whose lease has run out, that
     /// entry is dropped first, even if the new claim is refused.
     pub fn enqueue(
         &mut self,
@@ -51,15 +51,15 @@ impl LockTable {
 
     /// Ends the phase-one entry of a key that the connection has enqueued for. If the grant is
     /// alive, its lease restarts now. A claim that still waits keeps its place, and the caller gets
-    /// its ticket. Refuses for the same reasons as [`LockTable::try_wait`].
-    pub fn wait(
+    /// its ticket. Refuses for the same reasons as [`LockTable::try_collect_enqueued`].
+    pub fn collect_enqueued(
         &mut self,
         conn: ConnId,
         key: &str,
         kind: Kind,
         now: Instant,
     ) -> Result<Answer, Refusal> {
-        let answer = self.try_wait(conn, key, kind, now)?;
+        let answer = self.try_collect_enqueued(conn, key, kind, now)?;
         let ticket = match answer {
             Answer::WouldWait => self.take_ticket(conn, key, kind),
             _ => None,
@@ -67,10 +67,10 @@ impl LockTable {
         Ok(ticket.map_or(answer, Answer::Queued))
     }
 
-    /// Like [`LockTable::wait`], but if the claim still waits, the answer is [`Answer::WouldWait`]
+    /// Like [`LockTable::collect_enqueued`], but if the claim still waits, the answer is [`Answer::WouldWait`]
     /// and the entry stays. The entry also stays if only a fence is missing, because a fence may
     /// take any time to arrive; the answer is then [`Refusal::NoToken`].
-    pub fn try_wait(
+    pub fn try_collect_enqueued(
         &mut self,
         conn: ConnId,
         key: &str,

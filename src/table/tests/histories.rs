@@ -270,7 +270,10 @@ impl History {
             _ => (self.conn(), self.name().to_owned(), self.kind()),
         };
         let now = self.world.now;
-        let real = self.world.table.try_wait(ConnId(conn), &key, kind, now);
+        let real = self
+            .world
+            .table
+            .try_collect_enqueued(ConnId(conn), &key, kind, now);
         assert_eq!(real, self.model.try_wait(conn, &key, kind));
         match real {
             Ok(Answer::Granted(grant)) => self.learn(&key, kind, grant),

@@ -146,7 +146,9 @@ impl World {
     }
 
     fn try_wait(&mut self, conn: u64, key: &str) -> Result<Answer, Refusal> {
-        let answer = self.table.try_wait(ConnId(conn), key, Kind::Lock, self.now);
+        let answer = self
+            .table
+            .try_collect_enqueued(ConnId(conn), key, Kind::Lock, self.now);
         self.check();
         answer
     }
