@@ -96,7 +96,7 @@ pub struct Connection {
     /// The server of the cluster that was reached.
     reached: Address,
     settings: Settings,
-    link: Link,
+    link: ServerLink,
     pub(super) introduction: Introduction,
     /// The abilities that the claims over this connection need.
     pub(super) needs: Abilities,
@@ -113,7 +113,7 @@ pub struct Connection {
 /// The stream to the server, and what has been sent and received over it. A new stream begins
 /// without any of this.
 #[derive(Debug, Default)]
-struct Link {
+struct ServerLink {
     /// `None` if the connection is closed.
     stream: Option<Stream>,
     /// Bytes to send before the next request.
@@ -152,7 +152,7 @@ impl Connection {
         let mut connection = Connection {
             servers_left,
             reached: connected.reached,
-            link: Link::over(connected.stream),
+            link: ServerLink::over(connected.stream),
             ..Connection::unconnected(server, settings)
         };
         if let Some(token) = connected.auth_token {
@@ -173,7 +173,7 @@ impl Connection {
             servers_left: 0,
             reached: server.clone(),
             settings: settings.clone(),
-            link: Link::default(),
+            link: ServerLink::default(),
             introduction: Introduction::default(),
             needs: Abilities::default(),
             key: None,
@@ -197,7 +197,7 @@ impl Connection {
     pub(super) fn reconnect(&mut self, within: Duration) -> Result<(), Error> {
         let within = within.min(self.settings.connect_timeout);
         let connected = self.settings.connect(&self.server, within, 0)?;
-        self.link = Link::over(connected.stream);
+        self.link = ServerLink::over(connected.stream);
         self.reached = connected.reached;
         self.write_opening(connected.auth_token.as_deref());
         Ok(())
@@ -617,7 +617,7 @@ impl Connection {
 
     /// Closes the connection. The server then releases the locks that were granted over it.
     pub(super) fn close(&mut self) {
-        self.link = Link::default();
+        self.link = ServerLink::default();
     }
 
     /// Closes the connection, and waits for at most the reply timeout until the server has closed
@@ -635,12 +635,12 @@ impl Connection {
     }
 }
 
-impl Link {
-    fn over(stream: Stream) -> Link {
+impl ServerLink {
+    fn over(stream: Stream) -> ServerLink {
         let stream = Some(stream);
-        Link {
+        ServerLink {
             stream,
-            ..Link::default()
+            ..ServerLink::default()
         }
     }
 }

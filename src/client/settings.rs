@@ -42,7 +42,7 @@ pub struct Settings {
 }
 
 /// A stream to a server, over which nothing has been sent yet.
-pub(super) struct Connected {
+pub(super) struct NewStream {
     pub(super) stream: Stream,
     /// The server of the cluster that was reached.
     pub(super) reached: Address,
@@ -88,7 +88,7 @@ impl Settings {
         server: &Address,
         within: Duration,
         servers_left: u32,
-    ) -> Result<Connected, Error> {
+    ) -> Result<NewStream, Error> {
         let (began, within) = (Instant::now(), within.min(LONGEST_ATTEMPT));
         let auth_token = self.auth_token(began + within / 2)?;
         let within = within.saturating_sub(began.elapsed());
@@ -103,7 +103,7 @@ impl Settings {
             }
             None => stream,
         };
-        Ok(Connected {
+        Ok(NewStream {
             stream,
             reached: reached.clone(),
             deadline,
