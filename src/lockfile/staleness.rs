@@ -81,9 +81,9 @@ pub(super) enum Flock {
     /// No other process has the file locked. If this process has tried to lock the file, it has
     /// succeeded.
     Acquired,
-    /// Another process has the file locked by flock(2) but not by fcntl(2), so it is neither a
-    /// holder nor a taker. If this process has tried to lock the file, this process has it locked
-    /// by fcntl(2), which keeps holders and takers out.
+    /// Another process has the file locked by flock(2). It is neither a holder nor a taker, because
+    /// these also lock a file by fcntl(2), and that lock is free. If this process has tried to lock
+    /// the file, it has got that lock, and so keeps holders and takers out.
     HeldByNonParticipant,
     /// Another process, which may be a holder or a taker, has the file locked.
     HeldByOther,
@@ -166,11 +166,11 @@ pub(super) fn judge(
         Some(timeout) if counts_as_dead => {
             let stale_at = timeout.as_secs().saturating_add(1);
             let by_age = stale_at.saturating_sub(age(content, host));
-            let is_missing = alive == Alive::Unknown
+            let waits_for_proof = alive == Alive::Unknown
                 && origin(&content.record, host.id()) == Origin::Here
                 && proves_by_process(content, flock, host);
-            Some(if is_missing {
-                by_age.min(proof_in(content, Some(timeout), host))
+            Some(if waits_for_proof {
+                by_age.min(seconds_until_proof(content, Some(timeout), host))
             } else {
                 by_age
             })
@@ -190,7 +190,7 @@ fn age(content: &Content, host: &impl Host) -> u64 {
     // A reboot of a machine without a clock battery sets the clock back. A lock from before the
     // reboot is at least as old as this boot.
     match host.uptime() {
-        Some(uptime) if is_of_a_boot_before_the_clock(content, host) => age.max(uptime),
+        Some(uptime) if predates_boot_that_reset_clock(content, host) => age.max(uptime),
         _ => age,
     }
 }
@@ -212,9 +212,9 @@ fn age_by_clocks(content: &Content, host: &impl Host) -> u64 {
     }
 }
 
-/// Whether a host with this host's name wrote the record before the latest boot, and the clock
-/// cannot show that: the clock is behind the record, or has never been set.
-fn is_of_a_boot_before_the_clock(content: &Content, host: &impl Host) -> bool {
+/// Whether a host with this host's name wrote the record before this host's latest boot, although
+/// the clock does not show it: the clock is behind the record, or has never been set since.
+fn predates_boot_that_reset_clock(content: &Content, host: &impl Host) -> bool {
     let survives = content.file_system.is_some_and(FileSystem::survives_reboot);
     let (record, own) = (&content.record, host.id());
     survives
@@ -226,12 +226,14 @@ fn is_of_a_boot_before_the_clock(content: &Content, host: &impl Host) -> bool {
                 .is_some_and(|time| time < clock::EARLIEST.as_secs()))
 }
 
-/// In how many seconds a missing process proves that the guard of a lock has ended, where the
-/// guard's lock on the file may be invisible; 0 if it does now. A virtual machine that was restored
-/// from a snapshot has the boot id and the process numbers of another one that is still running.
-/// Only the heartbeat shows that the guard is there. The heartbeat also sets the file's time, which
-/// does not depend on the clock of the guard's machine.
-fn proof_in(content: &Content, timeout: Option<Duration>, host: &impl Host) -> u64 {
+/// In how many seconds it will be certain that a guard has ended whose process does not exist; 0 if
+/// it is certain now. For guards whose lock on the file may be invisible to this process.
+///
+/// A missing process alone proves nothing. A virtual machine that was restored from a snapshot has
+/// the boot id and the process numbers of another one that is still running: the guard may run
+/// there, and then only its heartbeat shows it. The heartbeat also sets the file's time, which does
+/// not depend on the clock of the guard's machine.
+fn seconds_until_proof(content: &Content, timeout: Option<Duration>, host: &impl Host) -> u64 {
     let beats = 2 * beat_for(timeout);
     let proves_at = beats.as_secs() + 1;
     let now = host.file_system_now();
@@ -269,7 +271,9 @@ fn liveness(content: &Content, flock: Flock, timeout: Option<Duration>, host: &i
         Some(process) if !process.is_zombie && is_the_one(record, info.timestamp, &process) => {
             Alive::Yes
         }
-        _ if promise == Promise::Supports && proof_in(content, timeout, host) > 0 => Alive::Unknown,
+        _ if promise == Promise::Supports && seconds_until_proof(content, timeout, host) > 0 => {
+            Alive::Unknown
+        }
         _ => Alive::No,
     }
 }
