@@ -87,9 +87,9 @@ impl SerialLockFiles {
     }
 
     /// Removes the locks on `device` that the process `pid` holds, and those of dead processes,
-    /// each under all of its names. A process can hold two devices to which the same path has led,
-    /// one after the other. If `pid` has a lock by this path, it alone is removed of the locks of
-    /// `pid`. Returns false if there was no lock to remove, or if another process holds the device
+    /// each under all of its names. If `pid` made one of its locks by this path, only that one of
+    /// its locks is removed: the path may have led to another device before, which `pid` still
+    /// holds. Returns false if there was no lock to remove, or if another process holds the device
     /// and `pid` does not, or if this request does not get its turn within [`PATIENCE`].
     ///
     /// `may_unlock` says whether the caller may unlock for the process that has the number `pid` at
