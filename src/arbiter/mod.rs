@@ -433,7 +433,7 @@ impl Arbiter {
     fn yield_lock(&self, state: &mut MutexGuard<'_, State>) {
         let wake_ups = self.take_wake_ups(state);
         MutexGuard::unlocked_fair(state, || {
-            self.wake(wake_ups);
+            self.send_and_wake(wake_ups);
             std::thread::yield_now();
         });
     }
@@ -442,7 +442,7 @@ impl Arbiter {
     fn unlock_and_wake(&self, mut state: MutexGuard<'_, State>) {
         let wake_ups = self.take_wake_ups(&mut state);
         drop(state);
-        self.wake(wake_ups);
+        self.send_and_wake(wake_ups);
     }
 
     /// Called before a sleep: sends the resulting grants and wakes the threads concerned. If it
@@ -452,7 +452,7 @@ impl Arbiter {
         if wake_ups.is_empty() {
             return false;
         }
-        MutexGuard::unlocked(state, || self.wake(wake_ups));
+        MutexGuard::unlocked(state, || self.send_and_wake(wake_ups));
         true
     }
 
@@ -517,7 +517,7 @@ impl Arbiter {
     /// Sends grants and wakes threads, without the mutex. A thread is woken even if its grant has
     /// been sent: waking it now costs less than letting the hang-up watch wake it when the client
     /// sends its next request.
-    fn wake(&self, wake_ups: WakeUps) {
+    fn send_and_wake(&self, wake_ups: WakeUps) {
         for wake_up in wake_ups.first.into_iter().chain(wake_ups.rest) {
             if let Some((socket, grant)) = wake_up.sending {
                 let is_sent = socket.send_grant(grant);
