@@ -209,8 +209,8 @@ impl Connection {
         self.acquire_by(key, slot, wait, deadline, |_| ())
     }
 
-    /// Claims in the same way as [`Connection::acquire`]. The reply must arrive by `deadline`. Calls
-    /// `on_introduced` once the server has answered the introduction.
+    /// Claims in the same way as [`Connection::acquire`]. The reply must arrive by `deadline`.
+    /// Calls `on_introduced` once the server has answered the introduction.
     pub(super) fn acquire_by(
         &mut self,
         key: &str,

@@ -122,8 +122,8 @@ impl Shared {
         self.ended.notify_all();
     }
 
-    /// No callback runs under the mutex, so a panic cannot leave the state half-changed. No callback
-    /// is dropped under it, either: the destructor of a captured value may call the guard.
+    /// No callback runs under the mutex, so a panic cannot leave the state half-changed. No
+    /// callback is dropped under it, either: the destructor of a captured value may call the guard.
     fn lock(&self) -> MutexGuard<'_, Hold> {
         self.hold.lock().unwrap_or_else(PoisonError::into_inner)
     }

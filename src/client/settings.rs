@@ -82,7 +82,8 @@ impl Settings {
         }
     }
 
-    /// Connects within `within`, with a TLS handshake if the settings ask for it. Each of `servers_left` more servers gets an equal share.
+    /// Connects within `within`, with a TLS handshake if the settings ask for it. Each of
+    /// `servers_left` more servers gets an equal share.
     pub(super) fn connect(
         &self,
         server: &Address,
@@ -112,8 +113,8 @@ impl Settings {
     }
 }
 
-/// The end of one server's share of the time until `deadline`. Each of `servers_left` more servers gets
-/// an equal share.
+/// The end of one server's share of the time until `deadline`. Each of `servers_left` more servers
+/// gets an equal share.
 pub(super) fn share_of(deadline: Instant, servers_left: u32) -> Instant {
     let now = Instant::now();
     now + deadline.saturating_duration_since(now) / (servers_left + 1)

@@ -44,8 +44,8 @@ pub struct Journal {
 struct JournalState {
     /// The changes that are not in a round yet, with their numbers.
     pending: VecDeque<(u64, Change)>,
-    /// When the oldest pending change was recorded, or a little earlier if the previous round had no
-    /// room for it. Meaningless if no change is pending.
+    /// When the oldest pending change was recorded, or a little earlier if the previous round had
+    /// no room for it. Meaningless if no change is pending.
     pending_since: Option<Instant>,
     /// The number of the latest recorded change. Changes are numbered from 1.
     recorded: u64,

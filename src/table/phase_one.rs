@@ -19,8 +19,8 @@ enum PhaseOne {
 
 impl LockTable {
     /// Claims a key and, unless the claim is refused, adds a phase-one entry for
-    /// [`LockTable::collect_enqueued`]. If the connection already has an entry whose lease has run out, that
-    /// entry is dropped first, even if the new claim is refused.
+    /// [`LockTable::collect_enqueued`]. If the connection already has an entry whose lease has run
+    /// out, that entry is dropped first, even if the new claim is refused.
     pub fn enqueue(
         &mut self,
         claimant: Claimant,
@@ -67,9 +67,9 @@ impl LockTable {
         Ok(ticket.map_or(answer, Answer::Queued))
     }
 
-    /// Like [`LockTable::collect_enqueued`], but if the claim still waits, the answer is [`Answer::WouldWait`]
-    /// and the entry stays. The entry also stays if only a fence is missing, because a fence may
-    /// take any time to arrive; the answer is then [`Refusal::NoToken`].
+    /// Like [`LockTable::collect_enqueued`], but if the claim still waits, the answer is
+    /// [`Answer::WouldWait`] and the entry stays. The entry also stays if only a fence is missing,
+    /// because a fence may take any time to arrive; the answer is then [`Refusal::NoToken`].
     pub fn try_collect_enqueued(
         &mut self,
         conn: ConnId,

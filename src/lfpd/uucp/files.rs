@@ -135,9 +135,9 @@ impl SerialLockFiles {
         }
     }
 
-    /// Runs `steps` while no other thread of this process runs such steps. If the directory can be
-    /// locked, no other process of ours does either. Returns `None` if the turn does not come within
-    /// [`PATIENCE`].
+    /// Runs `steps` while no other thread of this process runs such steps. If the directory can
+    /// be locked, no other process of ours does either. Returns `None` if the turn does not come
+    /// within [`PATIENCE`].
     fn in_turn<T>(&self, steps: impl FnOnce(&Directory) -> io::Result<T>) -> io::Result<Option<T>> {
         let asked_at = Instant::now();
         let Some(mut patience) = self.turn.try_lock_until(asked_at + PATIENCE) else {
