@@ -24,7 +24,7 @@ _latch() {
             option=
         else
             case $word in
-                --timeout | -w | --lease | --limit | --slots | --max-waiters | --busy-status | -E | --and | --tag | --kill-after | --leftovers | --on-lost | --pick | --pick-from | --at-least | --server | --auth-token-file | --connect-timeout | --tls-ca | --tls-name | --for | --format | --fence | --admin-token-file) option=$word ;;
+                --lease | --limit | --slots | --and | --pick | --pick-from | --at-least | --tag | --kill-after | --leftovers | --on-lost | --timeout | -w | --max-waiters | --busy-status | -E | --server | --auth-token-file | --connect-timeout | --tls-ca | --tls-name | --for | --format | --fence | --admin-token-file) option=$word ;;
                 -*) ;;
                 *) if [[ -z $command ]]; then command=$word; else ((operand += 1)); fi ;;
             esac
@@ -59,8 +59,8 @@ _latch() {
     esac
     case $command in
         '') words='--help --version' ;;
-        'run') words='--timeout --nonblock --lease --limit --shared --slots --max-waiters --busy-status --and --tag --kill-after --leftovers --on-lost --nested --pick --pick-from --at-least --busy-ok --retry --quiet --verbose --server --auth-token-file --connect-timeout --tls --tls-ca --tls-name --help --version --' ;;
-        'hold') words='--timeout --nonblock --lease --limit --shared --slots --max-waiters --busy-status --tag --retry --quiet --verbose --server --auth-token-file --connect-timeout --tls --tls-ca --tls-name --help --version' ;;
+        'run') words='--lease --limit --shared --slots --and --pick --pick-from --at-least --tag --kill-after --leftovers --on-lost --nested --timeout --nonblock --max-waiters --busy-status --busy-ok --retry --quiet --verbose --server --auth-token-file --connect-timeout --tls --tls-ca --tls-name --help --version --' ;;
+        'hold') words='--lease --limit --shared --slots --tag --timeout --nonblock --max-waiters --busy-status --retry --quiet --verbose --server --auth-token-file --connect-timeout --tls --tls-ca --tls-name --help --version' ;;
         'wait') words='--timeout --nonblock --limit --server --auth-token-file --connect-timeout --tls --tls-ca --tls-name --help --version' ;;
         'acquire') words='--timeout --nonblock --lease --limit --shared --json --tag --server --auth-token-file --connect-timeout --tls --tls-ca --tls-name --help --version' ;;
         'reserve') words='--for --tag --timeout --nonblock --limit --shared --json --server --auth-token-file --connect-timeout --tls --tls-ca --tls-name --help --version' ;;

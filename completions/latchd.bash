@@ -14,7 +14,7 @@ _latchd() {
             option=
         else
             case $word in
-                --host | --port | --unix | --unix-mode | --unix-group | --default-lease-ttl | --lease-sweep-interval | --gc-interval | --gc-max-idle | --max-locks | --max-connections | --max-connections-per-ip | --max-slots | --max-per-connection | --max-waiters | --max-waiters-total | --max-kept | --max-keep-time | --max-hold | --read-timeout | --write-timeout | --shutdown-timeout | --auth-token | --auth-token-file | --admin-token-file | --http | --http-port | --http-name | --http-max-waiting | --log | --log-file | --log-timestamps | --fence-state-file | --state-file | --handover-file | --settle | --idle-exit | --etcd | --advertise | --etcd-prefix | --etcd-ttl | --etcd-user | --etcd-password-file | --etcd-cacert | --etcd-cert | --etcd-key | --tls-cert | --tls-key) option=$word ;;
+                --host | --port | --unix | --unix-mode | --unix-group | --http | --http-port | --http-name | --max-locks | --max-slots | --max-per-connection | --max-waiters | --max-waiters-total | --max-kept | --max-keep-time | --max-hold | --max-connections | --max-connections-per-ip | --http-max-waiting | --read-timeout | --write-timeout | --gc-max-idle | --gc-interval | --default-lease-ttl | --lease-sweep-interval | --fence-state-file | --state-file | --handover-file | --settle | --shutdown-timeout | --idle-exit | --auth-token | --auth-token-file | --admin-token-file | --tls-cert | --tls-key | --log | --log-file | --log-timestamps | --etcd | --advertise | --etcd-prefix | --etcd-ttl | --etcd-user | --etcd-password-file | --etcd-cacert | --etcd-cert | --etcd-key) option=$word ;;
                 -*) ;;
                 *) ((operand += 1)) ;;
             esac
@@ -25,11 +25,11 @@ _latchd() {
     fi
     case $option in
         '') ;;
-        --operator-socket | --auto-release-on-disconnect | --no-auto-release-on-disconnect | --http-grants | --print-port | --log-grants | --debug | --local-clients | --inetd)
+        --inetd | --print-port | --http-grants | --auto-release-on-disconnect | --no-auto-release-on-disconnect | --local-clients | --operator-socket | --log-grants | --debug)
             COMPREPLY=($(compgen -W 'yes no' -- "$cur"))
             return
             ;;
-        --unix | --auth-token-file | --admin-token-file | --log-file | --fence-state-file | --state-file | --handover-file | --etcd-password-file | --etcd-cacert | --etcd-cert | --etcd-key | --tls-cert | --tls-key)
+        --unix | --fence-state-file | --state-file | --handover-file | --auth-token-file | --admin-token-file | --tls-cert | --tls-key | --log-file | --etcd-password-file | --etcd-cacert | --etcd-cert | --etcd-key)
             _latchd_files
             return
             ;;
@@ -44,7 +44,7 @@ _latchd() {
         *) return ;;
     esac
     case $command in
-        '') words='--host --port --unix --unix-mode --unix-group --operator-socket --default-lease-ttl --lease-sweep-interval --gc-interval --gc-max-idle --max-locks --max-connections --max-connections-per-ip --max-slots --max-per-connection --max-waiters --max-waiters-total --max-kept --max-keep-time --max-hold --read-timeout --write-timeout --shutdown-timeout --auto-release-on-disconnect --no-auto-release-on-disconnect --auth-token --auth-token-file --admin-token-file --http --http-port --http-name --http-grants --http-max-waiting --print-port --log --log-file --log-timestamps --log-grants --debug --fence-state-file --state-file --handover-file --settle --local-clients --inetd --idle-exit --etcd --advertise --etcd-prefix --etcd-ttl --etcd-user --etcd-password-file --etcd-cacert --etcd-cert --etcd-key --tls-cert --tls-key --help --version' ;;
+        '') words='--host --port --unix --unix-mode --unix-group --inetd --print-port --http --http-port --http-name --http-grants --max-locks --max-slots --max-per-connection --max-waiters --max-waiters-total --max-kept --max-keep-time --max-hold --max-connections --max-connections-per-ip --http-max-waiting --read-timeout --write-timeout --gc-max-idle --gc-interval --default-lease-ttl --auto-release-on-disconnect --no-auto-release-on-disconnect --lease-sweep-interval --fence-state-file --state-file --handover-file --settle --local-clients --shutdown-timeout --idle-exit --auth-token --auth-token-file --admin-token-file --operator-socket --tls-cert --tls-key --log --log-file --log-timestamps --log-grants --debug --etcd --advertise --etcd-prefix --etcd-ttl --etcd-user --etcd-password-file --etcd-cacert --etcd-cert --etcd-key --help --version' ;;
     esac
     if [[ $cur != -* ]]; then
         case "$command $operand" in

@@ -28,33 +28,38 @@ impl Program {
     /// The help of a command, or of the program itself.
     pub fn help(&self, command: Option<&CommandRow>) -> String {
         let it = command.unwrap_or(&self.own);
-        let (options, operands): (Vec<&Row>, Vec<&Row>) =
-            self.rows(it).partition(|row| row.is_option());
-        let mut text = format!("{}\n\n{}\n", self.usage(command), it.about);
+        let about = wrapped(it.about, WIDTH, "\n");
+        let mut text = format!("{}\n\n{about}\n", self.usage(command));
+        let operands: Vec<&Row> = self.rows(it).filter(|row| !row.is_option()).collect();
         if !operands.is_empty() {
-            text += "\nPositional Arguments:\n";
+            text += "\nArguments:\n";
             text.extend(operands.iter().map(|row| entry(row.name, row.about)));
         }
-        text += "\nOptions:\n";
-        text.extend(options.iter().map(|row| row.entry()));
-        let commands = match command {
-            None => self.commands,
-            Some(_) => &[],
+        let (commands, examples) = match command {
+            None => (self.commands, self.examples),
+            Some(_) => (&[][..], &[][..]),
         };
         if !commands.is_empty() {
             text += "\nCommands:\n";
             text.extend(commands.iter().map(|it| entry(it.name, it.about)));
         }
+        let groups = self.groups(it);
+        for (heading, rows) in &groups {
+            text += &format!("\n{heading}:\n");
+            text.extend(rows.iter().map(|row| row.entry()));
+        }
+        if !examples.is_empty() {
+            text += "\nExamples:\n";
+            text.extend(examples.iter().map(|line| format!("  {line}\n")));
+        }
         let more = (!commands.is_empty())
             .then(|| format!("For the options of a command: {} help COMMAND.", self.name));
         let is_time = |row: &&Row| matches!(row.form, Form::Valued("time") | Form::Switch("time"));
-        let times = options.iter().any(is_time).then(|| TIMES.to_owned());
-        let listed = self.variables_of_options();
-        let listed =
-            (!listed.is_empty()).then(|| format!("Variables of options: {}.", listed.join(", ")));
-        let others = Some(self.variables.to_owned()).filter(|sentence| !sentence.is_empty());
+        let mut options = groups.iter().flat_map(|(_, rows)| rows);
+        let times = options.any(is_time).then(|| TIMES.to_owned());
+        let variables = Some(self.variables.to_owned()).filter(|rule| !rule.is_empty());
         let manual = Some(format!("See {}.", self.manual));
-        for end in [more, times, listed, others, manual].into_iter().flatten() {
+        for end in [more, times, variables, manual].into_iter().flatten() {
             text += &format!("\n{}\n", wrapped(&end, WIDTH, "\n"));
         }
         text
@@ -72,14 +77,14 @@ impl Program {
         let is_required = |row: &&&Row| row.times == Times::Once;
         let (options, operands): (Vec<&Row>, Vec<&Row>) =
             it.rows.iter().partition(|row| row.is_option());
-        for option in options.iter().filter(is_required) {
-            usage += &format!(" {}", option.head());
-        }
         for operand in &operands {
             usage += &match operand.times {
                 Times::Once => format!(" <{}>", operand.name),
                 _ => format!(" [<{}>]", operand.name),
             };
+        }
+        for option in options.iter().filter(is_required) {
+            usage += &format!(" {}", option.head());
         }
         if !options.iter().all(|row| is_required(&row)) {
             usage += " [options]";
@@ -88,16 +93,6 @@ impl Program {
             usage += &format!(" -- {}", it.tail);
         }
         usage
-    }
-
-    /// The variables of the program's own options.
-    fn variables_of_options(&self) -> Vec<String> {
-        let Some(prefix) = self.prefixes.first() else {
-            return Vec::new();
-        };
-        let names = self.rows(&self.own);
-        let names = names.filter_map(|row| row.variables.first());
-        names.map(|name| format!("{prefix}_{name}")).collect()
     }
 }
 

@@ -12,6 +12,9 @@ pub struct Row {
     pub form: Form,
     /// How often it may be given.
     pub times: Times,
+    /// The heading in the help above this row and the rows after it. Without one, the row belongs
+    /// to the group of the row before it.
+    pub group: Option<&'static str>,
     /// The text in the help.
     pub about: &'static str,
     /// The option's environment variables, without their prefix.
@@ -114,9 +117,10 @@ pub struct Program {
     pub rivals: &'static [[&'static str; 2]],
     /// The features that `--version` shows.
     pub features: &'static [Feature],
-    /// A sentence about the environment variables that the program reads besides those of its
-    /// options, or "".
+    /// What the help says about environment variables, or "".
     pub variables: &'static str,
+    /// Command lines to begin with, each as its own line in the help.
+    pub examples: &'static [&'static str],
     /// Its page of the manual.
     pub manual: &'static str,
 }
@@ -127,6 +131,7 @@ pub const FLAG: Row = Row {
     other: None,
     form: Form::Flag,
     times: Times::AtMostOnce,
+    group: None,
     about: "",
     variables: &[],
     feature: None,
@@ -139,6 +144,7 @@ pub const OF_ALL: &[Row] = &[
     Row {
         name: "help",
         other: Some("-h"),
+        group: Some("Help"),
         about: "print this and exit",
         ..FLAG
     },
@@ -211,6 +217,7 @@ impl Program {
             rivals: &[],
             features: &[],
             variables: "",
+            examples: &[],
             manual,
         }
     }
@@ -229,6 +236,19 @@ impl Program {
         command.rows.iter().chain(shared).chain(OF_ALL)
     }
 
+    /// The options of a command, or of the program itself, in the groups of the help. The rows
+    /// before the first heading stand under "Options".
+    pub fn groups(&self, command: &CommandRow) -> Vec<(&'static str, Vec<&'static Row>)> {
+        let mut groups: Vec<(&str, Vec<&Row>)> = Vec::new();
+        for row in self.rows(command).filter(|row| row.is_option()) {
+            match groups.last_mut() {
+                Some((_, rows)) if row.group.is_none() => rows.push(row),
+                _ => groups.push((row.group.unwrap_or("Options"), vec![row])),
+            }
+        }
+        groups
+    }
+
     /// The command with this name.
     pub fn command(&self, name: &str) -> Option<&'static CommandRow> {
         self.commands.iter().find(|command| command.name == name)
@@ -236,9 +256,9 @@ impl Program {
 }
 
 /// Generates a struct of options for argh, and a constant `COMMAND` with their rows. Each row is
-/// one option or operand: its help and default as attributes, its name, its short name after a
-/// slash, its type, its environment variables in brackets, the feature that it needs, and whether
-/// it is hidden.
+/// one option or operand: its group, help and default as attributes, its name, its short name
+/// after a slash, its type, its environment variables in brackets, the feature that it needs, and
+/// whether it is hidden.
 macro_rules! options {
     (@form positional $($type:ident)+, $value:expr) => { $crate::cli::rows::Form::Operand };
     (@form option bool, $value:expr) => { $crate::cli::rows::Form::Switch($value) };
@@ -258,6 +278,7 @@ macro_rules! options {
         $(#[argh(subcommand, name = $command:tt)])?
         $vis:vis struct $name:ident $(-- $tail:literal)? {
             $(
+                $(#[group = $group:literal])?
                 $(#[doc = $help:tt])+
                 #[argh(
                     $kind:ident
@@ -303,6 +324,7 @@ macro_rules! options {
                         $crate::cli::rows::first(&[$($value,)? ""])
                     ),
                     times: $crate::cli::rows::options!(@times $type $($default)?),
+                    group: $crate::cli::rows::first(&[$(Some($group),)? None]),
                     about: concat!($($help),+).trim_ascii_start(),
                     variables: &[$($($variable),*)?],
                     feature: $crate::cli::rows::first(&[

@@ -53,6 +53,11 @@ pub const SELF: Program = Program {
     features: &[TLS],
     variables: "Variables: LATCH_SERVER, LATCH_AUTH_TOKEN_FILE, LATCH_TLS, LATCH_TLS_CA, \
                 LATCH_TLS_NAME.",
+    examples: &[
+        "latch run backup -- rsync -a /srv/ store:/srv/",
+        "latch run report --nonblock --busy-ok -- ./report",
+        "latch stats",
+    ],
     ..Program::plain(PROGRAM, OWN, "latch(1)")
 };
 

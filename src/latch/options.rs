@@ -53,15 +53,16 @@ macro_rules! command {
         $(#[$($meta)*])*
         pub(super) struct $name $(-- $tail)? {
             $($fields)*
-            /// server as HOST, HOST:PORT or path of a Unix socket; the servers of a cluster with |
-            /// between them; several, separated by commas, shard the keys, without failover
+            #[group = "Server"]
+            /// use this server: HOST, HOST:PORT or the path of a Unix socket; the servers of a
+            /// cluster have | between them, and several without failover have commas
             /// (127.0.0.1:6388)
             #[argh(option, arg_name = "address")]
             server: Vec<Servers>,
-            /// a file with the auth token of the server
+            /// read the server's auth token from this file
             #[argh(option, arg_name = "path", from_str_fn(path))]
             auth_token_file: Option<PathBuf>,
-            /// how long connecting, or a reply, may take (5)
+            /// limit the time for connecting, and for each reply (5)
             #[argh(
                 option,
                 arg_name = "time",
@@ -76,7 +77,7 @@ macro_rules! command {
             /// CAs that this host trusts)
             #[argh(option, arg_name = "path", from_str_fn(path))]
             tls_ca: Option<PathBuf> in TLS,
-            /// the name that the server's certificate is for; speaks TLS (the host of the server)
+            /// expect this name in the server's certificate; speaks TLS (the host of the server)
             #[argh(option, arg_name = "name")]
             tls_name: Option<String> in TLS,
         }
@@ -106,20 +107,19 @@ macro_rules! command {
 /// Declares a sub-command that waits for a lock and keeps it. It has its own options, and the
 /// common ones that say what to ask for and how to wait.
 macro_rules! holding_command {
-    ($(#[$($meta:tt)*])* $name:ident $(-- $tail:literal)? { $($fields:tt)* }) => {
+    (
+        $(#[$($meta:tt)*])* $name:ident $(-- $tail:literal)?
+        { $($fields:tt)* }
+        { $($waiting:tt)* }
+    ) => {
         command! {
             $(#[$($meta)*])*
             $name $(-- $tail)? {
                 /// the key to hold
                 #[argh(positional)]
                 key: String,
-                /// how long to wait for the lock; 0 tries once (no limit)
-                #[argh(option, arg_name = "time", from_str_fn(wait_time))]
-                timeout / 'w': Option<Duration>,
-                /// do not wait, as with --timeout 0
-                #[argh(option, arg_name = "bool", default = "false", from_str_fn(yes_or_no))]
-                nonblock / 'n': bool,
-                /// length of the lease (the server's default)
+                #[group = "Lock"]
+                /// set the lease (the server's default)
                 #[argh(option, arg_name = "time", from_str_fn(lease))]
                 lease: Option<Duration>,
                 /// take one slot of a semaphore of this many slots; --of is the same
@@ -131,15 +131,23 @@ macro_rules! holding_command {
                 /// take this many slots of the semaphore at once; --of says how many it has (1)
                 #[argh(option, arg_name = "count", from_str_fn(slot_count))]
                 slots: Option<u32>,
+                $($fields)*
+                #[group = "Waiting"]
+                /// wait at most this long for the lock; 0 tries once (no limit)
+                #[argh(option, arg_name = "time", from_str_fn(wait_time))]
+                timeout / 'w': Option<Duration>,
+                /// do not wait, as with --timeout 0
+                #[argh(option, arg_name = "bool", default = "false", from_str_fn(yes_or_no))]
+                nonblock / 'n': bool,
                 /// do not wait if this many requests are waiting, as if the timeout were over
                 #[argh(option, arg_name = "count", from_str_fn(waiters))]
                 max_waiters: Option<u32>,
-                /// exit status if the lock is not granted in time (75)
+                /// exit with this status if the lock is not granted in time (75)
                 #[argh(option, arg_name = "status", from_str_fn(exit_status))]
                 busy_status / 'E': Option<u8>,
-                $($fields)*
-                /// while it waits, try again if the server restarts or is not there yet, for at
-                /// most this long (as long as --timeout allows)
+                $($waiting)*
+                /// try again if the server restarts or is not there yet, for at most this long (as
+                /// long as --timeout allows)
                 #[argh(option, arg_name = "time", default = "Duration::ZERO", from_str_fn(retry))]
                 retry: IfGiven<Duration>,
                 /// do not say who holds the lock while it waits
@@ -182,34 +190,13 @@ macro_rules! holding_command {
 }
 
 holding_command! {
-    /// Run a command under a lock: latch run KEY [options] -- COMMAND [ARGS]
+    /// Run a command while holding a lock
     #[argh(subcommand, name = "run")]
-    Run -- "COMMAND [ARGS]" {
+    Run -- "COMMAND [ARGS]"
+    {
         /// hold the lock of another key, too; may be given several times
         #[argh(option, arg_name = "key")]
         and: Vec<String>,
-        /// what the server shows operators about this holder (COMMAND@HOST pid N)
-        #[argh(option, arg_name = "text")]
-        tag: Option<String>,
-        /// how long the command may take to end once the lock is lost (10)
-        #[argh(
-            option,
-            arg_name = "time",
-            default = "Duration::from_secs(10)",
-            from_str_fn(time)
-        )]
-        kill_after: Duration,
-        /// processes in the command's group when the command has ended: end (after a second), wait
-        /// for them with the lock held, or leave them (end)
-        #[argh(option, arg_name = "what", default = "Leftovers::End", from_str_fn(leftovers))]
-        leftovers: Leftovers,
-        /// the signal for the command when the lock is lost: hup, int, quit, term, usr1 or usr2;
-        /// ignore sends none (term)
-        #[argh(option, arg_name = "signal", default = "OnLost::Send(Signal::TERM)", from_str_fn(on_lost))]
-        on_lost: OnLost,
-        /// if this runs under the lock already, run the command without a second one
-        #[argh(option, arg_name = "bool", default = "false", from_str_fn(yes_or_no))]
-        nested: bool,
         /// take a name from this list, separated by commas, that no other holder has
         #[argh(option, arg_name = "names", from_str_fn(names))]
         pick: Option<PickList>,
@@ -220,6 +207,31 @@ holding_command! {
         /// so that it runs at most once in that time
         #[argh(option, arg_name = "time", from_str_fn(lease))]
         at_least: Option<Duration>,
+        /// describe this holder to operators (COMMAND@HOST pid N)
+        #[argh(option, arg_name = "text")]
+        tag: Option<String>,
+        #[group = "Command"]
+        /// kill the command if it has not ended this long after the lock was lost (10)
+        #[argh(
+            option,
+            arg_name = "time",
+            default = "Duration::from_secs(10)",
+            from_str_fn(time)
+        )]
+        kill_after: Duration,
+        /// end the processes that the command leaves in its group (after a second), wait for them
+        /// with the lock held, or leave them (end)
+        #[argh(option, arg_name = "what", default = "Leftovers::End", from_str_fn(leftovers))]
+        leftovers: Leftovers,
+        /// send this signal to the command if the lock is lost: hup, int, quit, term, usr1 or usr2;
+        /// ignore sends none (term)
+        #[argh(option, arg_name = "signal", default = "OnLost::Send(Signal::TERM)", from_str_fn(on_lost))]
+        on_lost: OnLost,
+        /// run the command without a second lock if this runs under the lock already
+        #[argh(option, arg_name = "bool", default = "false", from_str_fn(yes_or_no))]
+        nested: bool,
+    }
+    {
         /// exit with 0 if the lock is not granted in time, and has been held for less than this
         /// time
         #[argh(option, arg_name = "time", default = "BusyOk::Never", from_str_fn(BusyOk::parse))]
@@ -230,11 +242,13 @@ holding_command! {
 holding_command! {
     /// Hold a lock until standard input is closed, and print its token and fence
     #[argh(subcommand, name = "hold")]
-    Hold {
-        /// what the server shows operators about this holder (latch@HOST pid N)
+    Hold
+    {
+        /// describe this holder to operators (latch@HOST pid N)
         #[argh(option, arg_name = "text")]
         tag: Option<String>,
     }
+    {}
 }
 
 command! {
@@ -244,7 +258,7 @@ command! {
         /// the key to wait for
         #[argh(positional)]
         key: String,
-        /// how long to wait; 0 tries once (no limit)
+        /// wait at most this long; 0 tries once (no limit)
         #[argh(option, arg_name = "time", from_str_fn(wait_time))]
         timeout / 'w': Option<Duration>,
         /// do not wait, as with --timeout 0
@@ -263,13 +277,13 @@ command! {
         /// the key to hold
         #[argh(positional)]
         key: String,
-        /// how long to wait for the lock; 0 tries once (no limit)
+        /// wait at most this long for the lock; 0 tries once (no limit)
         #[argh(option, arg_name = "time", from_str_fn(wait_time))]
         timeout / 'w': Option<Duration>,
         /// do not wait, as with --timeout 0
         #[argh(option, arg_name = "bool", default = "false", from_str_fn(yes_or_no))]
         nonblock / 'n': bool,
-        /// length of the lease (the server's default)
+        /// set the lease (the server's default)
         #[argh(option, arg_name = "time", from_str_fn(lease))]
         lease: Option<Duration>,
         /// take one of this many slots of a semaphore
@@ -281,7 +295,7 @@ command! {
         /// print a json object in one line
         #[argh(option, arg_name = "bool", default = "false", from_str_fn(yes_or_no))]
         json: bool,
-        /// what the server shows operators about this holder (latch@HOST pid N)
+        /// describe this holder to operators (latch@HOST pid N)
         #[argh(option, arg_name = "text")]
         tag: Option<String>,
     }
@@ -294,13 +308,13 @@ command! {
         /// the key to hold
         #[argh(positional)]
         key: String,
-        /// how long the lock is reserved
+        /// reserve the lock for this long
         #[argh(option, long = "for", arg_name = "time", from_str_fn(lease))]
         duration: Duration,
-        /// who reserves it and what for, as the server shows it (latch@HOST pid N)
+        /// tell operators who reserves it and what for (latch@HOST pid N)
         #[argh(option, arg_name = "text")]
         tag: Option<String>,
-        /// how long to wait for the lock; 0 tries once (no limit)
+        /// wait at most this long for the lock; 0 tries once (no limit)
         #[argh(option, arg_name = "time", from_str_fn(wait_time))]
         timeout / 'w': Option<Duration>,
         /// do not wait, as with --timeout 0
@@ -328,10 +342,10 @@ command! {
         /// the token of the grant; - reads it from standard input (LATCH_TOKEN)
         #[argh(positional)]
         token: Option<String>,
-        /// length of the lease (the server's default)
+        /// set the lease (the server's default)
         #[argh(option, arg_name = "time", from_str_fn(lease))]
         lease: Option<Duration>,
-        /// the key is a semaphore with this many slots
+        /// name the number of slots, if the key is a semaphore
         #[argh(option, arg_name = "count", from_str_fn(limit))]
         limit: Option<u32>,
     }
@@ -347,7 +361,7 @@ command! {
         /// the token of the grant; - reads it from standard input (LATCH_TOKEN)
         #[argh(positional)]
         token: Option<String>,
-        /// the key is a semaphore with this many slots
+        /// name the number of slots, if the key is a semaphore
         #[argh(option, arg_name = "count", from_str_fn(limit))]
         limit: Option<u32>,
         /// exit with 0 if the lock is not held with this token
@@ -363,11 +377,11 @@ command! {
         /// only this key, with all its holders and waiters
         #[argh(positional)]
         key: Option<String>,
-        /// the holders and waiters as a table or as the json of the server, or the counters of
-        /// the server for prometheus (table)
+        /// print the holders and waiters as table, or as json, or the server's counters for
+        /// prometheus (table)
         #[argh(option, arg_name = "form", from_str_fn(stats_form))]
         format: Option<StatsForm>,
-        /// the same as --format json
+        /// print json, as with --format json
         #[argh(option, arg_name = "bool", default = "false", from_str_fn(yes_or_no))]
         json: bool,
         /// print again every two seconds, or after this time
@@ -397,10 +411,10 @@ command! {
         /// the key that is held
         #[argh(positional)]
         key: String,
-        /// only the grant with this fence, a decimal number (all grants of the key)
+        /// end only the grant with this fence, a decimal number (all grants of the key)
         #[argh(option, arg_name = "number", from_str_fn(fence))]
         fence: Option<u64>,
-        /// a file with the admin token of the server
+        /// read the server's admin token from this file
         #[argh(option, arg_name = "path")]
         admin_token_file: Option<PathBuf>,
     }

@@ -38,28 +38,29 @@ options! {
         /// listen on a Unix socket
         #[argh(option, arg_name = "path", from_str_fn(values::path))]
         unix: Option<PathBuf>,
-        /// where lock files are made (/var/lock)
+        /// make lock files in this directory (/var/lock)
         #[argh(option, arg_name = "path", default = "LOCK_DIR.into()", from_str_fn(values::path))]
         lock_dir: PathBuf,
-        /// where else lock files are respected, colon-separated (the usual places)
+        /// respect lock files in these directories, too, separated by colons (the usual places)
         #[argh(option, arg_name = "paths", default = "SEARCH_DIRS.into()")]
         search_dirs: String,
-        /// what to do if a client names another user's process: enforce, log or off (enforce)
+        /// choose what happens when a client names another user's process: enforce, log or off
+        /// (enforce)
         #[argh(option, arg_name = "rule", default = "PeerRule::Enforce", from_str_fn(peer_rule))]
         peer_uid: PeerRule,
         /// refuse locks for processes that do not exist
         #[argh(option, arg_name = "bool", default = "false", from_str_fn(values::yes_or_no))]
         require_live_pid: bool,
-        /// how long a command may take to arrive (300)
+        /// limit the time for each command to arrive (300)
         #[argh(option, arg_name = "time", default = "FIVE_MINUTES", from_str_fn(idle_timeout))]
         idle_timeout: Duration,
-        /// the most connections at once (256)
+        /// limit the number of connections (256)
         #[argh(option, arg_name = "count", default = "256", from_str_fn(connection_count))]
         max_connections: usize,
         /// print the bound port on stdout once listening
         #[argh(option, arg_name = "bool", default = "false", from_str_fn(values::yes_or_no))]
         print_port: bool,
-        /// where the log goes: stderr or syslog (stderr)
+        /// write the log to stderr or syslog (stderr)
         #[argh(option, arg_name = "where", from_str_fn(LogTarget::parse))]
         log: Option<LogTarget>,
         /// append the log to this file, and open it again at SIGHUP

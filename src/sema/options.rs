@@ -103,7 +103,7 @@ const OPTIONS: &[Row] = &[
     option(
         "timeout",
         Valued("time"),
-        "how long to wait; 0 tries once (no limit)",
+        "wait at most this long; 0 tries once (no limit)",
     )
     .or("-w"),
     option("nonblock", Flag, "do not wait, as with --timeout 0")
@@ -112,14 +112,14 @@ const OPTIONS: &[Row] = &[
     option(
         "stale",
         Valued("time"),
-        "the age from which a lock can be stale; 0: never (3600)",
+        "let a lock be stale from this age on; 0: never (3600)",
     ),
     option(
         "stale-rule",
         Valued("rule"),
-        "age: stale by age alone; age-and-liveness: and not provably alive (age-and-liveness)",
+        "judge by age alone, or by age-and-liveness: old and not provably alive (age-and-liveness)",
     ),
-    option("tag", Valued("text"), "what the lock is held for"),
+    option("tag", Valued("text"), "say what the lock is held for"),
     option(
         "json",
         Flag,
@@ -143,13 +143,13 @@ const OPTIONS: &[Row] = &[
     option(
         "pid",
         Valued("pid"),
-        "the process that holds the lock (the parent of sema)",
+        "name the process that holds the lock (the parent of sema)",
     )
     .only_of(&["try", "acquire", "release"]),
     option(
         "token",
         Valued("word"),
-        "a word to keep in the lock file; release must give the same",
+        "keep this word in the lock file; release must give the same",
     )
     .only_of(&["try", "acquire", "run", "hold", "release"]),
     option(
@@ -161,20 +161,20 @@ const OPTIONS: &[Row] = &[
     option(
         "mode",
         Valued("mode"),
-        "octal permissions of the lock file, before the umask (0644)",
+        "set the permissions of the lock file, in octal, before the umask (0644)",
     )
     .only_of(TAKING),
     option("no-sync", Flag, "do not wait for the disk").only_of(TAKING),
     option(
         "settle",
         Valued("when"),
-        "never, takeover or always: wait 20 ms for programs that do not lock the file (takeover)",
+        "wait 20 ms for programs without locks on files: never, at a takeover or always (takeover)",
     )
     .only_of(TAKING),
     option(
         "busy-status",
         Valued("status"),
-        "exit status if the lock is not granted in time (75)",
+        "exit with this status if the lock is not granted in time (75)",
     )
     .or("-E")
     .only_of(&["run", "hold"]),
@@ -187,19 +187,19 @@ const OPTIONS: &[Row] = &[
     option(
         "on-lost",
         Valued("what"),
-        "if the lock is lost, end the program: term or ignore (term)",
+        "end the program if the lock is lost (term), or ignore the loss (term)",
     )
     .only_of(&["run"]),
     option(
         "kill-after",
         Valued("time"),
-        "how long the program may take to end once the lock is lost (10)",
+        "kill the program if it has not ended this long after the lock was lost (10)",
     )
     .only_of(&["run"]),
     option(
         "leftovers",
         Valued("what"),
-        "processes left in the program's group: end (after a second), wait for them, leave (end)",
+        "end what the program leaves in its group (after a second), wait for it, or leave it (end)",
     )
     .only_of(&["run"]),
 ];

@@ -67,6 +67,38 @@ fn the_manual_has_the_options_of_latchd_sema_and_lfpd() {
 }
 
 #[test]
+fn help_and_manual_of_latchd_have_the_same_groups() {
+    let groups = LATCHD.groups(&LATCHD.own).into_iter();
+    let in_help: Vec<(&str, Vec<String>)> = groups
+        .map(|(heading, rows)| (heading, rows.into_iter().map(Row::long).collect()))
+        .collect();
+    let options = section(&page("latchd.8"), "OPTIONS");
+    let groups = options.split("\n.Ss ").skip(1);
+    let in_manual: Vec<(&str, Vec<String>)> = groups
+        .map(|group| {
+            let (heading, entries) = group.split_once('\n').expect("entries");
+            let heads = entries.lines().filter_map(|line| line.strip_prefix(".It "));
+            (heading, heads.flat_map(manual_options_in).collect())
+        })
+        .collect();
+    assert_eq!(in_help, in_manual, "left: --help, right: man/latchd.8");
+}
+
+#[test]
+fn options_begin_with_a_verb_in_the_help() {
+    let mut found = Vec::new();
+    for program in [LATCH, LATCHD, LFPD, SEMA] {
+        for command in program.commands.iter().chain([&program.own]) {
+            let options = program.rows(command).filter(|row| row.is_option());
+            let is_other = |row: &&Row| begins_without_verb(row.about);
+            let other = options.filter(is_other);
+            found.extend(other.map(|row| format!("{}: {}", row.long(), row.about)));
+        }
+    }
+    expect_none(&found, "what does the option do?");
+}
+
+#[test]
 fn the_manual_has_the_sub_commands_of_latch() {
     let names: Vec<&str> = LATCH.commands.iter().map(|it| it.name).collect();
     let page = page("latch.1");
@@ -204,16 +236,23 @@ fn options_of_latch_begin_with_a_verb_and_have_a_default() {
     expect_none(&found, "as a reader looks for it");
 }
 
+/// Whether the first word of a text is one that is no verb.
+fn begins_without_verb(text: &str) -> bool {
+    let first = text.split(' ').next().unwrap_or_default().to_lowercase();
+    let others = [
+        "a", "an", "at", "for", "how", "if", "of", "the", "what", "when", "where", "whether",
+        "while", "who",
+    ];
+    others.contains(&first.as_str())
+}
+
 /// What is wrong with the entry of an option: its first word, or its end.
 fn faults_of_option(option: &str, entry: &str) -> impl Iterator<Item = String> {
     let text = entry.split_once('\n').map_or("", |(_, text)| text);
     // Behind the last option of a group there is the next group.
     let text = text.split("\n.Ss ").next().unwrap_or_default();
     let first = text.split(' ').next().unwrap_or_default();
-    let no_verbs = [
-        "A", "An", "At", "For", "How", "Of", "The", "What", "When", "Where", "Whether",
-    ];
-    let is_verb = first.starts_with(|c: char| c.is_ascii_uppercase()) && !no_verbs.contains(&first);
+    let is_verb = first.starts_with(|c: char| c.is_ascii_uppercase()) && !begins_without_verb(text);
     let beginning = (!is_verb).then(|| format!("begins with {first:?}"));
     let (_, default) = text.rsplit_once("\nDefault:").unwrap_or_default();
     let sentence_count = default.lines().filter(|line| line.ends_with('.')).count();
