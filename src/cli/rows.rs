@@ -24,8 +24,21 @@ pub struct Row {
     /// Whether the option is left out of the help, the completions and the lists of the manual:
     /// it is only there for command lines that were written for another program.
     pub is_hidden: bool,
+    /// What it does here.
+    pub effect: Effect,
     /// The commands of the program that take the option; empty for all.
     pub commands: &'static [&'static str],
+}
+
+/// What an option does.
+#[derive(Clone, Copy, Debug)]
+pub enum Effect {
+    /// What its text in the help says.
+    AsSaid,
+    /// Nothing, for this reason: it is only accepted.
+    Ignored(&'static str),
+    /// It is refused with this message.
+    Refused(&'static str),
 }
 
 /// How an option or an operand is given.
@@ -136,6 +149,7 @@ pub const FLAG: Row = Row {
     variables: &[],
     feature: None,
     is_hidden: false,
+    effect: Effect::AsSaid,
     commands: &[],
 };
 
@@ -257,8 +271,8 @@ impl Program {
 
 /// Generates a struct of options for argh, and a constant `COMMAND` with their rows. Each row is
 /// one option or operand: its group, help and default as attributes, its name, its short name
-/// after a slash, its type, its environment variables in brackets, the feature that it needs, and
-/// whether it is hidden.
+/// after a slash or another long name after `or`, its type, its environment variables in brackets,
+/// the feature that it needs, whether it is hidden, and what it does instead of what its help says.
 macro_rules! options {
     (@form positional $($type:ident)+, $value:expr) => { $crate::cli::rows::Form::Operand };
     (@form option bool, $value:expr) => { $crate::cli::rows::Form::Switch($value) };
@@ -287,9 +301,9 @@ macro_rules! options {
                     $(, default = $default:tt)?
                     $(, from_str_fn($($parse:tt)+))?
                 )]
-                $(#[allow($lint:ident)])?
-                $field:ident $(/ $short:tt)?: $type:ident $(<$inner:ident>)?
-                    $(= [$($variable:literal),*])? $(in $feature:ident)? $(as $hidden:ident)?,
+                $field:ident $(/ $short:tt)? $(or $other:literal)?: $type:ident $(<$inner:ident>)?
+                    $(= [$($variable:literal),*])? $(in $feature:ident)? $(as $hidden:ident)?
+                    $(=> $effect:ident ($why:literal))?,
             )*
         }
     ) => {
@@ -306,7 +320,7 @@ macro_rules! options {
                     $(, default = $default)?
                     $(, from_str_fn($($parse)+))?
                 )]
-                $(#[allow($lint)])?
+                $(#[allow(dead_code, reason = $why)])?
                 $vis $field: $type $(<$inner>)?,
             )*
         }
@@ -318,7 +332,11 @@ macro_rules! options {
                 tail: $crate::cli::rows::first(&[$($tail,)? ""]),
                 rows: &[$($crate::cli::rows::Row {
                     name: $crate::cli::rows::first(&[$($long,)? stringify!($field)]),
-                    other: $crate::cli::rows::first(&[$(Some(concat!("-", $short)),)? None]),
+                    other: $crate::cli::rows::first(&[
+                        $(Some(concat!("-", $short)),)?
+                        $(Some(concat!("--", $other)),)?
+                        None,
+                    ]),
                     form: $crate::cli::rows::options!(
                         @form $kind $type $($inner)?,
                         $crate::cli::rows::first(&[$($value,)? ""])
@@ -332,6 +350,10 @@ macro_rules! options {
                         None,
                     ]),
                     is_hidden: $crate::cli::rows::first(&[$($crate::cli::rows::$hidden,)? false]),
+                    effect: $crate::cli::rows::first(&[
+                        $($crate::cli::rows::Effect::$effect($why),)?
+                        $crate::cli::rows::Effect::AsSaid,
+                    ]),
                     commands: &[],
                 },)*],
             };

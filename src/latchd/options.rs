@@ -150,8 +150,8 @@ options! {
         no_auto_release_on_disconnect: bool,
         /// do nothing; leases end on time without it
         #[argh(option, arg_name = "time", default = "seconds(1)", from_str_fn(some_time))]
-        #[allow(dead_code)]
-        lease_sweep_interval: Duration = ["LEASE_SWEEP_INTERVAL_S"],
+        lease_sweep_interval: Duration = ["LEASE_SWEEP_INTERVAL_S"]
+            => Ignored("leases end on time without it"),
         #[group = "Files and restarts"]
         /// reserve fences in this file, so that they rise across crashes and clock steps
         #[argh(option, arg_name = "path", from_str_fn(values::path))]
@@ -240,43 +240,42 @@ options! {
         /// read the key of that certificate from this file
         #[argh(option, arg_name = "path", from_str_fn(values::path))]
         etcd_key: Option<PathBuf> = ["ETCD_KEY"] in CLUSTER,
-        // Options of dflockd that the help leaves out. The last one is refused, the others but the
-        // first have no effect, and `settings::dflockd` says so.
+        // Options of dflockd that the help leaves out.
         /// address of --http-port (--host)
         #[argh(option, arg_name = "host", from_str_fn(listen_host::host))]
         http_host: Option<ListenHost> = ["HTTP_HOST"] as HIDDEN,
         /// for sessions over HTTP
         #[argh(option)]
-        #[allow(dead_code)]
-        http_session_idle_timeout: Option<String> = ["HTTP_SESSION_IDLE_S"] as HIDDEN,
+        http_session_idle_timeout: Option<String> = ["HTTP_SESSION_IDLE_S"] as HIDDEN
+            => Ignored("a session over HTTP may be idle for 40 seconds"),
         /// for sessions over HTTP
         #[argh(option)]
-        #[allow(dead_code)]
-        http_max_sessions: Option<String> = ["HTTP_MAX_SESSIONS"] as HIDDEN,
+        http_max_sessions: Option<String> = ["HTTP_MAX_SESSIONS"] as HIDDEN
+            => Ignored("--http-max-waiting limits them"),
         /// for sessions over HTTP
         #[argh(option)]
-        #[allow(dead_code)]
-        http_max_sessions_per_ip: Option<String> = ["HTTP_MAX_SESSIONS_PER_IP"] as HIDDEN,
+        http_max_sessions_per_ip: Option<String> = ["HTTP_MAX_SESSIONS_PER_IP"] as HIDDEN
+            => Ignored("--max-connections-per-ip limits them"),
         /// a cap on connections over HTTP
         #[argh(option)]
-        #[allow(dead_code)]
-        http_max_connections_per_ip: Option<String> = ["HTTP_MAX_CONNECTIONS_PER_IP"] as HIDDEN,
+        http_max_connections_per_ip: Option<String> = ["HTTP_MAX_CONNECTIONS_PER_IP"] as HIDDEN
+            => Ignored("--max-connections-per-ip limits them"),
         /// a cap on requests over HTTP
         #[argh(option)]
-        #[allow(dead_code)]
-        http_rate_limit_per_ip: Option<String> = ["HTTP_RATE_LIMIT_PER_IP"] as HIDDEN,
+        http_rate_limit_per_ip: Option<String> = ["HTTP_RATE_LIMIT_PER_IP"] as HIDDEN
+            => Ignored("what waits over HTTP is limited, but no rate is"),
         /// a cap on requests over HTTP
         #[argh(option)]
-        #[allow(dead_code)]
-        http_rate_limit_burst: Option<String> = ["HTTP_RATE_LIMIT_BURST"] as HIDDEN,
+        http_rate_limit_burst: Option<String> = ["HTTP_RATE_LIMIT_BURST"] as HIDDEN
+            => Ignored("what waits over HTTP is limited, but no rate is"),
         /// web pages that may ask over HTTP
         #[argh(option)]
-        #[allow(dead_code)]
-        http_cors_allowed_origins: Option<String> = ["HTTP_CORS_ALLOWED_ORIGINS"] as HIDDEN,
+        http_cors_allowed_origins: Option<String> = ["HTTP_CORS_ALLOWED_ORIGINS"] as HIDDEN
+            => Ignored("no web page of another host is served"),
         /// turns on the cluster of dflockd
         #[argh(option)]
-        #[allow(dead_code)]
-        raft_dir: Option<String> = ["RAFT_DIR"] as HIDDEN,
+        raft_dir: Option<String> = ["RAFT_DIR"] as HIDDEN
+            => Refused("a cluster of dflockd cannot be joined; see latchd-cluster(7)"),
     }
 }
 
