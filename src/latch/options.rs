@@ -122,9 +122,9 @@ macro_rules! holding_command {
                 /// set the lease (the server's default)
                 #[argh(option, arg_name = "time", from_str_fn(lease))]
                 lease: Option<Duration>,
-                /// take one slot of a semaphore of this many slots; --of is the same
+                /// take one slot of a semaphore of this many slots
                 #[argh(option, arg_name = "count", from_str_fn(limit))]
-                limit: Option<u32>,
+                limit or "of": Option<u32>,
                 /// share the lock with other clients that use --shared
                 #[argh(option, arg_name = "bool", default = "false", from_str_fn(yes_or_no))]
                 shared: bool,
@@ -266,7 +266,7 @@ command! {
         nonblock / 'n': bool,
         /// wait for one of this many slots of a semaphore
         #[argh(option, arg_name = "count", from_str_fn(limit))]
-        limit: Option<u32>,
+        limit or "of": Option<u32>,
     }
 }
 
@@ -288,7 +288,7 @@ command! {
         lease: Option<Duration>,
         /// take one of this many slots of a semaphore
         #[argh(option, arg_name = "count", from_str_fn(limit))]
-        limit: Option<u32>,
+        limit or "of": Option<u32>,
         /// share the lock with other clients that use --shared
         #[argh(option, arg_name = "bool", default = "false", from_str_fn(yes_or_no))]
         shared: bool,
@@ -322,7 +322,7 @@ command! {
         nonblock / 'n': bool,
         /// take one of this many slots of a semaphore
         #[argh(option, arg_name = "count", from_str_fn(limit))]
-        limit: Option<u32>,
+        limit or "of": Option<u32>,
         /// share the lock with other clients that use --shared
         #[argh(option, arg_name = "bool", default = "false", from_str_fn(yes_or_no))]
         shared: bool,
@@ -347,7 +347,7 @@ command! {
         lease: Option<Duration>,
         /// name the number of slots, if the key is a semaphore
         #[argh(option, arg_name = "count", from_str_fn(limit))]
-        limit: Option<u32>,
+        limit or "of": Option<u32>,
     }
 }
 
@@ -363,7 +363,7 @@ command! {
         token: Option<String>,
         /// name the number of slots, if the key is a semaphore
         #[argh(option, arg_name = "count", from_str_fn(limit))]
-        limit: Option<u32>,
+        limit or "of": Option<u32>,
         /// exit with 0 if the lock is not held with this token
         #[argh(option, arg_name = "bool", default = "false", from_str_fn(yes_or_no))]
         missing_ok: bool,

@@ -1,5 +1,5 @@
-//! The words of `latch`'s command line as users type them: joined short options, other spellings,
-//! and the options and commands of other programs.
+//! The words of `latch`'s command line as users type them: joined short options, and the options
+//! and commands of other programs.
 
 use std::ffi::OsString;
 
@@ -8,9 +8,6 @@ use crate::cli::values::time;
 use crate::cli::words::{self, Foreign};
 
 use super::options::COMMANDS;
-
-/// Other spellings of options.
-const ALIASES: [(&str, &str); 1] = [("--of", "--limit")];
 
 /// Words that other programs know, with what to write instead.
 const FOREIGN: [Foreign; 33] = [
@@ -122,8 +119,8 @@ fn is_known(option: &str) -> bool {
     rows().any(|row| row.is_named(option))
 }
 
-/// The command line in the form that [`arguments::parse`] takes: joined short options are apart,
-/// and other spellings are replaced. The value of an option stays as it is.
+/// The command line in the form that [`arguments::parse`] takes: joined short options are apart.
+/// The value of an option stays as it is.
 pub(super) fn normal_form(words: Vec<OsString>) -> Vec<OsString> {
     let is_switch = |name: &str| rows().any(|row| row.is_switch() && row.is_named(name));
     let mut normal: Vec<OsString> = Vec::with_capacity(words.len());
@@ -138,8 +135,6 @@ pub(super) fn normal_form(words: Vec<OsString>) -> Vec<OsString> {
             None => (text, None),
         };
         if text.starts_with("--") {
-            let alias = ALIASES.iter().find(|(alias, _)| *alias == name);
-            let name = alias.map_or(name, |(_, own)| own);
             let is_interval = |next: &OsString| {
                 let next = next.to_str();
                 name == "--watch" && next.is_some_and(|next| time(next).is_ok())
@@ -195,7 +190,7 @@ mod tests {
             ("run k --tag -w5 -w5", "run k --tag -w5 -w 5"),
             ("run k -n=3", "run k -n=3"),
             ("run k -timeout=5s", "run k -timeout=5s"),
-            ("run k --of 3 --of=3", "run k --limit 3 --limit=3"),
+            ("run k --of 3 --of=3", "run k --of 3 --of=3"),
             ("stats --watch 5 k", "stats --watch=5 k"),
             ("stats --watch k", "stats --watch k"),
         ] {
@@ -211,8 +206,7 @@ mod tests {
             }
             // Each option that it names is ours.
             for option in advice.split([' ', ',']).filter(|it| it.starts_with("--")) {
-                let is_ours = option == "--" || option == "--of";
-                assert!(is_ours || is_known(option), "{option}");
+                assert!(option == "--" || is_known(option), "{option}");
             }
         }
         assert_eq!(advice("--ttl=5"), Some("use --lease TIME"));
