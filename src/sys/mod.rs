@@ -2,7 +2,7 @@
 //! time, and systemd's notifications.
 
 // The libraries need only parts of these modules.
-#![cfg_attr(not(feature = "programs"), allow(dead_code, unused_imports))]
+#![cfg_attr(not(feature = "programs"), allow(dead_code))]
 
 pub mod backoff;
 pub mod clock;
