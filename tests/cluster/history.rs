@@ -6,15 +6,18 @@
 //! `LATCHD_HISTORY_FAULT`, the servers have a planted fault, which is to be found.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::Mutex;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::house::{Etcd, Server, TAKE_OVER, TTL};
 use crate::proxy::{Fate, Proxy};
 use crate::support::at_the_end::AtTheEnd;
+use crate::support::history::{now, History, Instant, Record, Reply, Request, Rule};
 use crate::support::needs::{needs, Program};
+use crate::support::random::{setting, Random};
 use crate::support::silent::free_port;
 use crate::support::{eventually, fence, Client, Event, Signal, PATIENCE};
 
@@ -84,64 +87,86 @@ fn slot_count(key: usize) -> usize {
     }
 }
 
-/// One belief of a client, to hold a key from one instant to another.
-#[derive(Clone, Debug)]
-struct Belief {
-    key: usize,
-    weight: usize,
-    fence: u64,
-    asked: Instant,
-    from: Instant,
-    until: Instant,
-}
+/// What several servers promise as one. A server that is not the active one any more still answers
+/// what grants nothing, and a take-over begins leases anew: the order of waiters and the end of a
+/// lease are promises of one server.
+const PROMISED: [Rule; 3] = [Rule::Exclusion, Rule::Fence, Rule::EarlyExpiry];
 
-/// What all clients have seen.
+/// Writes down what all clients ask and hear.
 #[derive(Default)]
-struct History {
-    beliefs: Mutex<Vec<Belief>>,
-    /// Renewals that were refused although the lease was not over.
-    refused: Mutex<Vec<String>>,
+struct Recorder {
+    records: Mutex<Vec<Record>>,
+    connection_count: AtomicU64,
     is_over: AtomicBool,
 }
 
-/// Numbers that a seed determines.
-struct Random(u64);
+impl Recorder {
+    fn note(&self, connection: u64, key: usize, begin: Instant, request: Request, reply: Reply) {
+        self.records.lock().unwrap().push(Record {
+            term: 0,
+            connection,
+            key: u32::try_from(key).expect("an index"),
+            begin,
+            end: now(),
+            request,
+            reply,
+        });
+    }
 
-impl Random {
-    fn below(&mut self, end: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 11) % end
+    /// The number of another connection.
+    fn connection(&self) -> u64 {
+        self.connection_count.fetch_add(1, Ordering::Relaxed)
+    }
+
+    fn history(self) -> History {
+        let keys = (0..).zip(0..KEYS.len());
+        History {
+            records: self.records.into_inner().unwrap(),
+            limits: keys.map(|(key, index)| (key, slot_count(index))).collect(),
+            ..History::default()
+        }
     }
 }
 
-fn setting(name: &str, default: u64) -> u64 {
-    let value = std::env::var(name).ok();
-    value
-        .and_then(|value| value.parse().ok())
-        .unwrap_or(default)
+/// What contradicts the promises of several servers.
+fn violations(history: &History) -> Vec<String> {
+    let found = history.violations().into_iter();
+    let found = found.filter(|violation| PROMISED.contains(&violation.rule));
+    found
+        .map(|it| format!("{:?}: {}", it.rule, it.story))
+        .collect()
 }
 
 /// Acquires, renews and releases, until the history is over.
-fn live(history: &History, ports: &[u16], seed: u64) {
-    let mut random = Random(seed);
-    while !history.is_over.load(Ordering::Relaxed) {
-        let port = ports[random.below(ports.len() as u64) as usize];
-        let Some(mut client) = Client::try_tcp(([127, 0, 0, 1], port).into()) else {
+fn live(recorder: &Recorder, ports: &[u16], seed: u64) {
+    let mut random = Random::new(seed);
+    while !recorder.is_over.load(Ordering::Relaxed) {
+        let Some(client) = Client::try_tcp(any_server(ports, &mut random)) else {
             thread::sleep(Duration::from_millis(50));
             continue;
         };
+        let mut believer = Believer {
+            recorder,
+            ports,
+            random: &mut random,
+            client,
+            connection: recorder.connection(),
+        };
         // A server that is told to stop hands over to the next one at once.
-        if ask(&mut client, "hello\n_\nadopt\n", PATIENCE).is_none() {
+        if ask(&mut believer.client, "hello\n_\nadopt\n", PATIENCE).is_none() {
             continue;
         }
-        while !history.is_over.load(Ordering::Relaxed) {
-            if hold(history, &mut client, &mut random, ports).is_none() {
+        while !recorder.is_over.load(Ordering::Relaxed) {
+            if believer.hold().is_none() {
                 break;
             }
         }
     }
+}
+
+fn any_server(ports: &[u16], random: &mut Random) -> SocketAddr {
+    let port = ports[random.below(ports.len() as u64) as usize];
+    ([127, 0, 0, 1], port).into()
 }
 
 /// Sends a request, and returns the reply; `None` if there is none.
@@ -153,157 +178,136 @@ fn ask(client: &mut Client, request: &str, patience: Duration) -> Option<String>
     }
 }
 
-/// Holds a key for a while, perhaps. `None` if the connection is of no use any more.
-fn hold(history: &History, client: &mut Client, random: &mut Random, ports: &[u16]) -> Option<()> {
-    let claim = Claim::any(random);
-    let (key, limit) = KEYS[claim.key];
-    let semaphore = if limit == 1 { "" } else { "s" };
-    let argument = claim.argument();
-    let patience = Duration::from_secs(3);
-    let asked = Instant::now();
-    let reply = match random.below(3) {
-        0 => {
-            let phase_one = format!("{semaphore}e\n{key}\n{argument}\n");
-            let queued = ask(client, &phase_one, patience)?;
+fn token_in(reply: &str) -> Option<&str> {
+    reply.strip_prefix("ok ").and_then(|rest| rest.get(..32))
+}
+
+/// What the reply to a claim says.
+fn outcome(reply: &str) -> Reply {
+    match token_in(reply) {
+        Some(token) => Reply::Granted {
+            fence: fence(token),
+        },
+        None if reply == "timeout" => Reply::TimedOut,
+        None => Reply::Refused,
+    }
+}
+
+/// A client with one connection, which believes in its locks beyond the end of that.
+struct Believer<'a> {
+    recorder: &'a Recorder,
+    ports: &'a [u16],
+    random: &'a mut Random,
+    client: Client,
+    connection: u64,
+}
+
+impl Believer<'_> {
+    fn note(&self, key: usize, begin: Instant, request: Request, reply: Reply) {
+        self.recorder
+            .note(self.connection, key, begin, request, reply);
+    }
+
+    /// Holds a key for a while, perhaps. `None` if the connection is of no use any more.
+    fn hold(&mut self) -> Option<()> {
+        const WAIT: Duration = Duration::from_secs(1);
+        let claim = Claim::any(self.random);
+        let Claim { key, weight, lease } = claim;
+        let (name, limit) = KEYS[key];
+        let semaphore = if limit == 1 { "" } else { "s" };
+        let argument = claim.argument();
+        let patience = Duration::from_secs(3);
+        let mut asked = now();
+        let request = if self.random.one_in(3) {
+            let phase_one = format!("{semaphore}e\n{name}\n{argument}\n");
+            let queued = ask(&mut self.client, &phase_one, patience)?;
             if queued.starts_with("error") {
                 return None;
             }
+            self.note(
+                key,
+                asked,
+                Request::Enqueue { lease, weight },
+                Reply::Queued,
+            );
             // The lease begins with the second phase.
-            let sent = Instant::now();
-            let waited = ask(client, &format!("{semaphore}w\n{key}\n1\n"), patience)?;
-            return believe(history, client, random, ports, claim, (asked, sent), waited);
+            asked = now();
+            Request::Wait { wait: WAIT, lease }
+        } else {
+            let wait = WAIT;
+            Request::Acquire {
+                wait,
+                lease,
+                weight,
+            }
+        };
+        let frame = match request {
+            Request::Wait { .. } => format!("{semaphore}w\n{name}\n1\n"),
+            _ => format!("{semaphore}l\n{name}\n1 {argument}\n"),
+        };
+        let reply = ask(&mut self.client, &frame, patience)?;
+        self.note(key, asked, request, outcome(&reply));
+        match token_in(&reply) {
+            Some(token) => self.believe(claim, asked, token),
+            None => (!reply.starts_with("error")).then_some(()),
         }
-        _ => ask(
-            client,
-            &format!("{semaphore}l\n{key}\n1 {argument}\n"),
-            patience,
-        )?,
-    };
-    believe(history, client, random, ports, claim, (asked, asked), reply)
-}
+    }
 
-/// Believes in a grant, if the reply is one: renews it or not, and releases it or not.
-fn believe(
-    history: &History,
-    client: &mut Client,
-    random: &mut Random,
-    ports: &[u16],
-    claim: Claim,
-    (asked, sent): (Instant, Instant),
-    reply: String,
-) -> Option<()> {
-    let Some(token) = reply.strip_prefix("ok ").and_then(|rest| rest.get(..32)) else {
-        return (!reply.starts_with("error")).then_some(());
-    };
-    let (key, limit) = KEYS[claim.key];
-    let semaphore = if limit == 1 { "" } else { "s" };
-    let from = Instant::now();
-    let lease = claim.lease;
-    let mut until = sent + lease;
-    let mut is_alive = true;
-    // Renewals that are not answered yet. The client goes on asking over a silent connection.
-    let mut open: VecDeque<Instant> = VecDeque::new();
-    let renewal = format!("{semaphore}n\n{key}\n{token} {}\n", lease.as_secs());
-    while Instant::now() < until && (random.below(3) > 0 || !open.is_empty()) {
-        let pause = Duration::from_millis(random.below(500));
-        thread::sleep(pause.min(until.saturating_duration_since(Instant::now())));
-        let mut other = None;
-        if !is_alive {
-            // Its token is good over any other connection.
-            let port = ports[random.below(ports.len() as u64) as usize];
-            other = Client::try_tcp(([127, 0, 0, 1], port).into());
-            open.clear();
-        }
-        let speaker = other.as_mut().unwrap_or(&mut *client);
-        open.push_back(Instant::now());
-        is_alive = speaker.try_send(renewal.as_bytes()).is_ok();
-        while let (true, Some(sent)) = (is_alive, open.front().copied()) {
-            match speaker.next_event(Duration::from_millis(400)) {
-                Event::Line(line) if line.starts_with(b"ok") => until = until.max(sent + lease),
-                Event::Line(line) if Instant::now() < until => {
-                    let reply = String::from_utf8_lossy(&line);
-                    let refused = format!("{key} {token:.16}: {reply}");
-                    history.refused.lock().unwrap().push(refused);
+    /// Believes in a grant: renews it or not, and releases it or not.
+    fn believe(&mut self, claim: Claim, asked: Instant, token: &str) -> Option<()> {
+        let Claim { key, lease, .. } = claim;
+        let (name, limit) = KEYS[key];
+        let semaphore = if limit == 1 { "" } else { "s" };
+        let fence = fence(token);
+        let mut until = asked + lease;
+        let mut is_alive = true;
+        // Renewals that are not answered yet. The client goes on asking over a silent connection.
+        let mut open: VecDeque<Instant> = VecDeque::new();
+        let renewal = format!("{semaphore}n\n{name}\n{token} {}\n", lease.as_secs());
+        while now() < until && (!self.random.one_in(3) || !open.is_empty()) {
+            let pause = Duration::from_millis(self.random.below(500));
+            thread::sleep(pause.min(until.saturating_sub(now())));
+            let mut other = None;
+            if !is_alive {
+                // Its token is good over any other connection.
+                other = Client::try_tcp(any_server(self.ports, self.random));
+                open.clear();
+            }
+            let speaker = other.as_mut().unwrap_or(&mut self.client);
+            open.push_back(now());
+            is_alive = speaker.try_send(renewal.as_bytes()).is_ok();
+            while let (true, Some(sent)) = (is_alive, open.front().copied()) {
+                let reply = match speaker.next_event(Duration::from_millis(400)) {
+                    Event::Line(line) if line.starts_with(b"ok") => Reply::Done,
+                    Event::Line(_) => Reply::Refused,
+                    Event::Nothing => break,
+                    _ => Reply::Lost,
+                };
+                match reply {
+                    Reply::Done => until = until.max(sent + lease),
+                    Reply::Lost => is_alive = false,
+                    _ => {}
                 }
-                Event::Line(_) => {}
-                Event::Nothing => break,
-                _ => is_alive = false,
+                let renewed = Request::Renew { fence, lease };
+                self.recorder
+                    .note(self.connection, key, sent, renewed, reply);
+                open.pop_front();
             }
-            open.pop_front();
+            is_alive &= other.is_none();
         }
-        is_alive &= other.is_none();
-    }
-    is_alive &= open.is_empty();
-    // Some release, others leave it to the lease.
-    let released = Instant::now();
-    let is_released = is_alive && released < until && random.below(4) > 0;
-    history.beliefs.lock().unwrap().push(Belief {
-        key: claim.key,
-        weight: claim.weight,
-        fence: fence(token),
-        asked,
-        from,
-        until: if is_released { released } else { until },
-    });
-    if is_released {
-        ask(
-            client,
-            &format!("{semaphore}r\n{key}\n{token}\n"),
-            Duration::from_secs(3),
-        )?;
-    }
-    is_alive.then_some(())
-}
-
-/// What contradicts the promises.
-fn violations(beliefs: &[Belief]) -> Vec<String> {
-    let mut found = Vec::new();
-    for (key, (name, _)) in KEYS.iter().enumerate() {
-        let mut own: Vec<&Belief> = beliefs.iter().filter(|one| one.key == key).collect();
-        own.sort_by_key(|one| one.from);
-        for (at, one) in own.iter().enumerate() {
-            let earlier = &own[..at];
-            let others = earlier.iter().filter(|other| other.until > one.from);
-            let taken: usize = others.map(|other| other.weight).sum();
-            if taken + one.weight > slot_count(key) {
-                found.push(format!("{taken} slots of {name} are taken: {one:?}"));
-            }
-            let is_late = |other: &&&Belief| other.from < one.asked && other.fence >= one.fence;
-            if let Some(other) = earlier.iter().find(is_late) {
-                found.push(format!("fences of {name} fall: {other:?} {one:?}"));
-            }
+        is_alive &= open.is_empty();
+        // Some release, others leave it to the lease.
+        let released = now();
+        if is_alive && released < until && !self.random.one_in(4) {
+            let release = format!("{semaphore}r\n{name}\n{token}\n");
+            let reply = ask(&mut self.client, &release, Duration::from_secs(3));
+            let is_done = reply.as_deref() == Some("ok");
+            let heard = if is_done { Reply::Done } else { Reply::Lost };
+            self.note(key, released, Request::Release { fence }, heard);
+            reply?;
         }
+        is_alive.then_some(())
     }
-    found
-}
-
-#[test]
-fn the_check_of_the_history_sees_violations() {
-    let now = Instant::now();
-    let at = |seconds| now + Duration::from_secs(seconds);
-    let belief = |fence, asked, from, until| Belief {
-        key: 0,
-        weight: WHOLE,
-        fence,
-        asked: at(asked),
-        from: at(from),
-        until: at(until),
-    };
-    let good = [belief(1, 0, 1, 5), belief(2, 2, 5, 6)];
-    assert_eq!(violations(&good), Vec::<String>::new());
-    assert_eq!(
-        violations(&[belief(1, 0, 1, 5), belief(2, 2, 4, 6)]).len(),
-        1
-    );
-    assert_eq!(
-        violations(&[belief(2, 0, 1, 5), belief(1, 2, 6, 7)]).len(),
-        1
-    );
-    let weighing = |weight, belief| Belief { weight, ..belief };
-    let shared = [belief(1, 0, 1, 5), belief(2, 2, 4, 6)].map(|one| weighing(1, one));
-    assert_eq!(violations(&shared), Vec::<String>::new());
-    let beside = [shared[0].clone(), belief(2, 2, 4, 6)];
-    assert_eq!(violations(&beside).len(), 1);
 }
 
 /// The house of a history: two servers, each with a way of its own to each member of etcd.
@@ -355,9 +359,9 @@ impl House {
             7 | 8 => {
                 let daemon = &self.servers[server].daemon;
                 daemon.signal(Signal::TERM);
-                let told = Instant::now();
+                let told = now();
                 let status = daemon.wait_exit(TAKE_OVER).expect("it ends");
-                let took = told.elapsed();
+                let took = now() - told;
                 assert_eq!(status.code(), Some(0), "{}", daemon.log());
                 thread::sleep(Duration::from_millis(random.below(1000)));
                 let port = self.servers[server].port;
@@ -409,8 +413,8 @@ impl House {
             _ => {
                 let time = Duration::from_millis(random.below(7000));
                 let is_cut = random.below(3) == 0;
-                for (at, proxy) in self.proxies[server].iter().enumerate() {
-                    let mut random = Random(random.below(u64::MAX - 1) + 1 + at as u64);
+                for proxy in &self.proxies[server] {
+                    let mut random = Random::new(random.next());
                     proxy.decide(move |request| match random.below(20) {
                         _ if is_cut => Fate::Drop,
                         _ if request.starts_with("POST /v3/watch") => Fate::Pass,
@@ -432,39 +436,31 @@ impl House {
 #[test]
 fn no_two_clients_believe_in_one_slot() {
     let programs = needs!("etcd", "etcdctl");
-    let seconds = setting("LATCHD_HISTORY_S", 40);
-    let seed = setting("LATCHD_HISTORY_SEED", u64::from(std::process::id()) + 1);
+    let seconds = setting("LATCHD_HISTORY_S").unwrap_or(40);
+    let seed = setting("LATCHD_HISTORY_SEED").unwrap_or(u64::from(std::process::id()) + 1);
     println!("LATCHD_HISTORY_SEED={seed}");
     let mut house = House::new(&programs);
     let ports: Vec<u16> = house.servers.iter().map(|server| server.port).collect();
-    let history = History::default();
-    let mut random = Random(seed);
+    let recorder = Recorder::default();
+    let mut random = Random::new(seed);
     thread::scope(|scope| {
-        let _end = AtTheEnd(&history.is_over);
+        let _end = AtTheEnd(&recorder.is_over);
         for client in 0..CLIENTS {
-            let (history, ports) = (&history, &ports);
-            let seed = seed.wrapping_mul(client as u64 + 3) | 1;
-            scope.spawn(move || live(history, ports, seed));
+            let (recorder, ports) = (&recorder, &ports);
+            let seed = seed.wrapping_mul(client as u64 + 3);
+            scope.spawn(move || live(recorder, ports, seed));
         }
-        let began = Instant::now();
-        while began.elapsed() < Duration::from_secs(seconds) {
+        let began = now();
+        while now() < began + Duration::from_secs(seconds) {
             thread::sleep(Duration::from_millis(random.below(3000)));
-            println!("{:?}: {}", began.elapsed(), house.harm(&mut random));
+            println!("{:?}: {}", now() - began, house.harm(&mut random));
         }
     });
-    let beliefs = history.beliefs.into_inner().unwrap();
-    println!("{} grants", beliefs.len());
-    assert_eq!(violations(&beliefs), Vec::<String>::new());
-    let refused = history.refused.into_inner().unwrap();
-    assert_eq!(
-        refused,
-        Vec::<String>::new(),
-        "tokens were refused that were valid"
-    );
-    assert!(
-        beliefs.len() as u64 > seconds,
-        "hardly anything was granted"
-    );
+    let history = recorder.history();
+    let grants = history.grant_count();
+    println!("{grants} grants");
+    assert_eq!(violations(&history), Vec::<String>::new());
+    assert!(grants as u64 > seconds, "hardly anything was granted");
     // No ghost is left in the journal once all leases are over.
     eventually(2 * TAKE_OVER, "the journal is empty", || {
         house.etcd.holders("latchd").is_empty()
@@ -473,55 +469,50 @@ fn no_two_clients_believe_in_one_slot() {
 
 /// Renews a lock every now and then at the first port, as long as the history lasts and the holder
 /// believes in it. A holder whose connection ends goes to the second port with its token.
-fn keep(history: &History, ports: [u16; 2], key: usize, token: &str, lease: Duration) {
+fn keep(recorder: &Recorder, ports: [u16; 2], key: usize, token: &str, lease: Duration) {
     let (name, _) = KEYS[key];
     let renewal = format!("n\n{name}\n{token} {}\n", lease.as_secs());
-    let from = Instant::now();
-    let mut until = from + lease;
+    let (connection, fence) = (recorder.connection(), fence(token));
+    let mut until = now() + lease;
     let mut ports = ports.into_iter().cycle();
     let mut client = None;
-    while Instant::now() < until && !history.is_over.load(Ordering::Relaxed) {
+    while now() < until && !recorder.is_over.load(Ordering::Relaxed) {
         let mut port = || ports.next().expect("there are two");
         let speaker = client.get_or_insert_with(|| Client::tcp(([127, 0, 0, 1], port()).into()));
-        let sent = Instant::now();
+        let sent = now();
         match ask(speaker, &renewal, until - sent) {
-            Some(reply) if reply.starts_with("ok") => until = sent + lease,
+            Some(reply) if reply.starts_with("ok") => {
+                until = sent + lease;
+                let renewed = Request::Renew { fence, lease };
+                recorder.note(connection, key, sent, renewed, Reply::Done);
+            }
             _ => client = None,
         }
         thread::sleep(Duration::from_millis(200));
     }
-    history.beliefs.lock().unwrap().push(Belief {
-        key,
-        weight: WHOLE,
-        fence: fence(token),
-        asked: from,
-        from,
-        until,
-    });
 }
 
-/// Claims a lock until it is granted, as long as the history lasts.
-fn take(history: &History, port: u16, key: usize, lease: Duration) {
+/// Claims a lock until it is granted, as long as the history lasts, and gives the token.
+fn take(recorder: &Recorder, port: u16, key: usize, lease: Duration) -> Option<String> {
+    let (wait, weight) = (Duration::ZERO, WHOLE);
     let claim = format!("l\n{}\n0 {}\n", KEYS[key].0, lease.as_secs());
     let mut client = Client::tcp(([127, 0, 0, 1], port).into());
-    while !history.is_over.load(Ordering::Relaxed) {
-        let asked = Instant::now();
+    let connection = recorder.connection();
+    while !recorder.is_over.load(Ordering::Relaxed) {
+        let asked = now();
         let reply = ask(&mut client, &claim, PATIENCE).expect("it answers");
-        if let Some(token) = reply.strip_prefix("ok ").and_then(|rest| rest.get(..32)) {
-            let (from, fence) = (Instant::now(), fence(token));
-            let until = asked + lease;
-            history.beliefs.lock().unwrap().push(Belief {
-                key,
-                weight: WHOLE,
-                fence,
-                asked,
-                from,
-                until,
-            });
-            return;
+        let request = Request::Acquire {
+            wait,
+            lease,
+            weight,
+        };
+        recorder.note(connection, key, asked, request, outcome(&reply));
+        if let Some(token) = token_in(&reply) {
+            return Some(token.to_owned());
         }
         thread::sleep(Duration::from_millis(50));
     }
+    None
 }
 
 /// The violations of a history in which two servers believe that they are active, and have written
@@ -538,20 +529,18 @@ fn violations_of_two_believers(programs: &[Program; 2], fault: Option<&str>) -> 
     let start = |port| Server::start_at(port, &etcd.endpoints(), &arguments, fault);
     let before = start(free_port());
     before.wait_until_active(1);
-    let mut client = before.connect();
-    let seconds = lease.as_secs();
-    let grant = |(name, _): &(&str, usize)| client.acquire_for(name, 0, seconds).token;
-    let tokens: Vec<String> = KEYS[..COUNT].iter().map(grant).collect();
+    let recorder = Recorder::default();
+    let grant = |key| take(&recorder, before.port, key, lease).expect("it is free");
+    let tokens: Vec<String> = (0..COUNT).map(grant).collect();
     before.kill();
     let first = start(before.port);
     first.wait_until_active(1);
     let second = start(free_port());
-    let history = History::default();
     thread::scope(|scope| {
-        let _end = AtTheEnd(&history.is_over);
+        let _end = AtTheEnd(&recorder.is_over);
         for (key, token) in tokens.iter().enumerate() {
-            let (history, ports) = (&history, [first.port, second.port]);
-            scope.spawn(move || keep(history, ports, key, token, lease));
+            let (recorder, ports) = (&recorder, [first.port, second.port]);
+            scope.spawn(move || keep(recorder, ports, key, token, lease));
         }
         // Each holder has renewed its lock when the server stops.
         thread::sleep(Duration::from_secs(1));
@@ -559,13 +548,13 @@ fn violations_of_two_believers(programs: &[Program; 2], fault: Option<&str>) -> 
         second.wait_until_active(1);
         first.daemon.signal(Signal::CONT);
         for key in 0..COUNT {
-            let (history, port) = (&history, second.port);
-            scope.spawn(move || take(history, port, key, lease));
+            let (recorder, port) = (&recorder, second.port);
+            scope.spawn(move || take(recorder, port, key, lease));
         }
         // The leases that the second server began anew are over.
         thread::sleep(lease + TTL / 2);
     });
-    violations(&history.beliefs.into_inner().unwrap())
+    violations(&recorder.history())
 }
 
 #[test]

@@ -16,21 +16,21 @@ use std::time::Duration;
 use rustix::process::{getrlimit, kill_process, Pid, Resource, Signal};
 
 use crate::clients::{self, LEASES, LIMITS};
-use crate::history::{History, Instant, Reply, Request, Violation};
 use crate::http_session;
-use crate::journal::{self, now};
+use crate::journal;
 use crate::noise::annoy;
 use crate::place::{Place, Stream};
-use crate::random::{self, setting, Random};
 use crate::service::{House, Service, SHUTDOWN};
 use crate::support::amount::amount;
 use crate::support::at_the_end::AtTheEnd;
 #[cfg(feature = "cluster")]
 use crate::support::cluster::Etcd;
 use crate::support::footprint::{status_kib, Footprint};
+use crate::support::history::{now, History, Instant, Reply, Request, Violation};
 use crate::support::limited::limit_to;
 #[cfg(any(feature = "cluster", feature = "tls"))]
 use crate::support::needs::needs;
+use crate::support::random::{self, setting, Random};
 use crate::support::stalls::lateness_during;
 use crate::support::{Scheme, PATIENCE};
 

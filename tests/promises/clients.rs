@@ -13,12 +13,12 @@ use std::time::{Duration, Instant};
 use rustix::net::sockopt::set_socket_linger;
 use serde_json::json;
 
-use crate::history::{Reply, Request};
 use crate::http_session::{self, HttpSession};
 use crate::journal::Journal;
 use crate::place::{Place, Stream};
-use crate::random::Random;
 use crate::support::at_the_end::AtTheEnd;
+use crate::support::history::{Reply, Request};
+use crate::support::random::Random;
 use crate::support::{fence, parse_grant};
 
 /// How many clients a process has.

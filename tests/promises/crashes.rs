@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 
 use latchd::client::{Address, Client, Guard};
 
-use crate::random::{self, Random};
 use crate::support::amount::amount;
 use crate::support::at_the_end::AtTheEnd;
 use crate::support::latch::{signal, Latch};
+use crate::support::random::{self, Random};
 use crate::support::silent::free_addr;
 use crate::support::stalls::{fair_test, in_time};
 use crate::support::{eventually, program, Client as Raw, Daemon, Event, Signal, PATIENCE};

@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 use rustix::net::sockopt::set_socket_send_buffer_size;
 use rustix::process::{getrlimit, Resource};
 
-use crate::random::{self, Random};
 use crate::support::amount::amount;
 use crate::support::footprint::{status_kib, worst_case_mb, Footprint};
 use crate::support::limited::{is_served, limit_to, raise_our_own_limit};
+use crate::support::random::{self, Random};
 use crate::support::stalls::fairly;
 use crate::support::{
     come_to_rest, eventually, fence, parse_grant, shown, Client, Daemon, PATIENCE,

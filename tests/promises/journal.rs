@@ -8,17 +8,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use rustix::time::{clock_gettime, ClockId};
-
-use crate::history::{History, Instant, Record, Reply, Request};
-
-/// The monotonic clock of this host.
-pub fn now() -> Instant {
-    let now = clock_gettime(ClockId::Monotonic);
-    let seconds = u64::try_from(now.tv_sec).expect("it starts at zero");
-    let nanoseconds = u32::try_from(now.tv_nsec).expect("less than a second");
-    Duration::new(seconds, nanoseconds)
-}
+use crate::support::history::{now, History, Instant, Record, Reply, Request};
 
 /// The file of one process; its threads share it.
 pub struct Journal {

@@ -3,9 +3,8 @@
 use std::thread;
 use std::time::Duration;
 
-use crate::history::{History, Instant, Record, Reply, Request};
-use crate::journal::now;
 use crate::support::amount::amount;
+use crate::support::history::{now, History, Instant, Record, Reply, Request};
 use crate::support::limited::raise_our_own_limit;
 use crate::support::stalls::{fairly, lateness_during};
 use crate::support::{fence, parse_grant, processor_time, Client, Daemon};

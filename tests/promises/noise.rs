@@ -8,7 +8,7 @@ use std::time::Duration;
 use rustix::net::sockopt::set_socket_linger;
 
 use crate::place::{Place, Stream};
-use crate::random::Random;
+use crate::support::random::Random;
 
 type Annoyance = fn(&Place, &mut Random) -> io::Result<()>;
 

@@ -8,7 +8,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::random::Random;
+use crate::support::random::Random;
 #[cfg(feature = "tls")]
 use crate::support::tls::{trusting, TlsClient, Version};
 

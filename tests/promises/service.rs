@@ -9,12 +9,11 @@ use std::time::Duration;
 use rustix::process::{getrlimit, Resource};
 
 use crate::clients::ADMIN_TOKEN;
-use crate::history::Instant;
-use crate::journal::now;
 use crate::place::Place;
 #[cfg(feature = "cluster")]
 use crate::support::cluster::{self, Etcd};
 use crate::support::footprint::Footprint;
+use crate::support::history::{now, Instant};
 use crate::support::limited::limit_to;
 #[cfg(feature = "cluster")]
 use crate::support::silent::free_port;

@@ -12,9 +12,9 @@ use std::time::{Duration, Instant};
 
 use crate::noise::annoy;
 use crate::place::Place;
-use crate::random::{self, setting, Random};
 use crate::support::at_the_end::AtTheEnd;
 use crate::support::footprint::Footprint;
+use crate::support::random::{self, setting, Random};
 use crate::support::{eventually, parse_grant, Client, Daemon, PATIENCE};
 
 const CLIENTS: u64 = 12;

@@ -4,8 +4,8 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use crate::history::{History, Instant, Record, Reply, Request, Rule};
-use crate::random::Random;
+use crate::support::history::{History, Instant, Record, Reply, Request, Rule};
+use crate::support::random::Random;
 
 const CLIENTS: u64 = 10;
 const LIMITS: [usize; 3] = [1, 1, 3];
@@ -35,6 +35,10 @@ enum Bug {
     LateExpiry,
     /// Two grants have one fence.
     ReusedFence,
+    /// A grant has a lower fence than earlier ones.
+    FallingFence,
+    /// A server that takes over does not know the holders.
+    ForgottenHolders,
     /// A lease ends before its time.
     EarlyExpiry,
     /// A renewal brings a dead token back to life.
@@ -104,6 +108,16 @@ fn a_late_expiry_is_found() {
 #[test]
 fn a_reused_fence_is_found() {
     is_found(Bug::ReusedFence, &[Rule::Fence]);
+}
+
+#[test]
+fn a_falling_fence_is_found() {
+    is_found(Bug::FallingFence, &[Rule::Fence]);
+}
+
+#[test]
+fn a_take_over_without_the_holders_is_found() {
+    is_found(Bug::ForgottenHolders, &[Rule::Exclusion, Rule::EarlyExpiry]);
 }
 
 #[test]
@@ -352,11 +366,12 @@ impl Toy {
             Bug::EarlyExpiry => 20,
             _ => 0,
         };
+        let is_forgotten = self.bug == Bug::ForgottenHolders && now % 500 == 0;
         for key in 0..3 {
             let queue = self.queue(key);
             queue
                 .holders
-                .retain(|holder| now < holder.expires_at + lateness - earliness);
+                .retain(|holder| !is_forgotten && now < holder.expires_at + lateness - earliness);
             let mut dismissed = Vec::new();
             queue.waiters.retain(|waiter| {
                 let is_over = waiter.gives_up.is_some_and(|time| time <= now);
@@ -398,9 +413,12 @@ impl Toy {
             _ => weight,
         };
         if !self.bug.strikes(Bug::ReusedFence, &mut self.random) {
-            self.last_fence += 1;
+            self.last_fence += 2;
         }
-        let (fence, expires_at) = (self.last_fence, self.now + ticks(LEASE));
+        // The odd ones are lower than those of the last few grants.
+        let falls = self.last_fence > 9 && self.bug.strikes(Bug::FallingFence, &mut self.random);
+        let fence = self.last_fence - if falls { 9 } else { 0 };
+        let expires_at = self.now + ticks(LEASE);
         self.queue(key).holders.push(Holder {
             client,
             weight,

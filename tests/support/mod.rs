@@ -12,12 +12,14 @@ pub mod clock;
 pub mod cluster;
 pub mod footprint;
 pub mod group;
+pub mod history;
 pub mod inherited;
 pub mod latch;
 pub mod limited;
 pub mod locks;
 pub mod mounts;
 pub mod needs;
+pub mod random;
 #[cfg(feature = "programs")]
 pub mod silent;
 pub mod stalls;

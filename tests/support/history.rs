@@ -1,4 +1,6 @@
-//! What clients did and heard, and whether one correct lock table could have answered so.
+//! What clients did and heard, and whether one correct lock table could have answered so. The tests
+//! of the promises record whole conversations. Those of a cluster record what a client believes
+//! across several servers, and look at the rules that hold there.
 //!
 //! A client knows when it sent a request and when it had the reply; the server acted somewhere in
 //! between. Fences say in which order grants were made. From these two the checker narrows down
@@ -10,8 +12,18 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, HashMap};
 use std::time::Duration;
 
+use rustix::time::{clock_gettime, ClockId};
+
 /// An instant of the monotonic clock, which all processes of a host share.
 pub type Instant = Duration;
+
+/// The monotonic clock of this host.
+pub fn now() -> Instant {
+    let now = clock_gettime(ClockId::Monotonic);
+    let seconds = u64::try_from(now.tv_sec).expect("it starts at zero");
+    let nanoseconds = u32::try_from(now.tv_nsec).expect("less than a second");
+    Duration::new(seconds, nanoseconds)
+}
 
 const NEVER: Instant = Duration::MAX;
 
