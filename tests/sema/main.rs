@@ -1978,29 +1978,53 @@ fn a_file_from_the_future_is_stale_once_it_was_watched() {
     }
 }
 
+/// The steps of a process with a lock's name, with its record and with the locks on its file.
+const STEPS: [&str; 8] = [
+    "linkat",
+    "unlinkat",
+    "flock",
+    "fcntl",
+    "fchmod",
+    "pwrite64",
+    "fsync",
+    "ftruncate",
+];
+
 /// A taker that is killed before the truncation leaves its record, with empty lines after it.
 #[test]
-fn a_takeover_that_was_cut_short_blocks_nobody() {
+fn a_kill_between_any_two_steps_leaves_a_lock_to_take() {
     let strace = needs!("strace");
-    let place = Place::new();
     let tag = "x".repeat(500);
-    for victim in ["pwrite64", "fsync", "ftruncate"] {
-        place.write("f", &format!("pid=99999999\ntimestamp=1\ntag={tag}\n"));
-        let kill = format!("inject={victim}:signal=KILL");
-        let mut command = strace.command();
-        command
-            .args(["-f", "-o", "/dev/null", "-e", &kill])
-            .arg(program("sema"))
-            .args(["run", "f", "-n", "--", "true"])
-            .current_dir(place.directory.path())
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped());
-        let output = finish(&mut command);
-        assert_ne!(output.status.code(), Some(0), "{victim}");
-        assert_ne!(place.read("f"), "", "{victim}");
-        let run = ["run", "f", "-n", "--", "true"];
-        assert_eq!(place.status(&run), 0, "{victim}: {}", place.read("f"));
+    let stale = format!("pid={NO_PROCESS}\ntimestamp=1\ntag={tag}\n");
+    for before in [None, Some(&stale)] {
+        let mut kill_count = 0;
+        for call in STEPS {
+            for nth in 1.. {
+                let place = Place::new();
+                before.inspect(|record| place.write("f", record));
+                let kill = format!("inject={call}:signal=KILL:when={nth}");
+                let mut command = strace.command();
+                command
+                    .args(["-f", "-qq", "-o", "/dev/null", "-e", &kill])
+                    .arg(program("sema"))
+                    .args(["run", "f", "-n", "--", "true"])
+                    .current_dir(place.directory.path())
+                    .stdin(Stdio::null())
+                    .stdout(Stdio::piped())
+                    .stderr(Stdio::piped());
+                let is_whole = finish(&mut command).status.code() == Some(0);
+                let left = place.content();
+                let status = place.status(&["run", "f", "-n", "--", "true"]);
+                assert_eq!(status, 0, "{call} {nth}: {left:?}");
+                assert!(place.names().is_empty(), "{call} {nth}: {left:?}");
+                if is_whole {
+                    break;
+                }
+                kill_count += 1;
+            }
+        }
+        println!("{kill_count} kills");
+        assert!(kill_count > 5, "{kill_count} kills");
     }
 }
 

@@ -1,13 +1,17 @@
-//! Many runs of `sema run` for one lock, killed at random moments, on several file systems.
+//! Many holders of one lock, killed at random moments: commands under `sema run`, scripts that call
+//! `sema` to take and to release the lock, and scripts that know only `set -C` and `rm`.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use super::*;
 use crate::support::at_the_end::AtTheEnd;
 use crate::support::mounts::Mount;
+use crate::support::random::{setting, Random};
 
-/// How long one storm lasts, in seconds, unless `LATCHD_STORM_SECONDS` says otherwise.
-const SECONDS: u64 = 10;
+/// How long one storm lasts, in seconds, and a long one, unless `LATCHD_STORM_SECONDS` says
+/// otherwise.
+const SECONDS: u64 = 4;
+const MANY_SECONDS: u64 = 10;
 
 const WORKERS: u64 = 6;
 
@@ -37,17 +41,20 @@ sleep 0.0$1
 rm inside.$$
 "#;
 
-/// A small generator (xorshift) that is reproducible from its seed.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, limit: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 16) % limit
-    }
-}
+/// Those who take the lock, each as a script whose arguments are the program and what [`JOB`] needs.
+/// A lock that no guard keeps is stale a second after its holder's end.
+const GUARDED: &str = r#"exec "$0" run f -q --stale 1 --timeout 20 -- sh -c "$JOB" sh "$1""#;
+const DETACHED: &str = r#"
+"$0" acquire f -q --stale 1 --timeout 20 || exit
+eval "$JOB"
+"$0" release f -q
+"#;
+const SCRIPT: &str = r#"
+now=$(date +%s)
+(set -C; printf 'pid=%s\ntimestamp=%s\n' $$ "$now" >f) 2>/dev/null || exit 0
+eval "$JOB"
+rm f
+"#;
 
 #[derive(Debug, Default)]
 struct Storm {
@@ -58,30 +65,22 @@ struct Storm {
 
 impl Storm {
     fn work(&self, place: &Place, programs: &[PathBuf], seed: u64) {
-        let mut random = Random(seed * 0x9e37_79b9 + 1);
+        let mut random = Random::new(seed);
         while !self.is_over.load(Ordering::SeqCst) {
             let program = &programs[random.below(programs.len() as u64) as usize];
-            let mut command = Command::new(program);
+            let holder = [GUARDED, GUARDED, DETACHED, SCRIPT][random.below(4) as usize];
+            let mut command = Command::new("sh");
             command
-                .args([
-                    "run",
-                    "f",
-                    "-q",
-                    "--timeout",
-                    "20",
-                    "--",
-                    "sh",
-                    "-c",
-                    JOB,
-                    "sh",
-                ])
+                .args(["-c", holder])
+                .arg(program)
                 .arg(random.below(8).to_string())
+                .env("JOB", JOB)
                 .current_dir(place.directory.path())
                 .stdin(Stdio::null())
                 .stdout(Stdio::null())
                 .stderr(Stdio::null());
             let mut child = command.spawn().expect("sema starts");
-            if random.below(2) == 0 {
+            if random.one_in(2) {
                 thread::sleep(Duration::from_micros(random.below(40_000)));
                 self.kill(place, &mut child, &mut random);
             }
@@ -96,11 +95,11 @@ impl Storm {
         }
     }
 
-    /// Kills one `sema`, and often the job that is inside, too.
+    /// Kills a holder or a taker, and often the job that is inside, too.
     fn kill(&self, place: &Place, child: &mut Child, random: &mut Random) {
         let _ = child.kill();
         self.kills.fetch_add(1, Ordering::SeqCst);
-        if random.below(2) == 0 {
+        if random.one_in(2) {
             let jobs = place.names().into_iter();
             let pids = jobs.filter_map(|name| name.strip_prefix("inside.")?.parse().ok());
             for pid in pids.filter_map(Pid::from_raw) {
@@ -115,10 +114,8 @@ impl Storm {
 
 /// Runs a storm in a directory, and says what happened. Nobody is inside together, and every run
 /// that is not killed gets the lock.
-fn storm(name: &str, directory: &Path, programs: &[PathBuf]) {
-    let seconds = std::env::var("LATCHD_STORM_SECONDS").map_or(SECONDS, |seconds| {
-        seconds.parse().expect("a number of seconds")
-    });
+fn storm(name: &str, directory: &Path, programs: &[PathBuf], seconds: u64) {
+    let seconds = setting("LATCHD_STORM_SECONDS").unwrap_or(seconds);
     let place = Place::within(directory);
     let storm = Storm::default();
     thread::scope(|scope| {
@@ -141,16 +138,24 @@ fn storm(name: &str, directory: &Path, programs: &[PathBuf]) {
 }
 
 #[test]
-#[ignore = "long: cargo test --release --test sema storm -- --ignored --nocapture"]
 fn in_a_storm_of_kills_no_two_are_inside_and_none_is_stuck() {
+    let programs = [PathBuf::from(program("sema"))];
+    storm("here", &std::env::temp_dir(), &programs, SECONDS);
+}
+
+#[test]
+#[ignore = "long: cargo test --release --test sema storm -- --ignored --nocapture"]
+fn in_a_storm_on_any_file_system_no_two_are_inside() {
     let (admin, bindfs) = (needs!(admin), needs!("bindfs"));
     let mut programs = vec![PathBuf::from(program("sema"))];
     // Another release of sema, to run beside this one.
     programs.extend(std::env::var_os("LATCHD_STORM_OTHER").map(PathBuf::from));
-    storm("temporary directory", &std::env::temp_dir(), &programs);
-    storm("tmpfs", Path::new("/dev/shm"), &programs);
-    storm("overlayfs", &Mount::overlay(admin).path, &programs);
+    let seconds = MANY_SECONDS;
+    storm("here", &std::env::temp_dir(), &programs, seconds);
+    storm("tmpfs", Path::new("/dev/shm"), &programs, seconds);
+    storm("overlayfs", &Mount::overlay(admin).path, &programs, seconds);
     // An older release grants a lock to two here.
     programs.truncate(1);
-    storm("bindfs", &Mount::bindfs(admin, &bindfs).path, &programs);
+    let mount = Mount::bindfs(admin, &bindfs);
+    storm("bindfs", &mount.path, &programs, seconds);
 }

@@ -1,36 +1,26 @@
-//! Tests from the inside: file systems that lack features, steps that are late, and processes that
-//! die between two steps.
+//! Tests from the inside: file systems that lack features, and every order of the steps of several
+//! processes, which may die between any two.
 
-mod contention;
-mod crash;
 mod fallbacks;
-mod fault_injection;
 mod model;
-mod stress;
 
 use std::fs;
-use std::io;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant, SystemTime};
 
 use super::files::{LockFileOptions, MissingFeatures};
-use super::host::{self, find_host_id, LastSeen, LocalHost};
-use super::staleness::{judge, Host, HostId};
-use super::takeover::{HeldLocks, RecordFor};
+use super::host::{self, find_host_id};
+use super::staleness::HostId;
+use super::takeover::HeldLocks;
 use super::wait::rest;
 use super::*;
-use crate::sys::process::Process;
 
 /// The number of no process.
 const DEAD: u32 = 999_999_999;
 
 /// The record of a grant to this process number, without a tag and a token, as of now.
 fn stamped(pid: u32) -> Record {
-    held(pid, HolderKind::Detached)
-}
-
-fn held(pid: u32, holder: HolderKind) -> Record {
     let info = LockInfo {
         pid,
         ..LockInfo::new()
@@ -40,7 +30,7 @@ fn held(pid: u32, holder: HolderKind) -> Record {
         has_read_lock: true,
         file_system: None,
     };
-    host::stamped(own_id(), &info, None, holder, locks)
+    host::stamped(own_id(), &info, None, HolderKind::Detached, locks)
 }
 
 fn own_id() -> HostId {
@@ -95,58 +85,6 @@ fn names(directory: &Path) -> Vec<String> {
     names
 }
 
-/// This host at a later time.
-struct LaterHost<'a> {
-    now: LocalHost<'a>,
-    seconds: u64,
-}
-
-impl Host for LaterHost<'_> {
-    fn id(&self) -> &HostId {
-        self.now.id()
-    }
-
-    fn uptime(&self) -> Option<u64> {
-        self.now.uptime()
-    }
-
-    fn unchanged_for(&self, content: &Content) -> u64 {
-        self.now.unchanged_for(content)
-    }
-
-    fn now(&self) -> u64 {
-        self.now.now() + self.seconds
-    }
-
-    fn file_system_now(&self) -> Option<u64> {
-        Some(self.now.file_system_now()? + self.seconds)
-    }
-
-    fn booted_at(&self) -> Option<u64> {
-        self.now.booted_at()
-    }
-
-    fn process(&self, pid: u32) -> Option<Process> {
-        self.now.process(pid)
-    }
-}
-
-/// Whether a file may be taken over in this many seconds, with a timeout of one hour.
-fn may_take_in(seconds: u64, content: &Content, directory: &Directory) -> Verdict {
-    let host = LaterHost {
-        now: LocalHost {
-            directory,
-            id: own_id(),
-            last_seen: &LastSeen::default(),
-        },
-        seconds,
-    };
-    let timeout = Some(Duration::from_secs(3600));
-    let rule = StaleRule::AgeAndLiveness;
-    let judgement = judge(content, Flock::Acquired, timeout, rule, &host);
-    judgement.is_stale.then_some(()).ok_or(Obstacle::NotStale)
-}
-
 /// A command that runs one test of this program as another process. That test reads its part from
 /// the environment.
 fn again(test: &str, part: &[(&str, String)]) -> Command {
@@ -175,27 +113,4 @@ fn part(name: &str) -> Option<String> {
 
 fn number(name: &str) -> Option<u64> {
     part(name)?.parse().ok()
-}
-
-/// Kills a child process at the end of the test.
-struct Ended(Child);
-
-impl Drop for Ended {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-/// A small generator (splitmix64) that is reproducible from its seed.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, limit: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (mixed ^ (mixed >> 31)) % limit.max(1)
-    }
 }

@@ -149,8 +149,12 @@ struct Variant {
     has_reader: bool,
     /// Processes create the lock in place.
     creates_in_place: bool,
+    /// A lock on a file keeps no other process out.
+    has_useless_locks: bool,
     /// The file under the second name is another inode, as with FUSE.
     links_make_inodes: bool,
+    /// A taker does not wait for processes that judged the file earlier.
+    never_settles: bool,
     /// A process can be asleep for so long that the empty file that it has created is old.
     has_old_empty_files: bool,
     /// Each process is in another guest of one snapshot: with equal ids, but with its own locks and
@@ -523,11 +527,17 @@ impl<'a> Files for &'a Replay<'a> {
     type File = OpenFile<'a>;
 
     fn creation(&self) -> io::Result<Creation> {
-        Ok(if self.variant.creates_in_place {
-            Creation::InPlace
-        } else {
-            Creation::ByLink
-        })
+        match self.variant {
+            Variant {
+                has_useless_locks: true,
+                ..
+            } => Err(io::Error::other("useless locks")),
+            Variant {
+                creates_in_place: true,
+                ..
+            } => Ok(Creation::InPlace),
+            _ => Ok(Creation::ByLink),
+        }
     }
 
     fn create_linked(&self, record: &RecordFor<'_>) -> io::Result<Option<OpenFile<'a>>> {
@@ -649,7 +659,7 @@ impl<'a> Files for &'a Replay<'a> {
     }
 
     fn wait_for_earlier_judges(&self, after: After) -> bool {
-        after == After::Takeover
+        after == After::Takeover && !self.variant.never_settles
     }
 }
 
@@ -1380,6 +1390,11 @@ fn no_order_of_steps_and_no_crash_gives_one_lock_to_two() {
 #[test]
 fn scripts_and_an_operator_with_rm_cause_no_second_holder() {
     let all = Variant::default();
+    let hasty = Variant {
+        never_settles: true,
+        ..all
+    };
+    assert_never_two("hasty", &[guarded, script, operator], STALE, hasty, 0);
     for (what, lock) in LOCKS {
         assert_never_two(what, &[guarded, script, script], lock, all, 1);
         assert_never_two(what, &[guarded, script, operator], lock, all, 1);
@@ -1450,6 +1465,13 @@ fn takers_that_may_not_rewrite_are_safe_among_ourselves() {
         assert_safe(what, &[guarded, guarded], lock, variant, 1);
         assert_safe(what, &[guarded, detached, cleaner], lock, variant, 0);
     }
+    // The lock that a writer has taken over meanwhile is released between two steps.
+    let first_writes = Variant {
+        writers: Writers::First,
+        ..Variant::default()
+    };
+    let three: &[Program] = &[detached, guarded, guarded];
+    assert_never_two("stale", three, STALE, first_writes, 0);
 }
 
 #[test]
@@ -1462,6 +1484,12 @@ fn creations_in_place_cause_no_second_holder() {
     assert_never_two("slow", &[guarded, detached], None, slow, 1);
     assert_never_two("slow", &[guarded, cleaner], None, slow, 1);
     assert_never_two("slow", &[detached, cleaner], None, slow, 1);
+    // The taker of an old empty file removes it, and makes another one.
+    let removing = Variant {
+        writers: Writers::None,
+        ..slow
+    };
+    assert_never_two("slow", &[guarded, guarded], None, removing, 1);
 }
 
 /// As with FUSE, where a link would give the lock to two.
@@ -1591,4 +1619,77 @@ fn without_any_part_of_the_takeover_there_are_two_holders() {
         assert_caught(&what, programs, *lock, with(Some(*plant)), 0);
         assert_never_two(&what, programs, *lock, with(None), 0);
     }
+}
+
+/// Another process replaces the lock's file between every two steps of a program: each look at the
+/// name finds another stale file. Returns how many steps the program takes.
+fn steps_beside_a_replacer(program: Program, variant: Variant) -> usize {
+    const TOO_MANY: usize = 1000;
+    let mut answers = Vec::new();
+    while answers.len() < TOO_MANY {
+        let replay = Replay {
+            process: 0,
+            answers: &answers,
+            taken: Cell::new(0),
+            next: RefCell::new(None),
+            variant,
+            progress: RefCell::default(),
+        };
+        let _ = program(&replay);
+        let Some(next) = replay.next.into_inner() else {
+            return answers.len();
+        };
+        let inode = (LONG_GONE, answers.len());
+        answers.push(match next {
+            FileStep::Create(_) => StepResult::Taken,
+            FileStep::Open => StepResult::Opened((0, answers.len()), inode),
+            FileStep::OpenToWrite(_) => StepResult::NotFound,
+            FileStep::Lock(_) => StepResult::Locked(Flock::Acquired),
+            FileStep::Read(_) => StepResult::Content(b"pid=9\n".to_vec()),
+            FileStep::Identity => StepResult::Identity(Some(inode)),
+            FileStep::IsAlive(_) => StepResult::Alive(false),
+            FileStep::Close(_) => StepResult::Done,
+            step => panic!("{step:?}, although the file has lost its name"),
+        });
+    }
+    panic!("an attempt without an end");
+}
+
+#[test]
+fn an_attempt_ends_although_the_file_is_replaced_for_ever() {
+    fn taking<'a>(replay: &'a Replay<'a>) -> io::Result<()> {
+        let taker = Taker {
+            record: &|_| Vec::new(),
+            may_take: &|_| Ok(()),
+        };
+        let taken = acquire(&replay, &taker)?;
+        assert!(matches!(taken, Outcome::Blocked(Obstacle::Contended, None)));
+        Ok(())
+    }
+    fn removing<'a>(replay: &'a Replay<'a>) -> io::Result<()> {
+        let removed = remove(&replay, &|_, _| Ok(()))?;
+        assert!(matches!(
+            removed,
+            Outcome::Blocked(Obstacle::Contended, None)
+        ));
+        Ok(())
+    }
+    for program in [taking as Program, removing] {
+        assert!(steps_beside_a_replacer(program, Variant::default()) > 10);
+    }
+}
+
+#[test]
+fn where_locks_are_useless_no_stale_file_is_locked_or_taken() {
+    fn taking<'a>(replay: &'a Replay<'a>) -> io::Result<()> {
+        let is_refused = taker(replay, true, |_| panic!("taken")).is_err();
+        assert!(is_refused, "it goes on");
+        Ok(())
+    }
+    let variant = Variant {
+        has_useless_locks: true,
+        ..Variant::default()
+    };
+    // It opens the file, reads it, sees that the holder is gone, and closes it.
+    assert_eq!(steps_beside_a_replacer(taking, variant), 4);
 }
