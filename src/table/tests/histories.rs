@@ -129,6 +129,8 @@ struct History {
     tokens: Vec<(String, Kind, Token)>,
     /// Connections that have disconnected and never come back.
     gone: BTreeSet<u64>,
+    /// The holders by all changes so far, if the table notes changes.
+    journal: BTreeMap<Fence, HolderRecord>,
 }
 
 #[derive(Clone)]
@@ -159,6 +161,9 @@ impl History {
             world.table.settle_until(until);
             model.settling_until = Some(until);
         }
+        if random.one_in(2) {
+            world.table.note_changes();
+        }
         History {
             world,
             model,
@@ -166,11 +171,12 @@ impl History {
             tickets: Vec::new(),
             tokens: Vec::new(),
             gone: BTreeSet::new(),
+            journal: BTreeMap::new(),
         }
     }
 
     fn step(&mut self) {
-        match self.random.below(25) {
+        match self.random.below(26) {
             0..=3 => self.acquire(),
             4 | 5 => self.collect(),
             6 => self.cancel(),
@@ -183,6 +189,7 @@ impl History {
             18 => self.sweep(),
             19..=21 => self.adopt(),
             22 | 23 => self.keep_grant(),
+            24 => self.break_grant(),
             _ => self.change_the_world(),
         }
         self.pass_time();
@@ -383,6 +390,16 @@ impl History {
         );
     }
 
+    fn break_grant(&mut self) {
+        let Some((key, _, Token { fence, .. })) = self.any_token() else {
+            return;
+        };
+        let now = self.world.now;
+        let real = self.world.table.break_grant(&key, fence, ELSEWHERE, now);
+        let ideal = self.model.break_grant(&key, fence.0);
+        assert_eq!(real.map(|conn| conn.0), ideal);
+    }
+
     fn ask_about(&mut self) {
         let conn = self.conn();
         let now = self.world.now;
@@ -471,6 +488,33 @@ impl History {
         assert_eq!(self.real_entries(), self.ideal_entries());
         assert_eq!(table.counters.grants, self.model.last_fence);
         self.world.check();
+        self.check_journal();
+    }
+
+    /// The changes lead to the holders, each with a lease that does not end before its own.
+    fn check_journal(&mut self) {
+        let Some(changes) = self.world.table.changes().map(std::mem::take) else {
+            return;
+        };
+        for change in changes {
+            match change {
+                Change::Held(record) => drop(self.journal.insert(record.token.fence, record)),
+                Change::Ended(fence) => drop(self.journal.remove(&fence).expect("it was held")),
+            }
+        }
+        let table = &self.world.table;
+        assert!(self.journal.keys().eq(table.holders.keys()));
+        for (record, (fence, id)) in self.journal.values().zip(&table.holders) {
+            let known = HolderRecord {
+                // A holder that becomes an orphan is not noted again for its tag.
+                tag: record.tag.clone(),
+                ..table.record(*id, *fence, record.lease)
+            };
+            assert_eq!(*record, known);
+            let (end, _) = table.places[*id].lease_end().expect("a holder");
+            // A lease can end within a second after what its holder was told.
+            assert!(end < self.world.now + record.lease + secs(1), "{record:?}");
+        }
     }
 
     fn real_entries(&self) -> BTreeSet<String> {

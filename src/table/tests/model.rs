@@ -374,6 +374,14 @@ impl Model {
         Ok(())
     }
 
+    /// The connection that held it, if it was held.
+    pub(super) fn break_grant(&mut self, name: &str, fence: u64) -> Option<u64> {
+        self.catch_up(name);
+        let conn = self.holder(name, fence)?.conn;
+        self.revoke(name, fence);
+        Some(conn)
+    }
+
     pub(super) fn renew(
         &mut self,
         conn: u64,
