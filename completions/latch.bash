@@ -24,7 +24,7 @@ _latch() {
             option=
         else
             case $word in
-                --lease | --limit | --slots | --and | --pick | --pick-from | --at-least | --tag | --kill-after | --leftovers | --on-lost | --timeout | -w | --max-waiters | --busy-status | -E | --server | --auth-token-file | --connect-timeout | --tls-ca | --tls-name | --for | --format | --fence | --admin-token-file) option=$word ;;
+                --lease | --limit | --of | --slots | --and | --pick | --pick-from | --at-least | --tag | --kill-after | --leftovers | --on-lost | --timeout | -w | --max-waiters | --busy-status | -E | --server | --auth-token-file | --connect-timeout | --tls-ca | --tls-name | --for | --format | --fence | --admin-token-file) option=$word ;;
                 -*) ;;
                 *) if [[ -z $command ]]; then command=$word; else ((operand += 1)); fi ;;
             esac
