@@ -41,7 +41,7 @@ sleep 0.0$1
 rm inside.$$
 "#;
 
-/// Those who take the lock, each as a script whose arguments are the program and what [`JOB`] needs.
+/// The users of the lock, each as a script whose arguments are the program and what [`JOB`] needs.
 /// A lock that no guard keeps is stale a second after its holder's end.
 const GUARDED: &str = r#"exec "$0" run f -q --stale 1 --timeout 20 -- sh -c "$JOB" sh "$1""#;
 const DETACHED: &str = r#"
