@@ -1465,8 +1465,12 @@ fn a_watch_shows_the_servers_that_answer() {
 #[test]
 fn a_watch_ends_by_a_signal_as_any_program() {
     let daemon = Daemon::start(&[]);
-    let mut child = Latch::start(latch(&daemon, &["stats", "--watch"]).stdout(Stdio::null()));
-    thread::sleep(Duration::from_millis(100));
+    let mut child = Latch::start(latch(&daemon, &["stats", "--watch"]).stdout(Stdio::piped()));
+    let shown = child.stdout.take().expect("it is piped");
+    eventually(PATIENCE, "it shows a table", || {
+        let mut pipe = [PollFd::new(&shown, PollFlags::IN)];
+        poll(&mut pipe, Some(&Timespec::default())).expect("one descriptor") == 1
+    });
     signal(&child, Signal::INT);
     assert_eq!(wait(&mut child), None, "a signal ends it as any program");
 }

@@ -26,9 +26,12 @@ use crate::support::needs::needs;
 use crate::support::silent::{leave_socket, FullBacklog};
 use crate::support::stalls::{fair_test, in_time};
 use crate::support::{
-    described, eventually, parse_grant, processor_time, program, waiter_count, Client, Daemon,
-    Deadline, Event, Scheme, Signal, PATIENCE,
+    come_to_rest, described, eventually, parse_grant, processor_time, program, waiter_count,
+    Client, Daemon, Deadline, Event, Scheme, Signal, PATIENCE,
 };
+
+/// What a server takes of a second in which it has nothing to do, at most.
+const AT_REST: Duration = Duration::from_millis(90);
 
 // ---- those that do not read ------------------------------------------------------------------
 
@@ -238,7 +241,7 @@ fn unread_statistics_take_little_memory() {
     let mut deaf: Vec<Client> = (0..20).map(|_| daemon.connect()).collect();
     deaf.iter_mut()
         .for_each(|client| client.send("stats\n_\n_\n"));
-    thread::sleep(Duration::from_secs(1));
+    come_to_rest(&[daemon.pid()], AT_REST);
     let each = resident_kib(daemon.pid()).saturating_sub(before) / 20;
     println!("{each} KiB each");
     assert!(each < 200, "{each} KiB each");
@@ -519,7 +522,8 @@ fn a_token_line_takes_no_more_memory_than_the_secret_needs() {
         let mut crowd: Vec<Client> = (0..CLIENTS).map(|_| daemon.connect()).collect();
         let half = format!("auth\n_\n{}", "x".repeat(65_000));
         crowd.iter_mut().for_each(|client| client.send(&half));
-        thread::sleep(Duration::from_millis(500)); // until all of it has been read
+        // Then all of it has been read.
+        come_to_rest(&[daemon.pid()], AT_REST);
         let each = resident_kib(daemon.pid()).saturating_sub(before) / CLIENTS as u64;
         println!("{each} KiB each, secret {secret:?}");
         assert!(each < 40, "{each} KiB each, secret {secret:?}");

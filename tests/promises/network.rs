@@ -1,6 +1,7 @@
 //! What the network does to clients: a cut that neither end is told about, and no delays of our
 //! own making.
 
+use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{self, Receiver};
@@ -10,7 +11,7 @@ use std::time::{Duration, Instant};
 use crate::support::limited::limited;
 use crate::support::needs::{needs, Program};
 use crate::support::stalls::fairly;
-use crate::support::{parse_grant, Client, Daemon, PATIENCE};
+use crate::support::{eventually, parse_grant, Client, Daemon, PATIENCE};
 
 /// A watch for hang-ups that looks every 50 ms would take half a minute for these.
 #[test]
@@ -75,7 +76,11 @@ fn clients_that_are_cut_off_lose_their_keys_in_35_seconds() {
             .expect("it is installed"),
     );
     let (server, client) = (daemon.pid().to_string(), far.0.id().to_string());
-    thread::sleep(Duration::from_millis(500)); // until both are in namespaces of their own
+    for process in [&server, &client] {
+        let network = |process: &str| fs::read_link(format!("/proc/{process}/ns/net")).ok();
+        let is_own = || network(process) != network("self");
+        eventually(PATIENCE, "it is in a namespace of its own", is_own);
+    }
     inside(&server, &ip, "link set lo up");
     let pair = format!("link add near type veth peer name far netns {client}");
     inside(&server, &ip, &pair);
