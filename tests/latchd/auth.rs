@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use crate::support::amount::amount;
 use crate::support::at_the_end::AtTheEnd;
+use crate::support::callgrind::{self, cost_of_call, counting};
 use crate::support::limited::{limit_to, limited};
 use crate::support::needs::{needs, skipped, Program};
 use crate::support::stalls::{fair_test, in_time};
@@ -497,26 +498,10 @@ fn costs_of_guesses<'a>(
 /// which thread is free.
 fn cost_of_guess(valgrind: &Program, secret: &str, frame: &str) -> f64 {
     const GUESSES: usize = 10;
-    let plain = latchd();
-    let mut command = valgrind.command();
-    command
-        .args(["--tool=callgrind", "--callgrind-out-file=/dev/null"])
-        // Counting starts where this function begins, and stops where it ends.
-        .arg("--toggle-collect=*::opening::*::authenticate")
-        .arg(plain.get_program())
-        .args(plain.get_args());
-    for (name, value) in plain.get_envs() {
-        match value {
-            Some(value) => command.env(name, value),
-            None => command.env_remove(name),
-        };
-    }
+    let mut command = counting(valgrind, "*::opening::*::authenticate", &latchd());
     command
         .env("LATCHD_AUTH_TOKEN", secret)
-        .env("RUST_LOG", "error")
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped());
+        .env("RUST_LOG", "error");
     let daemon = Daemon::from_command(command);
     let addr = daemon.addr();
     for _ in 0..GUESSES {
@@ -525,24 +510,13 @@ fn cost_of_guess(valgrind: &Program, secret: &str, frame: &str) -> f64 {
     }
     daemon.signal(Signal::TERM);
     assert!(daemon.wait_exit(6 * PATIENCE).is_some(), "it drains");
-    let log = daemon.log();
-    let total = log
-        .lines()
-        .find_map(|line| line.split_once("Collected : "))
-        .and_then(|(_, total)| total.trim().parse::<f64>().ok());
-    let total = total.unwrap_or_else(|| panic!("callgrind counts nothing:\n{log}"));
-    let cost = total / GUESSES as f64;
-    assert!(cost > 1000.0, "nothing of a session was counted:\n{log}");
-    cost
+    cost_of_call(&daemon, GUESSES)
 }
 
 /// One per cent would be enough to make an attack hopeless, but would not even show a comparison
 /// that stops at the first difference: processors compare 32 bytes at a time.
 fn assert_alike(costs: &[(&str, f64)]) {
-    let of = |choice: fn(f64, f64) -> f64| costs.iter().map(|cost| cost.1).reduce(choice);
-    let least = of(f64::min).expect("there are some");
-    let most = of(f64::max).expect("there are some");
-    assert!(most - least < 100.0 && most < 1.01 * least, "{costs:?}");
+    callgrind::assert_alike(costs, f64::min(100.0, 0.01 * costs[0].1));
 }
 
 /// Sends a ping over the Unix socket as a user who is not root, with this group.

@@ -22,6 +22,7 @@ mod memory;
 mod operators;
 mod options;
 mod planted;
+mod proofs;
 mod real_tools;
 mod restart;
 mod rights;

@@ -8,6 +8,7 @@
 pub mod amount;
 pub mod at_the_end;
 pub mod barrier;
+pub mod callgrind;
 pub mod clock;
 pub mod cluster;
 pub mod footprint;
