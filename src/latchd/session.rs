@@ -134,8 +134,9 @@ impl<'s, 'a> Session<'s, 'a> {
             }
             _ => {}
         }
-        let answered = carry_out(&request, self.seat, self.rules.offer, self.outbox)?;
-        self.outbox.await_changes(&request, &answered.reply);
+        let mut answered = carry_out(&request, self.seat, self.rules.offer, self.outbox)?;
+        self.outbox
+            .await_changes(&request, self.seat, &mut answered.reply);
         self.input.end_frame();
         match answered.delivery {
             Delivery::Due => self.rules.warn_of_cap(&answered.reply, self.seat.arbiter()),

@@ -91,8 +91,16 @@ impl Reply {
     #[cfg(feature = "programs")]
     pub fn lease(&self) -> Option<Duration> {
         match self {
-            Reply::Granted(grant) | Reply::Acquired(grant) => Some(grant.lease),
             Reply::Renewed(lease) => Some(*lease),
+            reply => reply.grant().map(|grant| grant.lease),
+        }
+    }
+
+    /// The new grant that the reply has, if any.
+    #[cfg(feature = "programs")]
+    pub fn grant(&self) -> Option<Grant> {
+        match self {
+            Reply::Granted(grant) | Reply::Acquired(grant) => Some(*grant),
             _ => None,
         }
     }

@@ -7,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::fences::{inject, may_attach};
-use crate::restart::{held, obstruct, stop, Service};
+use crate::restart::{held, obstruct, stop, unobstruct, Service};
 use crate::settling::kill;
 use crate::support::at_the_end::AtTheEnd;
 use crate::support::needs::needs;
@@ -238,7 +238,7 @@ fn while_the_file_cannot_be_written_nothing_new_lasts() {
     let first = kept(&mut client, "kept", 600);
     let (mut holder, long) = held(&service, "long", 600);
     let ordinary = client.acquire_for("ordinary", 0, 2);
-    let obstacle = obstruct(&service);
+    obstruct(&service);
     // The first change notices it. Its reply waits no longer than that.
     assert_eq!(client.request("r", "kept", &first.token), "ok");
     daemon.wait_for_log("state-not-written", PATIENCE);
@@ -257,7 +257,7 @@ fn while_the_file_cannot_be_written_nothing_new_lasts() {
     assert_eq!(holder.request("n", "long", &renewal(&long)), "ok 600");
     let again = client.acquire_for("kept", 0, 2);
     assert_eq!(client.request("r", "kept", &again.token), "ok");
-    fs::remove_dir(obstacle).expect("it is there");
+    unobstruct(&service);
     daemon.wait_for_log("state-written-again", PATIENCE);
     eventually(PATIENCE, "leases last again", || {
         holder.request("n", "long", &renewal(&long)) == "ok 1000"
@@ -266,6 +266,48 @@ fn while_the_file_cannot_be_written_nothing_new_lasts() {
     let _next = service.start();
     assert_eq!(left(&service, "kept"), None);
     assert!(left(&service, "long").expect("it is there") > 900.0);
+}
+
+/// It is the one that finds out. To wait for the disk would hold up the client and the key.
+#[test]
+fn a_claim_that_finds_the_disk_full_is_refused() {
+    let service = Service::new(&["--settle", "2"]);
+    let daemon = service.start();
+    let (mut client, mut other) = (service.connect(), service.connect());
+    let claims: [fn(&mut Client, &mut Client, &Service) -> String; 3] = [
+        |_, other, service| {
+            obstruct(service);
+            other.request("l", "k", "0 600")
+        },
+        |_, other, service| {
+            obstruct(service);
+            let reply = other.request("e", "k", "600");
+            assert_eq!(other.request("w", "k", "0"), "error_lease_expired");
+            reply
+        },
+        |client, other, service| {
+            let before = client.acquire_for("k", 0, 2);
+            other.send("l\nk\n60 600\n");
+            eventually(PATIENCE, "it waits", || {
+                waiter_count(&client.stats(), "k") == 1
+            });
+            obstruct(service);
+            client.request("r", "k", &before.token);
+            other.line()
+        },
+    ];
+    for (failures, claim) in (1..).zip(claims) {
+        assert_eq!(claim(&mut client, &mut other, &service), "error");
+        let grant = client.acquire_for("k", 0, 2);
+        assert_eq!(client.request("r", "k", &grant.token), "ok");
+        unobstruct(&service);
+        eventually(PATIENCE, "the file is written again", || {
+            daemon.log().matches("state-written-again").count() == failures
+        });
+    }
+    kill(&daemon);
+    let _next = service.start();
+    assert_eq!(left(&service, "k"), None);
 }
 
 #[test]

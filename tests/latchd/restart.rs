@@ -45,6 +45,10 @@ impl Service {
         self.directory.path().join("state")
     }
 
+    fn staged(&self) -> PathBuf {
+        self.directory.path().join("state.new")
+    }
+
     /// Whether the file is that of a server that runs, or has crashed.
     pub fn is_open(&self) -> bool {
         let text = fs::read_to_string(self.file());
@@ -359,10 +363,13 @@ fn a_lock_file_of_another_user_is_refused() {
 }
 
 /// Puts something where a server writes its file before it renames it, and which it cannot remove.
-pub fn obstruct(service: &Service) -> PathBuf {
-    let staged = service.directory.path().join("state.new");
-    fs::create_dir(&staged).expect("a directory");
-    staged
+pub fn obstruct(service: &Service) {
+    fs::create_dir(service.staged()).expect("a directory");
+}
+
+/// Lets a server write its file again.
+pub fn unobstruct(service: &Service) {
+    fs::remove_dir(service.staged()).expect("it is empty");
 }
 
 #[test]
@@ -386,10 +393,10 @@ fn a_server_tries_again_to_write_the_file_while_holders_are_left() {
     let service = Service::new(&[]);
     let first = service.start();
     let (client, grant) = held(&service, "k", 600);
-    let obstacle = obstruct(&service);
+    obstruct(&service);
     first.signal(Signal::TERM);
     first.wait_for_log("cannot-hand-over", PATIENCE);
-    fs::remove_dir(&obstacle).expect("it is there");
+    unobstruct(&service);
     let status = first.wait_exit(PATIENCE).expect("it ends");
     assert_eq!(status.code(), Some(0));
     first.wait_for_log("stopping reason=handed-over", PATIENCE);

@@ -8,7 +8,7 @@ use std::sync::Mutex;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::restart::{held, obstruct, stop, Service};
+use crate::restart::{held, obstruct, stop, unobstruct, Service};
 use crate::support::at_the_end::AtTheEnd;
 use crate::support::clock::{clear_up_after, with_a_clock_of_its_own};
 use crate::support::mounts::Mount;
@@ -301,10 +301,10 @@ fn a_first_server_that_cannot_start_leaves_no_trace() {
     let mut command = service.command(&port.to_string(), &service.socket());
     assert_eq!(command.output().expect("it runs").status.code(), Some(1));
     assert!(!lock.exists());
-    let staged = obstruct(&service);
+    obstruct(&service);
     service.refusal();
     assert!(!lock.exists());
-    fs::remove_dir(staged).expect("it is empty");
+    unobstruct(&service);
     let _daemon = service.start();
     service.connect().acquire("k", 0);
 }
@@ -384,11 +384,11 @@ fn a_file_that_cannot_be_written_is_written_later() {
         &text().replace(r#""settle_s":1"#, r#""settle_s":2"#),
     );
     let daemon = service.start();
-    let obstacle = obstruct(&service);
+    obstruct(&service);
     daemon.wait_for_log("state-not-written", PATIENCE);
     // It serves nonetheless.
     service.connect().acquire_for("k", 60, 1);
-    fs::remove_dir(obstacle).expect("it is there");
+    unobstruct(&service);
     daemon.wait_for_log("state-written-again", PATIENCE);
     assert!(text().contains(r#""settle_s":1"#), "{}", text());
 }

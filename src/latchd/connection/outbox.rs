@@ -4,7 +4,7 @@
 use std::mem;
 use std::net::Shutdown;
 
-use crate::arbiter::{ClientSocket, Promised, ReplyPromise};
+use crate::arbiter::{ClientSocket, Promised, ReplyPromise, Seat};
 use crate::latchd::ending::Ending;
 use crate::latchd::rules::SessionRules;
 use crate::latchd::state_file::{AwaitedWrites, StateFile};
@@ -15,6 +15,7 @@ use crate::protocol::request::Request;
 use crate::sys::memory::{self, Purpose};
 use crate::sys::trusted::is_own_or_root;
 use crate::table::ConnId;
+use crate::terms::Refusal;
 use crate::token::Fence;
 
 /// Replies are sent when no request is left in the input buffer, or when the unsent replies have
@@ -79,15 +80,44 @@ impl<'a> Outbox<'a> {
     }
 
     /// Lets the reply to this request wait until the state file has the changes that concern its
-    /// key.
+    /// key. If the reply has a grant that the file must have, and the file cannot be written, ends
+    /// the grant and refuses the request instead: see [`Outbox::await_grant`].
     #[inline]
-    pub(in crate::latchd) fn await_changes(&mut self, request: &Request<'_>, reply: &Reply) {
+    pub(in crate::latchd) fn await_changes(
+        &mut self,
+        request: &Request<'_>,
+        seat: &Seat,
+        reply: &mut Reply,
+    ) {
         let Some(state) = self.unwritten_state() else {
             return;
         };
-        if let Some(key) = request.changes() {
-            let is_keep = matches!(request, Request::Keep { .. });
-            self.awaited.add(state.awaited(key, reply.lease(), is_keep));
+        let Some(key) = request.changes() else {
+            return;
+        };
+        let is_keep = matches!(request, Request::Keep { .. });
+        let awaited = state.awaited(key, reply.lease(), is_keep);
+        match reply.grant() {
+            Some(grant) if awaited.is_relied_on() => {
+                Self::await_grant(state, awaited, seat, grant, reply);
+            }
+            _ => self.awaited.add(awaited),
+        }
+    }
+
+    /// Blocks until the state file has a new grant, or cannot be written. A client must not wait
+    /// for a grant as long as a disk is full, and the grant would hold up the key meanwhile.
+    #[cold]
+    fn await_grant(
+        state: &StateFile,
+        awaited: AwaitedWrites,
+        seat: &Seat,
+        grant: Grant,
+        reply: &mut Reply,
+    ) {
+        if !state.try_wait(awaited) {
+            seat.abandon_grant(grant.token.fence);
+            *reply = Reply::Refused(Refusal::NoToken);
         }
     }
 

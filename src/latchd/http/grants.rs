@@ -243,8 +243,8 @@ impl Grants {
         seat: &Seat,
         outbox: &mut Outbox<'_>,
     ) -> Result<Reply, Ending> {
-        let answered = carry_out(request, seat, self.rules.offer, outbox)?;
-        outbox.await_changes(request, &answered.reply);
+        let mut answered = carry_out(request, seat, self.rules.offer, outbox)?;
+        outbox.await_changes(request, seat, &mut answered.reply);
         outbox.end_reply(answered.promise)?;
         self.rules.warn_of_cap(&answered.reply, &self.arbiter);
         Ok(answered.reply)

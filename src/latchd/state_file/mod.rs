@@ -275,6 +275,12 @@ impl StateFile {
         self.unwritten.wait(awaited);
     }
 
+    /// Blocks until these changes are in the file, and returns whether they are. While the file
+    /// cannot be written, they are not.
+    pub fn try_wait(&self, awaited: AwaitedWrites) -> bool {
+        self.unwritten.try_wait(awaited)
+    }
+
     /// From now on, the next server settles for no longer than this one would after a crash.
     fn note_settled(&self) {
         let mut open = self.open.lock();

@@ -57,6 +57,11 @@ impl AwaitedWrites {
         self == AwaitedWrites::default()
     }
 
+    /// Whether the client relies on a change.
+    pub fn is_relied_on(self) -> bool {
+        self.relied_on > 0
+    }
+
     /// Adds what another reply must wait for.
     pub fn add(&mut self, other: AwaitedWrites) {
         self.relied_on = self.relied_on.max(other.relied_on);
@@ -108,6 +113,16 @@ impl Unwritten {
         {
             self.written.wait(&mut state);
         }
+    }
+
+    /// Blocks until the changes are written, and returns whether they are. While the file cannot be
+    /// written, they are not.
+    pub fn try_wait(&self, awaited: AwaitedWrites) -> bool {
+        let mut state = self.state.lock();
+        while state.written < awaited.other && state.retry_at.is_none() {
+            self.written.wait(&mut state);
+        }
+        state.written >= awaited.other
     }
 
     /// Blocks until there is something to write, until `deadline`, or until
@@ -237,8 +252,9 @@ mod tests {
         unwritten.take();
         waits_until(&unwritten, released, || unwritten.failed(HOUR));
         unwritten.wait(released);
+        assert!(!unwritten.try_wait(kept));
         waits_until(&unwritten, kept, || unwritten.note_written(1));
-        assert!(!unwritten.has_failed());
+        assert!(!unwritten.has_failed() && unwritten.try_wait(kept));
     }
 
     #[test]
