@@ -30,9 +30,9 @@ class Gone(Exception):
 class Raw:
     """A connection that speaks the protocol itself."""
 
-    def __init__(self, port):
+    def __init__(self, port, patience=20):
         try:
-            self.socket = socket.create_connection(("127.0.0.1", port), 20)
+            self.socket = socket.create_connection(("127.0.0.1", port), patience)
             self.file = self.socket.makefile("r")
         except OSError as error:
             raise Gone from error
