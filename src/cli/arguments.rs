@@ -5,9 +5,9 @@
 use std::ffi::OsString;
 
 use argh::FromArgs;
-use strsim::osa_distance;
 
 use super::rows::{CommandRow, Dashes, Form, Program, Row, Times};
+use super::words::{self, hint};
 use crate::text::{invalid_value, Plain};
 
 /// The result of parsing a command line.
@@ -104,14 +104,7 @@ fn read(
         };
         let mut rows = program.all_rows(line.row(program));
         let row = rows.find(|row| row.is_named(name));
-        let row = row.ok_or_else(|| {
-            let known = program
-                .rows(line.row(program))
-                .filter(|row| row.is_option());
-            let known: Vec<String> = known.map(Row::long).collect();
-            let hint = hint(name, known.iter().map(String::as_str));
-            format!("unknown option: {}{hint}", Plain(name.as_bytes()))
-        })?;
+        let row = row.ok_or_else(|| unknown_option(program, line.command, name))?;
         let value = match (row.form, attached) {
             (Form::Flag, Some(_)) => return Err(format!("{name} takes no value")),
             (Form::Flag, None) if row.name == "help" => {
@@ -156,13 +149,21 @@ impl CommandLine {
 
     /// Adds a word that is no option.
     fn add_word(&mut self, program: &Program, word: String) -> Result<(), String> {
-        let unexpected = format!("unexpected argument: {}", Plain(word.as_bytes()));
+        let has_room = self.operands.len() < self.operand_rows(program).count();
         if self.command.is_none() && !program.commands.is_empty() {
-            self.command = Some(program.command(&word).ok_or(unexpected)?);
-        } else if self.operands.len() < self.operand_rows(program).count() {
+            let command = program.command(&word);
+            self.command = Some(command.ok_or_else(|| unknown_command(program, &word))?);
+        } else if has_room {
             self.operands.push(word);
         } else {
-            return Err(unexpected);
+            let word = Plain(word.as_bytes());
+            let takes_none =
+                program.commands.is_empty() && self.operand_rows(program).next().is_none();
+            let hint = takes_none.then(|| format!("; {} takes options only", program.name));
+            return Err(format!(
+                "unexpected argument: {word}{}",
+                hint.unwrap_or_default()
+            ));
         }
         Ok(())
     }
@@ -232,17 +233,53 @@ impl CommandLine {
     }
 }
 
-/// A suggestion of the known name that is most similar to a mistyped name; empty if none is similar
-/// enough.
-pub fn hint<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> String {
-    let with_distance = known.map(|known| (osa_distance(name, known), known));
-    let len = name.trim_start_matches('-').chars().count();
-    // A similar name differs by at most two typing errors, and by at most half of the mistyped
-    // name.
-    let alike = with_distance.filter(|(distance, _)| *distance <= 2 && 2 * distance <= len);
-    match alike.min() {
-        Some((_, meant)) => format!("; did you mean {meant}?"),
-        None => String::new(),
+/// The message about an option that the command, or the program itself, does not have.
+pub fn unknown_option(program: &Program, command: Option<&CommandRow>, name: &str) -> String {
+    let advice = advice(program, command.map_or("", |it| it.name), name);
+    let has_it = |it: &&CommandRow| program.rows(it).any(|row| row.is_named(name));
+    let owners = program.commands.iter().filter(has_it);
+    let owners: Vec<&str> = owners.map(|it| it.name).collect();
+    let hint = match advice {
+        Some(advice) => format!("; {advice}"),
+        None if !owners.is_empty() && command.is_none() => {
+            return format!("options come after the command: {name}");
+        }
+        None if !owners.is_empty() => {
+            format!("; it is an option of {} {}", program.name, listed(&owners))
+        }
+        None => {
+            let known = program.rows(command.unwrap_or(&program.own));
+            let known = known.filter(|row| row.is_option()).map(Row::long);
+            let known: Vec<String> = known.collect();
+            hint(name, known.iter().map(String::as_str))
+        }
+    };
+    format!("unknown option: {}{hint}", Plain(name.as_bytes()))
+}
+
+/// The message about a word that is no command. It has a hint after `; ` if there is one.
+pub fn unknown_command(program: &Program, word: &str) -> String {
+    let hint = match advice(program, "", word) {
+        Some(advice) => format!("; {advice}"),
+        None => hint(word, program.commands.iter().map(|it| it.name)),
+    };
+    format!("unknown command: {}{hint}", Plain(word.as_bytes()))
+}
+
+/// What to write instead of a word of another program after this command, or instead of a command
+/// if this is "".
+pub fn advice(program: &Program, command: &str, word: &str) -> Option<&'static str> {
+    let all = program.commands.iter().chain([&program.own]);
+    let all: Vec<&Row> = all.flat_map(|it| program.all_rows(it)).collect();
+    let is_short = |short| all.iter().any(|row| row.is_named(&format!("-{short}")));
+    words::advice(program.foreign, is_short, command, word)
+}
+
+/// Names in a sentence: `run, hold and wait`.
+fn listed(names: &[&str]) -> String {
+    match names {
+        [rest @ .., last] if !rest.is_empty() => format!("{} and {last}", rest.join(", ")),
+        _ => names.concat(),
     }
 }
 
@@ -347,9 +384,15 @@ mod tests {
             ),
             (&["--no-debug"], "unknown option: --no-debug"),
             (&["--text"], "--text requires a value"),
-            (&["word"], "unexpected argument: word"),
-            (&["-"], "unexpected argument: -"),
-            (&["help"], "unexpected argument: help"),
+            (
+                &["word"],
+                "unexpected argument: word; prog takes options only",
+            ),
+            (&["-"], "unexpected argument: -; prog takes options only"),
+            (
+                &["help"],
+                "unexpected argument: help; prog takes options only",
+            ),
             (&["-x"], "unknown option: -x"),
             (
                 &["--text=a", "--text=b"],

@@ -1,6 +1,8 @@
 //! What the programs take on their command lines: one row for each option and operand. The parser,
 //! `--help`, the shell completions and the tests of the manual all read these rows.
 
+use super::words::Foreign;
+
 /// An option or an operand.
 #[derive(Clone, Copy, Debug)]
 pub struct Row {
@@ -134,6 +136,8 @@ pub struct Program {
     pub variables: &'static str,
     /// Command lines to begin with, each as its own line in the help.
     pub examples: &'static [&'static str],
+    /// The options, commands and variables of other programs that users type for those of this one.
+    pub foreign: &'static [Foreign],
     /// Its page of the manual.
     pub manual: &'static str,
 }
@@ -232,6 +236,7 @@ impl Program {
             features: &[],
             variables: "",
             examples: &[],
+            foreign: &[],
             manual,
         }
     }

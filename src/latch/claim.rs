@@ -242,9 +242,13 @@ impl Retries {
 }
 
 impl Target {
-    /// Claims the key, and fails if it is not granted in time. While it waits, says on a terminal
-    /// what it waits for.
-    pub(super) fn claim(&self, timeout: Option<Duration>) -> Result<Granted, Failure> {
+    /// Claims the key, and fails if it is not granted in time. While it waits, says what it waits
+    /// for, as `talk` allows.
+    pub(super) fn claim(
+        &self,
+        timeout: Option<Duration>,
+        talk: Verbosity,
+    ) -> Result<Granted, Failure> {
         let (began, wait) = (Instant::now(), wait_of(timeout));
         let ends_at = timeout.and_then(|timeout| began.checked_add(timeout));
         let deadline = ends_at.and_then(|end| end.checked_add(ROUND_TRIP));
@@ -256,7 +260,7 @@ impl Target {
             let (target, name) = (self.clone(), Arc::clone(&name));
             move || target.describe_wait(name.lock().as_deref())
         };
-        let _line = WaitingLine::start(PROGRAM, Verbosity::OnTerminal, describe);
+        let _line = WaitingLine::start(PROGRAM, talk, describe);
         let mut retries = Retries::new();
         loop {
             let learn_name = |connection: &Connection| *name.lock() = connection.name_at_server();

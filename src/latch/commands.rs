@@ -1,6 +1,7 @@
 //! The commands that ask a server once: wait, renew, release and ping.
 
 use crate::cli::failure::{CommandResult, Failure};
+use crate::cli::waiting::Verbosity;
 use crate::client::{Connection, Error, Slot};
 
 use super::servers::Target;
@@ -10,7 +11,7 @@ pub(super) fn wait(options: &options::Wait) -> CommandResult {
     let timeout = options::timeout(options.timeout, options.nonblock);
     let client = options.client(timeout)?;
     let target = Target::new(client, &options.key, None, options.limit).tagged(None, PROGRAM);
-    let mut granted = target.claim(timeout)?;
+    let mut granted = target.claim(timeout, Verbosity::of(options.quiet, options.verbose))?;
     let (key, token) = (&target.key, granted.grant.token);
     match granted.connection.release(key, target.slot, token) {
         // A refusal means that the lock is no longer held: its lease was over before the release,

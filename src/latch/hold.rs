@@ -6,12 +6,13 @@ use crate::supervise::{SignalWatch, StdinWatch};
 
 use super::claim::wait;
 use super::releasing::{release_all, release_or_keep_all};
-use super::{options, unprintable, PROGRAM};
+use super::{note_commas, options, unprintable, PROGRAM};
 
 /// Waits for the lock, prints its token and its fence, and keeps the lock until the standard input
 /// is closed, a signal arrives or the lock is lost.
 pub(super) fn hold(options: &options::Hold) -> CommandResult {
     let asking = options.asking(PROGRAM)?;
+    note_commas(&options.key, asking.talk);
     asking.refuse_own_locks("")?;
     let mut signals = SignalWatch::new().map_err(Failure::cannot_catch_signals)?;
     let input = StdinWatch::watch().map_err(Failure::cannot_start_thread)?;

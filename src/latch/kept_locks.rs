@@ -7,12 +7,14 @@ use serde_json::Value;
 
 use crate::cli::failure::{CommandResult, Failure};
 use crate::cli::output;
+use crate::cli::waiting::Verbosity;
+use crate::cli::words::quoted;
 use crate::client::{Address, Error, Granted, Token};
 use crate::supervise::EndBySignal;
-use crate::text::{is_unseen, without_hidden, Plain};
+use crate::text::{without_hidden, Plain};
 
 use super::servers::{Target, ROUND_TRIP};
-use super::{options, unprintable, PROGRAM};
+use super::{note_commas, options, unprintable, PROGRAM};
 
 /// Acquires the lock for the length of its lease, and prints the token.
 pub(super) fn acquire(options: &options::Acquire, ending: &EndBySignal) -> CommandResult {
@@ -21,7 +23,9 @@ pub(super) fn acquire(options: &options::Acquire, ending: &EndBySignal) -> Comma
     let mut target = Target::new(client, &options.key, options.lease, options.limit);
     target.slot.is_shared = options.shared;
     let target = target.tagged(options.tag.as_deref(), PROGRAM).keepable();
-    let granted = target.claim(timeout)?;
+    let talk = Verbosity::of(options.quiet, options.verbose);
+    note_commas(&options.key, talk);
+    let granted = target.claim(timeout, talk)?;
     let lease = granted.grant.lease;
     let text = if options.json {
         format!("{{{}}}\n", members(&target, &granted, lease))
@@ -39,7 +43,9 @@ pub(super) fn reserve(options: &options::Reserve, ending: &EndBySignal) -> Comma
     target.slot.is_shared = options.shared;
     let target = target.tagged(options.tag.as_deref(), PROGRAM).keepable();
     let elsewhere = options.restated()?;
-    let granted = target.claim(timeout)?;
+    let talk = Verbosity::of(options.quiet, options.verbose);
+    note_commas(&options.key, talk);
+    let granted = target.claim(timeout, talk)?;
     let release = release_command(options, &target, &granted, &elsewhere);
     let text = if options.json {
         format!(
@@ -112,7 +118,7 @@ fn members(target: &Target, granted: &Granted, time: Duration) -> String {
     let token = granted.grant.token;
     // The fence is a string, because many JSON readers round a number as large as a fence.
     format!(
-        "\"key\":{},\"token\":\"{token}\",\"fence\":\"{}\",\"seconds\":{},\"server\":{}",
+        "\"key\":{},\"token\":\"{token}\",\"fence\":\"{}\",\"lease_s\":{},\"server\":{}",
         json(&target.key),
         token.fence(),
         time.as_secs(),
@@ -159,49 +165,4 @@ fn release_command(
         release += " # give the auth token again";
     }
     release
-}
-
-/// Quotes a word for the shell, if necessary. Invisible characters become escapes in `$'...'`,
-/// which bash, zsh and the shells of POSIX.1-2024 know.
-fn quoted(word: &str) -> String {
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || "_-./:@%+=,".contains(c);
-    if !word.is_empty() && word.chars().all(is_plain) {
-        return word.to_owned();
-    }
-    if !word.contains(is_unseen) {
-        return format!("'{}'", word.replace('\'', "'\\''"));
-    }
-    let mut text = "$'".to_owned();
-    for c in word.chars() {
-        if is_unseen(c) {
-            for byte in c.encode_utf8(&mut [0; 4]).bytes() {
-                // Three octal digits, which no digit after them can continue.
-                let _ = write!(text, "\\{byte:03o}");
-            }
-        } else {
-            let is_special = matches!(c, '\'' | '\\');
-            text.extend(is_special.then_some('\\'));
-            text.push(c);
-        }
-    }
-    text + "'"
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_word_is_quoted_for_the_shell() {
-        for (word, quoted_word) in [
-            ("a-b.c", "a-b.c"),
-            ("", "''"),
-            ("two words", "'two words'"),
-            ("it's", "'it'\\''s'"),
-            ("a\u{1b}[2J'\\1", "$'a\\033[2J\\'\\\\1'"),
-            ("\u{202e}x", "$'\\342\\200\\256x'"),
-        ] {
-            assert_eq!(quoted(word), quoted_word);
-        }
-    }
 }

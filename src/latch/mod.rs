@@ -24,7 +24,7 @@ mod words;
 use std::env;
 use std::ffi::OsString;
 use std::fmt::Display;
-use std::io::{self, BufRead, Read};
+use std::io::{self, BufRead, IsTerminal, Read};
 use std::process::ExitCode;
 
 use crate::cli::arguments::{self, Parsed};
@@ -33,10 +33,12 @@ use crate::cli::output;
 use crate::cli::rows::{CommandRow, Program, TLS};
 use crate::cli::service_links::is_service_link;
 use crate::cli::values::duration;
+use crate::cli::waiting::Verbosity;
+use crate::cli::words::with_run;
 use crate::client::environment::VARIABLES;
 use crate::client::{Auth, Error, InvalidToken, Token};
 use crate::supervise::{self, EndBySignal};
-use crate::text::{reason, Readable};
+use crate::text::{reason, Plain, Readable};
 use options::{Flags, SubCommand};
 
 const PROGRAM: &str = "latch";
@@ -58,6 +60,7 @@ pub const SELF: Program = Program {
         "latch run report --nonblock --busy-ok -- ./report",
         "latch stats",
     ],
+    foreign: words::FOREIGN,
     ..Program::plain(PROGRAM, OWN, "latch(1)")
 };
 
@@ -137,42 +140,33 @@ fn warn_of_unknown_variables() {
     let unknown = set.filter(|(name, _)| name.starts_with("LATCH_") && !is_known(name));
     let is_link = |name: &str, value: &OsString| is_service_link(name, &value.to_string_lossy());
     for (name, _) in unknown.filter(|(name, value)| !is_link(name, value)) {
-        let name = shown(&name);
-        complain(format_args!(
-            "{name}: unknown variable; see latch(1), ENVIRONMENT"
-        ));
+        let advice = arguments::advice(&SELF, "", &name);
+        let advice = advice.unwrap_or("see latch(1), ENVIRONMENT");
+        complain(format_args!("{}: unknown variable; {advice}", shown(&name)));
     }
 }
 
-/// Returns why the command line is wrong, with a hint if the command of `run` does not follow `--`,
-/// if an option precedes the sub-command, or if the sub-command is mistyped.
+/// Returns why the command line is wrong, with a hint if an operand is one too many, or if the user
+/// has left out `run` or `--`.
 fn with_hint(reason: String, ours: &[OsString], command: &[OsString]) -> String {
     let first = ours.first().and_then(|word| word.to_str());
     let first = first.unwrap_or_default();
-    if let Some(option) = reason.strip_prefix("unknown option: ") {
-        let word = option.split("; ").next().unwrap_or_default();
-        if let Some(advice) = words::advice(word) {
-            return format!("unknown option: {word}; {advice}");
-        }
-        if first.split('=').next() == Some(option) {
-            return format!("options come after the command: {option}");
-        }
-    } else if let Some(word) = reason.strip_prefix("unexpected argument: ") {
-        if first == "run" && command.is_empty() {
-            return "put -- before the command".into();
-        } else if first == "run" {
-            return format!("{reason}; {}", words::advice_on_operand(word, ours));
-        } else if first == "reserve" && duration(word).is_some() {
-            return format!("{reason}; write --for {word}");
-        } else if first == word {
-            if let Some(advice) = words::advice(word) {
-                return format!("unknown command: {word}; {advice}");
-            }
-            let hint = arguments::hint(first, command_names());
-            return format!("unknown command: {word}{hint}");
-        }
+    let Some(word) = reason.strip_prefix("unexpected argument: ") else {
+        let is_unheard_of = reason == format!("unknown command: {}", Plain(first.as_bytes()));
+        return match with_run(PROGRAM, ours, command).filter(|_| is_unheard_of) {
+            Some(meant) => format!("{reason}; write {meant}"),
+            None => reason,
+        };
+    };
+    if first == "run" && command.is_empty() {
+        "put -- before the command".into()
+    } else if first == "run" {
+        format!("{reason}; {}", words::advice_on_operand(word, ours))
+    } else if first == "reserve" && duration(word).is_some() {
+        format!("{reason}; write --for {word}")
+    } else {
+        reason
     }
-    reason
 }
 
 /// Prints the reason, and returns the exit status.
@@ -193,6 +187,20 @@ fn print(text: &str) -> CommandResult {
     output::print_if_read(text)
         .map(|()| 0)
         .map_err(|error| unprintable(&error))
+}
+
+/// Tells a person that a key with commas is a single key. A script is not told, because such keys
+/// are fine.
+fn note_commas(key: &str, talk: Verbosity) {
+    let is_name = |part: &str| !part.is_empty() && !part.contains('=');
+    let is_list = key.contains(',') && key.split(',').all(is_name);
+    let is_heard = talk != Verbosity::Never && io::stderr().is_terminal();
+    if is_list && is_heard {
+        complain(format_args!(
+            "{} is one key; latch run takes others with --and",
+            shown(key)
+        ));
+    }
 }
 
 /// The failure for a wrong command line, which points to the help.
@@ -272,7 +280,9 @@ fn token(given: Option<&str>) -> Result<Token, Failure> {
         Some(text) => text.to_owned(),
     };
     if given.is_none() && text.is_empty() {
-        return Err(usage("expected a token, or LATCH_TOKEN"));
+        return Err(usage(
+            "expected a token, - to read it from standard input, or LATCH_TOKEN",
+        ));
     }
     text.trim()
         .parse()
@@ -289,7 +299,7 @@ fn failure(about: impl Display, error: &Error) -> Failure {
         | Error::NotKept(..) => UNAVAILABLE,
         Error::AuthFailed { .. } | Error::NotAllowed(_) => NO_PERMISSION,
         Error::MaxLocks(_) | Error::MaxWaiters(_) | Error::Draining(_) => BUSY,
-        Error::LeaseExpired(_) => LOST,
+        Error::LeaseExpired(_) | Error::Lost(..) => LOST,
         Error::InvalidKey | Error::InvalidArgument(_) => USAGE,
         _ => PROTOCOL,
     };

@@ -264,6 +264,12 @@ command! {
         /// do not wait, as with --timeout 0
         #[argh(option, arg_name = "bool", default = "false", from_str_fn(yes_or_no))]
         nonblock / 'n': bool,
+        /// do not say who holds the lock while it waits
+        #[argh(option, arg_name = "bool", default = "false", from_str_fn(yes_or_no))]
+        quiet / 'q': bool,
+        /// say who holds the lock while it waits, even if stderr is not a terminal
+        #[argh(option, arg_name = "bool", default = "false", from_str_fn(yes_or_no))]
+        verbose / 'v': bool,
         /// wait for one of this many slots of a semaphore
         #[argh(option, arg_name = "count", from_str_fn(limit))]
         limit or "of": Option<u32>,
@@ -283,6 +289,12 @@ command! {
         /// do not wait, as with --timeout 0
         #[argh(option, arg_name = "bool", default = "false", from_str_fn(yes_or_no))]
         nonblock / 'n': bool,
+        /// do not say who holds the lock while it waits
+        #[argh(option, arg_name = "bool", default = "false", from_str_fn(yes_or_no))]
+        quiet / 'q': bool,
+        /// say who holds the lock while it waits, even if stderr is not a terminal
+        #[argh(option, arg_name = "bool", default = "false", from_str_fn(yes_or_no))]
+        verbose / 'v': bool,
         /// set the lease (the server's default)
         #[argh(option, arg_name = "time", from_str_fn(lease))]
         lease: Option<Duration>,
@@ -320,6 +332,12 @@ command! {
         /// do not wait, as with --timeout 0
         #[argh(option, arg_name = "bool", default = "false", from_str_fn(yes_or_no))]
         nonblock / 'n': bool,
+        /// do not say who holds the lock while it waits
+        #[argh(option, arg_name = "bool", default = "false", from_str_fn(yes_or_no))]
+        quiet / 'q': bool,
+        /// say who holds the lock while it waits, even if stderr is not a terminal
+        #[argh(option, arg_name = "bool", default = "false", from_str_fn(yes_or_no))]
+        verbose / 'v': bool,
         /// take one of this many slots of a semaphore
         #[argh(option, arg_name = "count", from_str_fn(limit))]
         limit or "of": Option<u32>,

@@ -17,7 +17,9 @@ use super::nesting::OuterGrants;
 use super::options::OnLost;
 use super::releasing::{release_all, release_or_keep_all};
 use super::servers::{lost_lock, place_of_guard};
-use super::{complain, explain, options, shown, usage, variables, PROGRAM, UNAVAILABLE};
+use super::{
+    complain, explain, note_commas, options, shown, usage, variables, PROGRAM, UNAVAILABLE,
+};
 
 /// Waits for the locks, runs the command while holding them, releases them, and exits in the same
 /// way as the command.
@@ -33,6 +35,7 @@ pub(super) fn run(options: &options::Run, command: &[OsString]) -> CommandResult
             shown(key)
         ));
     }
+    note_commas(&options.key, asking.talk);
     asking.busy_ok = options.busy_ok;
     let mut target = asking.targets.remove(0).numbered();
     if options.at_least.is_some() {

@@ -75,7 +75,7 @@ fn json(key: &str, queue: Option<&Queue>) -> String {
         let party = &holder.party;
         // The fence is a string, because many JSON readers round a number as large as a fence.
         format!(
-            "{{\"peer\":{},\"tag\":{},\"age_s\":{},\"lease_s\":{},\"fence\":\"{}\",\
+            "{{\"peer\":{},\"tag\":{},\"age_s\":{},\"lease_expires_in_s\":{},\"fence\":\"{}\",\
              \"slots\":{},\"shared\":{},\"kept\":{}}}",
             quoted(party.peer.as_deref()),
             quoted(party.tag.as_deref()),

@@ -9,13 +9,13 @@ use crate::cli::words::{self, Foreign};
 
 use super::options::COMMANDS;
 
-/// Words that other programs know, with what to write instead.
-const FOREIGN: [Foreign; 33] = [
+/// Words that other programs know, with what to write instead. A word behind the name of a command
+/// is an option that this command lacks.
+pub(super) const FOREIGN: &[Foreign] = &[
     (
-        &["--auth-token"],
-        "ps would show it: use --auth-token-file FILE, or LATCH_AUTH_TOKEN_FILE",
+        &["--nowait", "--nb", "--nonblocking", "--try"],
+        "use --nonblock",
     ),
-    (&["--nowait", "--nb", "--nonblocking"], "use --nonblock"),
     (&["--wait", "-t", "-timeout", "-try"], "use --timeout TIME"),
     (&["--conflict-exit-code"], "use --busy-status STATUS"),
     (&["-s"], "use --shared"),
@@ -42,18 +42,21 @@ const FOREIGN: [Foreign; 33] = [
     ),
     (&["-monitor-retry"], "use --retry TIME"),
     (
-        &[
-            "-token",
-            "--token",
-            "--auth-token",
-            "--password",
-            "--secret",
-        ],
+        &["--auth-token"],
+        "ps would show it: use --auth-token-file FILE, or LATCH_AUTH_TOKEN_FILE",
+    ),
+    (
+        &["-token", "--token", "--password", "--secret", "-a"],
         "use --auth-token-file PATH",
     ),
     (
         &["-shell"],
         "the command is run as it is; write sh -c COMMAND for a shell",
+    ),
+    (&["reserve --lease", "reserve --ttl"], "use --for TIME"),
+    (
+        &["acquire --for"],
+        "use --lease TIME, or latch reserve --for TIME",
     ),
     (&["--ttl"], "use --lease TIME"),
     (&["--duration", "--until"], "use latch reserve --for TIME"),
@@ -68,10 +71,19 @@ const FOREIGN: [Foreign; 33] = [
     (&["--weight"], "use --slots COUNT with --of COUNT"),
     (&["--min", "--interval"], "use --at-least TIME"),
     (&["--once"], "use --nonblock --busy-ok, and --at-least TIME"),
+    (
+        &["--force", "-f"],
+        "use latch break to end the grant of another client",
+    ),
+    (
+        &["run -j", "-j=", "--jobs"],
+        "use --of COUNT for so many at a time",
+    ),
+    (&["-j"], "use --json"),
     (&["lock"], "use latch run, hold or acquire"),
     (
         &["unlock", "unreserve", "free", "return"],
-        "use latch release",
+        "use latch release with the token, or latch break without one",
     ),
     (
         &["kill", "steal", "force-release", "force-unlock"],
@@ -86,12 +98,26 @@ const FOREIGN: [Foreign; 33] = [
     (&["keys", "list", "ls", "who"], "use latch stats"),
     (&["top", "watch"], "use latch stats --watch"),
     (&["with"], "use latch run"),
+    (
+        &[
+            "LATCH_AUTH_TOKEN",
+            "LATCH_SECRET",
+            "LATCH_PASSWORD",
+            "LATCH_TOKEN_FILE",
+        ],
+        "set LATCH_AUTH_TOKEN_FILE to the path of a file with the token",
+    ),
+    (
+        &[
+            "LATCH_HOST",
+            "LATCH_PORT",
+            "LATCH_ADDR",
+            "LATCH_ADDRESS",
+            "LATCH_URL",
+        ],
+        "use LATCH_SERVER=HOST:PORT",
+    ),
 ];
-
-/// What to write instead of an option or a command of another program.
-pub(super) fn advice(word: &str) -> Option<&'static str> {
-    words::advice(&FOREIGN, is_short, word)
-}
 
 /// What to write instead of a second operand of `run`.
 pub(super) fn advice_on_operand(word: &str, ours: &[OsString]) -> String {
@@ -196,22 +222,5 @@ mod tests {
         ] {
             assert_eq!(normal(given), meant, "{given}");
         }
-    }
-
-    #[test]
-    fn advice_is_about_words_that_are_not_ours() {
-        for (words, advice) in FOREIGN {
-            for word in words {
-                assert!(!is_known(word), "{word} is ours");
-            }
-            // Each option that it names is ours.
-            for option in advice.split([' ', ',']).filter(|it| it.starts_with("--")) {
-                assert!(option == "--" || is_known(option), "{option}");
-            }
-        }
-        assert_eq!(advice("--ttl=5"), Some("use --lease TIME"));
-        assert_eq!(advice("-n=3"), Some("use --of COUNT"));
-        assert_eq!(advice("-xn"), advice("-x"));
-        assert_eq!(advice("--nonblock"), None);
     }
 }

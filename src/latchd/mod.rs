@@ -26,6 +26,7 @@ mod statistics;
 mod tls;
 mod tokens;
 mod variables;
+mod words;
 
 use std::env;
 use std::process::ExitCode;

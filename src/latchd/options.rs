@@ -19,6 +19,7 @@ use crate::text::reason;
 use super::http_options::{http_names, http_places, http_port, HttpNames, HttpPlaces};
 use super::listen_host::{self, host, ListenHost, LOCALHOST};
 use super::machine::table_cap;
+use super::words;
 
 const MAX_COUNT: usize = u32::MAX as usize;
 
@@ -293,6 +294,7 @@ pub const SELF: Program = Program {
     rivals: RIVALS,
     features: &[TLS, CLUSTER],
     variables: RULE_FOR_VARIABLES,
+    foreign: words::FOREIGN,
     ..Program::plain(super::PROGRAM, Options::COMMAND, "latchd(8)")
 };
 

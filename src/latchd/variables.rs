@@ -6,6 +6,7 @@ use std::ffi::OsString;
 use log::{debug, warn};
 
 use super::options::SELF;
+use crate::cli::arguments;
 use crate::cli::service_links::is_service_link;
 use crate::text::Escaped;
 
@@ -19,7 +20,11 @@ pub(super) fn warn_of_unknown() {
         |(name, value): &(String, OsString)| is_service_link(name, &value.to_string_lossy());
     let (links, others): (Vec<_>, Vec<_>) = ours.partition(is_link);
     for name in unknown(others.into_iter().map(|(name, _)| name)) {
-        warn!("unknown-variable name={}", Escaped(name.as_bytes()));
+        let shown = Escaped(name.as_bytes());
+        match advice(&name) {
+            Some(advice) => warn!("unknown-variable name={shown} hint=\"{advice}\""),
+            None => warn!("unknown-variable name={shown}"),
+        }
     }
     if !links.is_empty() {
         let mut names: Vec<_> = links.into_iter().map(|(name, _)| name).collect();
@@ -29,6 +34,13 @@ pub(super) fn warn_of_unknown() {
             Escaped(names.join(",").as_bytes())
         );
     }
+}
+
+/// What to use instead of an unknown variable, if it is named like an option of another server.
+fn advice(name: &str) -> Option<&'static str> {
+    let (_, rest) = name.split_once('_')?;
+    let option = format!("--{}", rest.to_lowercase().replace('_', "-"));
+    arguments::advice(&SELF, "", &option)
 }
 
 /// Whether the name of a variable begins with one of our prefixes.

@@ -9,6 +9,7 @@ use super::peer::PeerRule;
 use crate::cli::arguments::{self, Parsed};
 use crate::cli::rows::{options, Program};
 use crate::cli::values;
+use crate::cli::words::Foreign;
 use crate::log::{self, LogRules, LogTarget, Timestamps};
 
 const LOCK_DIR: &str = "/var/lock";
@@ -73,7 +74,64 @@ options! {
 }
 
 /// What the program takes on its command line.
-pub const SELF: Program = Program::plain(super::PROGRAM, Options::COMMAND, "lfpd(8)");
+pub const SELF: Program = Program {
+    foreign: FOREIGN,
+    ..Program::plain(super::PROGRAM, Options::COMMAND, "lfpd(8)")
+};
+
+/// Words of other servers, with what to write instead.
+const FOREIGN: &[Foreign] = &[
+    (
+        &[
+            "--bind",
+            "--host",
+            "--port",
+            "--addr",
+            "--address",
+            "-p",
+            "-l",
+        ],
+        "use --listen ADDRESS:PORT",
+    ),
+    (&["--socket", "--unix-socket", "-s"], "use --unix PATH"),
+    (
+        &["--daemon", "--daemonize", "--detach", "--background", "-d"],
+        "it stays in the foreground; have inetd, systemd or another supervisor start it",
+    ),
+    (
+        &[
+            "--foreground",
+            "--nodaemon",
+            "--no-daemon",
+            "-f",
+            "-F",
+            "-n",
+        ],
+        "it stays in the foreground; leave the option out",
+    ),
+    (
+        &["--pidfile", "--pid-file"],
+        "it writes none; a supervisor knows the process",
+    ),
+    (
+        &["--config", "--config-file", "--conf", "-c"],
+        "there is no such file; use options",
+    ),
+    (
+        &["--verbose", "--log-level", "--loglevel", "-v"],
+        "use --debug, or set RUST_LOG",
+    ),
+    (&["--quiet", "-q"], "set RUST_LOG=warn"),
+    (&["--syslog"], "use --log syslog"),
+    (
+        &["--dir", "--directory", "--lock-directory"],
+        "use --lock-dir PATH",
+    ),
+    (
+        &["--user", "--group", "-u", "-g"],
+        "have the supervisor start it as that user",
+    ),
+];
 
 pub(super) fn read(arguments: impl Iterator<Item = OsString>) -> Parsed<Options> {
     arguments::parse(&SELF, with_the_usual_address(arguments))
@@ -277,6 +335,27 @@ mod tests {
         }
         assert!(source(&["--listen=50001"], true).is_err());
         assert_eq!(source(&["--stdio"], true), Ok(ConnectionSource::Stdio));
+    }
+
+    #[test]
+    fn words_of_other_servers_are_answered_with_ours() {
+        for (word, expected) in [
+            (
+                "--bind=0.0.0.0",
+                "unknown option: --bind; use --listen ADDRESS:PORT",
+            ),
+            (
+                "-d",
+                "unknown option: -d; it stays in the foreground; have inetd, systemd or another \
+                 supervisor start it",
+            ),
+            (
+                "50001",
+                "unexpected argument: 50001; lfpd takes options only",
+            ),
+        ] {
+            assert_eq!(options(&[word]).expect_err("not ours"), expected);
+        }
     }
 
     #[test]

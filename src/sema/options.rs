@@ -8,11 +8,11 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::cli::arguments::{hint, Parsed};
+use crate::cli::arguments::{self, Parsed};
 use crate::cli::help::TIMES;
 use crate::cli::rows::{CommandRow, Form, Program, Row, Times, FLAG, OF_ALL};
 use crate::cli::values::{choice, mode, number, time, BusyOk};
-use crate::cli::words::{advice, apart};
+use crate::cli::words::{apart, with_run};
 use crate::lockfile::{SemaphoreConfig, SemaphoreOptions, Settle, StaleRule, MAX_SLOT_COUNT};
 use crate::supervise::Leftovers;
 use crate::text::{invalid_value, Plain};
@@ -83,6 +83,7 @@ const WAITING: &[&str] = &["acquire", "run", "hold"];
 /// What the program takes on its command line.
 pub const SELF: Program = Program {
     commands: COMMANDS,
+    foreign: FOREIGN,
     ..Program::plain("sema", OWN, "sema(1)")
 };
 
@@ -316,22 +317,27 @@ pub(super) fn parse(mut arguments: impl Iterator<Item = OsString>) -> Parsed<Sem
         Some(b"version") => return Parsed::Print(VERSION.to_owned()),
         _ => {}
     }
+    let words: Vec<OsString> = arguments.collect();
+    let is_wrong = ours.first().is_some_and(|word| is_wrong_command(word));
     // These two options take effect anywhere, even as the value of another option. But the help for
     // an unknown command is an error, so that a script can learn from it whether a command exists.
     for argument in &ours {
         match argument.as_bytes() {
             b"-h" | b"--help" => {
-                let wrong = ours.first().filter(|word| is_wrong_command(word));
-                return match wrong {
-                    Some(word) => Parsed::Usage(unknown_command(word)),
-                    None => Parsed::Print(help()),
+                return if is_wrong {
+                    Parsed::Usage(unknown_command(&ours, &words))
+                } else {
+                    Parsed::Print(help())
                 };
             }
             b"-V" | b"--version" => return Parsed::Print(VERSION.to_owned()),
             _ => {}
         }
     }
-    match understand(ours, arguments.collect()) {
+    if is_wrong {
+        return Parsed::Usage(unknown_command(&ours, &words));
+    }
+    match understand(ours, words) {
         Ok(request) => Parsed::Run(request),
         Err(reason) => Parsed::Usage(reason),
     }
@@ -356,7 +362,8 @@ fn understand(ours: Vec<OsString>, words: Vec<OsString>) -> Result<SemaRequest, 
     }
     let mut others = others.into_iter();
     let name = others.next().ok_or("missing command")?;
-    let command = command_named(&name).ok_or_else(|| unknown_command(&name))?;
+    let command = command_named(&name)
+        .ok_or_else(|| arguments::unknown_command(&SELF, &name.to_string_lossy()))?;
     // `run` takes the words after `--` as its command. Other commands take them as operands that
     // may begin with a dash.
     let (words, operands) = match command {
@@ -400,17 +407,14 @@ pub(super) fn command_in(arguments: &[OsString]) -> Option<SemaCommand> {
     None
 }
 
-fn unknown_command(name: &OsStr) -> String {
-    let commands = COMMANDS.iter().map(|command| command.name);
-    let hint = hint_or_advice(&name.to_string_lossy(), commands);
-    format!("unknown command: {}{hint}", shown(name))
-}
-
-/// What to write instead of an unknown word, if it is one of another program or is mistyped.
-fn hint_or_advice<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> String {
-    match advice(&FOREIGN, is_short, name) {
-        Some(advice) => format!("; {advice}"),
-        None => hint(name, known),
+/// The message about a command line whose first word is no command.
+fn unknown_command(ours: &[OsString], words: &[OsString]) -> String {
+    let name = ours[0].to_string_lossy();
+    let reason = arguments::unknown_command(&SELF, &name);
+    let is_unheard_of = !reason.contains("; ");
+    match with_run(SELF.name, ours, words).filter(|_| is_unheard_of) {
+        Some(meant) => format!("{reason}; write {meant}"),
+        None => reason,
     }
 }
 
@@ -433,11 +437,8 @@ fn set(
 ) -> Result<&'static Row, String> {
     let (name, attached) = split_value(argument);
     let Some(row) = row_of(name) else {
-        let known = rows().filter(|row| row.is_option()).map(Row::long);
-        let known: Vec<String> = known.collect();
-        let known = known.iter().map(String::as_str);
-        let hint = hint_or_advice(&String::from_utf8_lossy(name), known);
-        return Err(format!("unknown option: {}{hint}", Plain(name)));
+        let name = String::from_utf8_lossy(name);
+        return Err(arguments::unknown_option(&SELF, None, &name));
     };
     let name = row.long();
     let value = match (row.form, attached) {
@@ -603,23 +604,5 @@ mod tests {
             let meant: Vec<OsString> = meant.split(' ').map(OsString::from).collect();
             assert_eq!(with_options_apart(words), meant, "{given}");
         }
-    }
-
-    #[test]
-    fn advice_is_about_words_that_are_not_ours() {
-        for (words, instead) in FOREIGN {
-            for word in words {
-                assert!(row_of(word.as_bytes()).is_none(), "{word} is ours");
-            }
-            let named = instead.split([' ', ';']).filter(|it| it.starts_with("--"));
-            for option in named.filter(|option| *option != "--") {
-                let is_ours = row_of(option.as_bytes()).is_some();
-                assert!(is_ours || instead.contains("latch run"), "{option}");
-            }
-        }
-        let foreign = |word| advice(&FOREIGN, is_short, word);
-        assert_eq!(foreign("--wait=5"), Some("use --timeout TIME"));
-        assert_eq!(foreign("-xn"), foreign("-x"));
-        assert_eq!(foreign("--nonblock"), None);
     }
 }

@@ -2,17 +2,20 @@
 
 use crate::cli::words::Foreign;
 
-/// Words of flock(1), of the lockfile and dotlockfile programs and of latch(1), with what to write
-/// instead.
-pub(super) const FOREIGN: [Foreign; 19] = [
-    (&["--nowait", "--nb", "--nonblocking"], "use --nonblock"),
+/// Words of flock(1), setlock(8), parallel(1), latch(1) and the programs lockfile and dotlockfile,
+/// with what to write instead.
+pub(super) const FOREIGN: &[Foreign] = &[
+    (
+        &["--nowait", "--nb", "--nonblocking", "--try"],
+        "use --nonblock",
+    ),
     (
         &["--wait", "-t", "-r", "--retry", "-i"],
         "use --timeout TIME",
     ),
     (&["--conflict-exit-code"], "use --busy-status STATUS"),
     (
-        &["-s", "--shared"],
+        &["-s", "--shared", "--read"],
         "a lock file has one holder; latch run --shared shares a lock of latchd",
     ),
     (
@@ -31,18 +34,28 @@ pub(super) const FOREIGN: [Foreign; 19] = [
     (&["-p", "--use-pid"], "use --pid PID"),
     (
         &["-l", "--lock-name"],
-        "the path is that of the lock file itself",
+        "the path is that of the lock file itself; see --stale for its age",
     ),
     (
         &["--ttl", "--lease"],
         "a lock lasts as long as its holder; see --stale",
     ),
-    (&["--limit"], "use --of COUNT"),
+    (
+        &["--limit", "--max", "--count", "--jobs"],
+        "use --of COUNT for so many at a time",
+    ),
+    (&["-j"], "use --of COUNT for so many at a time, or --json"),
+    (
+        &["-N"],
+        "sema waits unless --nonblock is given; leave the option out",
+    ),
+    (&["-m"], "use --mode MODE"),
+    (&["-f"], "use --force"),
     (&["--kill", "-k"], "use --kill-after TIME"),
     (&["lock", "create"], "use sema run, hold or acquire"),
     (&["unlock", "remove", "rm"], "use sema release"),
     (&["break", "force-unlock"], "use sema release with --force"),
-    (&["check", "show", "list", "stats"], "use sema status"),
+    (&["check", "show", "list", "ls", "stats"], "use sema status"),
     (
         &["touch", "renew"],
         "a lock lasts as long as its holder; see --stale",

@@ -20,3 +20,4 @@ mod skips;
 mod supply;
 mod tidy;
 mod tunnels;
+mod words;

@@ -219,7 +219,45 @@ fn a_usage_error_says_what_to_write_instead() {
         ),
         (
             &["unlock", "k"],
-            "latch: unknown command: unlock; use latch release",
+            "latch: unknown command: unlock; use latch release with the token, or latch break \
+             without one",
+        ),
+        (
+            &["release", "k", "--force"],
+            "latch: unknown option: --force; use latch break to end the grant of another client",
+        ),
+        (
+            &["acquire", "k", "--for", "2h"],
+            "latch: unknown option: --for; use --lease TIME, or latch reserve --for TIME",
+        ),
+        (
+            &["reserve", "k", "--ttl", "2h"],
+            "latch: unknown option: --ttl; use --for TIME",
+        ),
+        (
+            &["run", "k", "-j4", "--", "true"],
+            "latch: unknown option: -j4; use --of COUNT for so many at a time",
+        ),
+        (&["status", "k", "-j"], "latch: unknown option: -j; use --json"),
+        (
+            &["run", "k", "--try", "--", "true"],
+            "latch: unknown option: --try; use --nonblock",
+        ),
+        (
+            &["ping", "-q"],
+            "latch: unknown option: -q; it is an option of latch run, hold, wait, acquire and reserve",
+        ),
+        (
+            &["status", "k", "--watch"],
+            "latch: unknown option: --watch; it is an option of latch stats",
+        ),
+        (
+            &["my-job", "echo", "a b"],
+            "latch: unknown command: my-job; write latch run my-job -- echo 'a b'",
+        ),
+        (
+            &["my-job", "--", "echo", "hi"],
+            "latch: unknown command: my-job; write latch run my-job -- echo hi",
         ),
         (
             &["run", "k", "-h", "db1", "--", "true"],
@@ -321,7 +359,8 @@ fn a_usage_error_says_what_to_write_instead() {
         let output = run(&daemon, arguments);
         assert_eq!(output.status.code(), Some(64), "{arguments:?}");
         let help = match arguments[0] {
-            command @ ("run" | "stats" | "ping" | "renew" | "reserve") => {
+            command @ ("run" | "stats" | "status" | "ping" | "acquire" | "reserve" | "renew"
+            | "release") => {
                 format!("latch {command} --help")
             }
             _ => "latch --help".to_owned(),
@@ -374,6 +413,17 @@ fn an_unknown_variable_is_warned_of() {
     );
     assert_eq!(output.status.code(), Some(0));
     let warning = "latch: LATCH_SEVER: unknown variable; see latch(1), ENVIRONMENT\n";
+    assert_eq!(text(&output.stderr), warning);
+}
+
+#[test]
+fn a_variable_of_a_likely_name_is_answered_with_ours() {
+    let daemon = Daemon::start(&[]);
+    let mut command = latch(&daemon, &["ping"]);
+    let output = output(command.env("LATCH_AUTH_TOKEN", "secret"));
+    assert_eq!(output.status.code(), Some(0));
+    let warning = "latch: LATCH_AUTH_TOKEN: unknown variable; set LATCH_AUTH_TOKEN_FILE to the \
+                   path of a file with the token\n";
     assert_eq!(text(&output.stderr), warning);
 }
 
@@ -1604,7 +1654,7 @@ fn a_token_comes_from_the_environment_or_standard_input() {
         assert_eq!(ended.status.code(), Some(64));
         assert_eq!(
             text(&ended.stderr),
-            format!("latch: expected a token, or LATCH_TOKEN\nlatch: see latch {command} --help\n")
+            format!("latch: expected a token, - to read it from standard input, or LATCH_TOKEN\nlatch: see latch {command} --help\n")
         );
     }
 }

@@ -389,6 +389,7 @@ fn a_reservation_is_given_back_with_secrets_and_sockets() {
     let reserved = output(reserve.env("LATCH_AUTH_TOKEN_FILE", "secret"));
     let json: serde_json::Value = serde_json::from_slice(&reserved.stdout).expect("JSON");
     assert_eq!(json["key"], "a\u{1}b'");
+    assert_eq!(json["lease_s"], 60);
     let release = json["release"].as_str().expect("a command").to_owned();
     let mut shell = Command::new("bash");
     shell.args(["-c", &release]).current_dir("/");

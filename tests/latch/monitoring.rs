@@ -235,6 +235,11 @@ fn status_tells_who_holds_a_key_and_takes_nothing() {
     assert_eq!((&json["key"], &json["held"]), (&"k".into(), &true.into()));
     assert_eq!(json["holders"][0]["tag"], "a\u{1b}[2J job");
     assert_eq!(json["holders"][0]["fence"], number.to_string());
+    let left = &json["holders"][0]["lease_expires_in_s"];
+    assert!(
+        left.as_u64().is_some_and(|left| (1..=60).contains(&left)),
+        "{json}"
+    );
 }
 
 #[test]

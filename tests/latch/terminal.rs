@@ -924,6 +924,30 @@ fn replies_of_a_server_cannot_move_the_cursor() {
 }
 
 #[test]
+fn a_person_is_told_that_a_key_with_commas_is_one_key() {
+    let python = needs!("python3");
+    let daemon = Daemon::start(&[]);
+    let note = "latch: a,b is one key; latch run takes others with --and";
+    let mut terminal = Terminal::start(&python, &daemon, SHELLS[0]);
+    for command in [
+        "run a,b -- true",
+        "acquire a,b --lease 1",
+        "run a=1,b=2 -- true",
+    ] {
+        terminal.enter(&format!("latch {command}"));
+        if command.contains('=') {
+            terminal.expect(PROMPT);
+        } else {
+            terminal.expect(note);
+            terminal.expect(PROMPT);
+        }
+    }
+    terminal.enter("latch run a,b -- true 2>&1 | cat; latch run a,b -q -- true");
+    terminal.expect(PROMPT);
+    assert_eq!(terminal.screen().matches(note).count(), 2);
+}
+
+#[test]
 fn a_watch_fits_its_window_and_outlives_its_server() {
     let python = needs!("python3");
     let addr = free_addr();

@@ -66,6 +66,30 @@ fn a_verbose_wait_names_the_holder_and_those_ahead() {
 }
 
 #[test]
+fn every_command_that_waits_can_say_so_without_a_terminal() {
+    let daemon = Daemon::start_directly(Scheme::Plain, &[]);
+    let mut holder = daemon.connect();
+    holder.acquire("k", 0);
+    let commands: [&[&str]; 3] = [
+        &["wait", "k"],
+        &["acquire", "k", "--lease", "1"],
+        &["reserve", "k", "--for", "1"],
+    ];
+    let with = |option| commands.map(|command| piped(&daemon, &[command, &[option]].concat()));
+    let mut verbose = with("-v");
+    let mut quiet = with("-q");
+    for latch in &mut verbose {
+        let line = first_line(latch);
+        assert!(line.starts_with("latch: waiting for k: "), "{line}");
+    }
+    drop(holder);
+    for latch in &mut quiet {
+        assert_eq!(wait(latch), Some(0));
+        assert_eq!(all_of(latch), "");
+    }
+}
+
+#[test]
 fn a_wait_at_a_unix_socket_knows_its_place() {
     let directory = tempfile::tempdir().expect("a directory");
     let socket = directory.path().join("socket");

@@ -271,6 +271,40 @@ fn bad_usage_is_refused_with_one_line_that_names_the_option() {
 }
 
 #[test]
+fn words_of_other_servers_are_answered_with_ours() {
+    for (word, answer) in [
+        (
+            "--bind",
+            "unknown option: --bind; use --host HOST and --port PORT",
+        ),
+        (
+            "-listen=:7",
+            "unknown option: --listen; use --host HOST and --port PORT",
+        ),
+        (
+            "--secret",
+            "unknown option: --secret; use --auth-token-file PATH",
+        ),
+        (
+            "-d",
+            "unknown option: -d; it stays in the foreground; have systemd or another supervisor \
+             start it",
+        ),
+        (
+            "-c",
+            "unknown option: -c; there is no such file; use options or LATCHD_ variables",
+        ),
+        (
+            "start",
+            "unexpected argument: start; latchd takes options only",
+        ),
+    ] {
+        let line = refusal(Daemon::command().arg(word), 2);
+        assert!(line.contains(answer), "{word}: {line}");
+    }
+}
+
+#[test]
 fn a_number_out_of_range_is_refused() {
     for (option, variable, least) in NUMBERS {
         let below = (least - 1).to_string();
@@ -709,6 +743,7 @@ fn each_unknown_variable_is_warned_about_once() {
     command.env("DFLOCKD_MAX_KEYS", "s3cret");
     command.env("DFLOCKD_RATE LIMIT", "s3cret");
     command.env("LATCHD_MAX_LOCK", "s3cret");
+    command.env("LATCHD_PASSWORD", "s3cret");
     command.env("LATCHD_MAX_LOCKS", "9");
     let daemon = Daemon::from_command(command);
     daemon.wait_for_log("listening", PATIENCE);
@@ -722,6 +757,7 @@ fn each_unknown_variable_is_warned_about_once() {
         "DFLOCKD_MAX_KEYS",
         "\"DFLOCKD_RATE LIMIT\"",
         "LATCHD_MAX_LOCK",
+        "LATCHD_PASSWORD hint=\"use --auth-token-file PATH\"",
     ];
     assert_eq!(warnings, unknown);
     assert!(

@@ -906,12 +906,24 @@ fn bad_usage_gives_one_line_and_touches_nothing() {
             &["lock", "g"],
             "unknown command: lock; use sema run, hold or acquire",
         ),
-        (&["TRY", "g"], "unknown command: TRY"),
+        (&["TRY", "g"], "unknown command: TRY; did you mean try?"),
         (
             &["lock", "--help"],
             "unknown command: lock; use sema run, hold or acquire",
         ),
         (&["tyr", "g"], "unknown command: tyr; did you mean try?"),
+        (
+            &["/tmp/g", "sleep", "5"],
+            "unknown command: /tmp/g; write sema run /tmp/g -- sleep 5",
+        ),
+        (
+            &["g", "-w", "5", "--", "sleep", "5"],
+            "unknown command: g; write sema run g [OPTIONS] -- COMMAND",
+        ),
+        (
+            &["acquire", "g", "-j4"],
+            "unknown option: -j4; use --of COUNT for so many at a time, or --json",
+        ),
         (
             &["try", "g", "--slot=2"],
             "unknown option: --slot; did you mean --slots?",

@@ -1,0 +1,98 @@
+//! The options of other servers, which users type for those of `latchd`.
+
+use crate::cli::words::Foreign;
+
+/// Words of other servers, with what to write instead. A single dash counts as two.
+pub(super) const FOREIGN: &[Foreign] = &[
+    (
+        &[
+            "--bind",
+            "--bind-address",
+            "--listen",
+            "--listen-addr",
+            "--listen-address",
+            "--addr",
+            "--address",
+            "-l",
+        ],
+        "use --host HOST and --port PORT",
+    ),
+    (&["-p"], "use --port PORT"),
+    (
+        &["--socket", "--unix-socket", "--unixsocket", "-s"],
+        "use --unix PATH",
+    ),
+    (
+        &["--secret", "--password", "--requirepass", "--token", "-a"],
+        "use --auth-token-file PATH",
+    ),
+    (
+        &["--daemon", "--daemonize", "--detach", "--background", "-d"],
+        "it stays in the foreground; have systemd or another supervisor start it",
+    ),
+    (
+        &[
+            "--foreground",
+            "--nodaemon",
+            "--no-daemon",
+            "-f",
+            "-F",
+            "-n",
+        ],
+        "it stays in the foreground; leave the option out",
+    ),
+    (
+        &["--pidfile", "--pid-file"],
+        "it writes none; a supervisor knows the process",
+    ),
+    (
+        &["--config", "--config-file", "--conf", "-c"],
+        "there is no such file; use options or LATCHD_ variables",
+    ),
+    (
+        &["--verbose", "--log-level", "--loglevel", "-v"],
+        "use --debug, or set RUST_LOG",
+    ),
+    (&["--quiet", "-q"], "set RUST_LOG=warn"),
+    (&["--syslog"], "use --log syslog"),
+    (
+        &["--user", "--group", "--chroot", "-u", "-g"],
+        "have the supervisor start it as that user",
+    ),
+    (
+        &["--ssl", "--tls", "--cert", "--cert-file", "--tls-cert-file"],
+        "use --tls-cert PATH with --tls-key PATH",
+    ),
+    (
+        &["--ttl", "--lease", "--lease-ttl"],
+        "use --default-lease-ttl TIME",
+    ),
+    (
+        &["--maxclients", "--max-clients"],
+        "use --max-connections COUNT",
+    ),
+    (
+        &["--data", "--data-dir", "--datadir", "--dir", "--persist"],
+        "use --state-file PATH",
+    ),
+    (
+        &[
+            "--metrics",
+            "--metrics-addr",
+            "--web",
+            "--web.listen-address",
+            "--ui",
+        ],
+        "use --http HOST:PORT",
+    ),
+    (
+        &[
+            "--peers",
+            "--join",
+            "--cluster",
+            "--initial-cluster",
+            "--bootstrap",
+        ],
+        "use --etcd LIST",
+    ),
+];
