@@ -29,7 +29,7 @@ mod sync;
 mod tests;
 
 use std::cell::OnceCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
@@ -43,7 +43,7 @@ use crate::table::{
     Answer, Caps, ConnId, HolderRecord, Holdings, KeySnapshot, Listing, LockTable, Scope, Ticket,
     STEP,
 };
-use crate::token::{FenceSource, Grant};
+use crate::token::{Fence, FenceSource, Grant};
 use account::Account;
 pub use account::Told;
 use clock::Clock;
@@ -103,6 +103,8 @@ struct State {
     /// Set while the server waits for holders before it ends.
     awaited: Option<AwaitedHolders>,
     recorders: Recorders,
+    /// The fences of the grants that operators have broken, the newest last.
+    broken: VecDeque<Fence>,
     /// Receives the events of claims, for the log.
     account: Option<Account>,
 }
@@ -176,6 +178,8 @@ struct SeatState {
     tag: Option<Arc<str>>,
     /// Whether the client can adopt its grants over another connection.
     can_adopt: bool,
+    /// Whether the client knows the reply that an operator has broken its grant.
+    hears_breaks: bool,
     is_gone: bool,
     wait: WaitState,
     /// The further seats of this connection, and what wakes the threads that wait there.
@@ -217,6 +221,7 @@ impl Arbiter {
                 next_gc: clock.now(),
                 awaited: None,
                 recorders: Recorders::default(),
+                broken: VecDeque::new(),
                 account: None,
             }),
             clock,

@@ -12,6 +12,10 @@ use crate::token::Fence;
 /// the log asks who the peer is, which takes a hundredth of a millisecond over a Unix socket.
 const BROKEN_AT_ONCE: usize = STEP / 10;
 
+/// How many broken grants the server remembers, so that their clients learn why they have lost
+/// them.
+const BROKEN_KNOWN: usize = 256;
+
 /// The queue of one key, with the clients in it.
 pub struct KeyStatus {
     pub queue: KeySnapshot,
@@ -130,11 +134,18 @@ impl Arbiter {
                 // they are not broken.
                 let next = fence.or_else(|| state.table.fences(key).map(|(oldest, _)| oldest));
                 let next = next.filter(|next| (oldest..=newest).contains(next));
-                let break_it = |fence| state.table.break_grant(key, fence, operator, now);
-                let Some(conn) = next.and_then(break_it) else {
+                let break_it = |fence| {
+                    let conn = state.table.break_grant(key, fence, operator, now)?;
+                    Some((fence, conn))
+                };
+                let Some((fence, conn)) = next.and_then(break_it) else {
                     return true;
                 };
                 has_broken = true;
+                if state.broken.len() == BROKEN_KNOWN {
+                    state.broken.pop_front();
+                }
+                state.broken.push_back(fence);
                 // This is decided now, because a claim that the client makes after this step must
                 // not be lost.
                 if conn != operator && state.table.has_nothing(conn) {

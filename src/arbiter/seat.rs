@@ -74,6 +74,7 @@ impl SeatState {
             peer: OnceCell::new(),
             tag: None,
             can_adopt: false,
+            hears_breaks: false,
             is_gone: false,
             wait: WaitState::NotWaiting,
             beside: Vec::new(),
@@ -250,6 +251,17 @@ impl Seat {
     /// Sets whether the client can adopt its grants over another connection.
     pub fn set_can_adopt(&self, can_adopt: bool) {
         self.state_in(&mut self.arbiter.state.lock()).can_adopt = can_adopt;
+    }
+
+    /// Sets whether the client knows the reply that an operator has broken its grant.
+    pub fn set_hears_breaks(&self, hears_breaks: bool) {
+        self.state_in(&mut self.arbiter.state.lock()).hears_breaks = hears_breaks;
+    }
+
+    /// Whether an operator has broken the grant with this fence, and the client can be told so.
+    pub fn hears_of_break(&self, fence: Fence) -> bool {
+        let mut state = self.arbiter.state.lock();
+        self.state_in(&mut state).hears_breaks && state.broken.contains(&fence)
     }
 
     /// If the client can adopt its grants, lets them outlive the connection.

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use super::address::Address;
 use super::cancel;
-use super::error::{Asked, Auth, Error};
+use super::error::{Asked, Auth, Error, Loss};
 use super::settings::Settings;
 use super::slot::{check_admin_token, check_key, Slot, Wait};
 use crate::net::stream::{is_timeout, Stream};
@@ -575,6 +575,7 @@ impl Connection {
             Reply::Error | Reply::Refused(Refusal::NotHeld | Refusal::NoToken) => {
                 Error::Refused(asked)
             }
+            Reply::Broken => Error::Lost(asked, Loss::Broken),
             Reply::Refused(Refusal::AlreadyEnqueued) => Error::AlreadyEnqueued(asked),
             Reply::Refused(Refusal::NotEnqueued) => Error::NotEnqueued(asked),
             Reply::Refused(Refusal::LimitMismatch) => Error::LimitMismatch(asked),

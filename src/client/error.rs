@@ -157,6 +157,8 @@ pub enum Loss {
     /// The server refused the renewal: the lease was over, or a client released the lock with its
     /// token.
     Refused,
+    /// An operator broke the lock (`latch break`), as the server says.
+    Broken,
     /// No renewal was answered in time. The lease may be over at any moment.
     Deadline,
     /// The lock was held for as long as the server allows (`latchd --max-hold`).
@@ -170,6 +172,7 @@ impl fmt::Display for Loss {
         f.write_str(match self {
             Loss::Closed => "the connection to the server ended, and the lock with it",
             Loss::Refused => "the server refused to renew it: it was released or broken by another",
+            Loss::Broken => "an operator broke it",
             Loss::Deadline => "the server did not renew it in time",
             Loss::MaxHold => "it was held for as long as the server allows (--max-hold)",
             Loss::Forked => "it belongs to the process that acquired it, and this is its child",

@@ -55,8 +55,8 @@ impl Lock<'_> {
     ///
     /// # Errors
     ///
-    /// [`Error::Refused`] if no holder has this token or the server is too old, or the errors of
-    /// [`Lock::acquire`].
+    /// [`Error::Refused`] if no holder has this token or the server is too old; [`Error::Lost`] if
+    /// an operator broke the grant; or the errors of [`Lock::acquire`].
     pub fn adopt(&self, token: Token) -> Result<Guard, Error> {
         let deadline = Instant::now().checked_add(2 * self.client.settings.reply_timeout);
         let (connection, (asked_at, lease)) = self.introduced(deadline, |connection| {

@@ -270,6 +270,7 @@ fn offer(options: &Options) -> Offer {
             survives_restart: options.etcd.is_some() || options.state_file().is_some(),
             proofs: options.state_file().is_some(),
             lingers: !options.auto_release(),
+            hears_breaks: false,
         },
     }
 }

@@ -92,6 +92,7 @@ pub(super) fn carry_out(
         }
         Request::Hello(client) => {
             seat.set_can_adopt(client.adopt);
+            seat.set_hears_breaks(client.hears_breaks);
             return Ok(Answered::free(Reply::Hello(offer.abilities)));
         }
         Request::Tag(text) => {
@@ -108,7 +109,23 @@ pub(super) fn carry_out(
         | Request::Holder { .. }
         | Request::Counters => return Ok(Answered::free(Reply::Error)),
     };
+    if answer == Err(Refusal::NotHeld) {
+        return Ok(Answered::due(not_held(seat, request), promise));
+    }
     Ok(Answered::due(reply_to(answer)?, promise))
+}
+
+/// The reply to a request about a grant that has ended.
+#[cold]
+fn not_held(seat: &Seat, request: &Request<'_>) -> Reply {
+    match request {
+        Request::Renew { token, .. } | Request::Adopt { token, .. }
+            if seat.hears_of_break(token.fence) =>
+        {
+            Reply::Broken
+        }
+        _ => Reply::Refused(Refusal::NotHeld),
+    }
 }
 
 impl Answered {
@@ -286,6 +303,7 @@ mod tests {
             survives_restart: false,
             proofs: false,
             lingers: false,
+            hears_breaks: false,
         },
     };
 

@@ -18,6 +18,8 @@ pub struct Abilities {
     pub proofs: bool,
     /// The server's grants survive the end of their connections, until their leases end.
     pub lingers: bool,
+    /// The client knows the reply `error_broken`.
+    pub hears_breaks: bool,
 }
 
 impl Abilities {
@@ -31,6 +33,7 @@ impl Abilities {
                 "keeps" => abilities.survives_restart = true,
                 "proofs" => abilities.proofs = true,
                 "lingers" => abilities.lingers = true,
+                "broken" => abilities.hears_breaks = true,
                 _ => {}
             }
         }
@@ -45,6 +48,7 @@ impl Abilities {
             && is_there(needed.survives_restart, self.survives_restart)
             && is_there(needed.proofs, self.proofs)
             && is_there(needed.lingers, self.lingers)
+            && is_there(needed.hears_breaks, self.hears_breaks)
     }
 
     fn words(self) -> impl Iterator<Item = &'static str> {
@@ -54,6 +58,7 @@ impl Abilities {
             (self.survives_restart, "keeps"),
             (self.proofs, "proofs"),
             (self.lingers, "lingers"),
+            (self.hears_breaks, "broken"),
         ];
         all.into_iter().filter(|it| it.0).map(|it| it.1)
     }

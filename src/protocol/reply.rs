@@ -26,16 +26,19 @@ pub enum Reply {
     Queued,
     Timeout,
     Error,
+    /// An operator has broken the grant. Only a client that knows this reply gets it.
+    Broken,
     AuthFailed,
     Refused(Refusal),
 }
 
 /// The replies that consist of a single word.
-const WORDS: [Reply; 12] = [
+const WORDS: [Reply; 13] = [
     Reply::Ok,
     Reply::Queued,
     Reply::Timeout,
     Reply::Error,
+    Reply::Broken,
     Reply::AuthFailed,
     Reply::Refused(Refusal::AlreadyEnqueued),
     Reply::Refused(Refusal::NotEnqueued),
@@ -138,6 +141,7 @@ impl Reply {
             Reply::Queued => "queued",
             Reply::Timeout => "timeout",
             Reply::Error | Reply::Refused(Refusal::NotHeld | Refusal::NoToken) => "error",
+            Reply::Broken => "error_broken",
             Reply::AuthFailed => "error_auth",
             Reply::Refused(Refusal::AlreadyEnqueued) => "error_already_enqueued",
             Reply::Refused(Refusal::NotEnqueued) => "error_not_enqueued",

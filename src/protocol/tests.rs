@@ -106,6 +106,7 @@ impl Random {
             survives_restart: has(),
             proofs: has(),
             lingers: has(),
+            hears_breaks: has(),
         }
     }
 
@@ -192,7 +193,7 @@ impl Random {
     }
 
     fn reply(&mut self) -> Reply {
-        match self.below(17) {
+        match self.below(18) {
             0 => Reply::Ok,
             1 => Reply::Queued,
             2 => Reply::Timeout,
@@ -212,6 +213,7 @@ impl Random {
                 none if none == Abilities::default() => Reply::Ok,
                 some => Reply::Hello(some),
             },
+            16 => Reply::Broken,
             _ => Reply::Stats(format!(
                 "{{{}}}",
                 self.text(&['"', ':', ' ', '{', 'я', '1'])

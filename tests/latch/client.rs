@@ -705,7 +705,7 @@ fn the_time_for_connecting_is_part_of_a_bounded_wait() {
     let reader = BufReader::new(stream.try_clone().expect("a descriptor"));
     let requests: Vec<String> = reader.lines().map_while(Result::ok).take(6).collect();
     stream.write_all(b"error\ntimeout\n").expect("a reader");
-    assert_eq!(requests[..5], ["hello", "_", "adopt", "l", "k"]);
+    assert_eq!(requests[..5], ["hello", "_", "adopt broken", "l", "k"]);
     let wait_timeout: u64 = requests[5].parse().expect("a number");
     assert!(wait_timeout <= 8, "{wait_timeout}");
     assert!(matches!(asking.join(), Ok(Ok(false))));

@@ -4,7 +4,7 @@ use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::reconnecting::{listener, Peer, TOKEN};
+use crate::reconnecting::{listener, Peer, HELLO, TOKEN};
 use crate::support::latch::{is_held, output, run, status, text};
 use crate::support::wire_cutter::WireCutter;
 use crate::support::{eventually, program, Daemon, Scheme, PATIENCE};
@@ -128,7 +128,7 @@ fn a_server_that_cannot_keep_is_refused_before_the_job() {
         let (listener, addr) = listener();
         let server = thread::spawn(move || {
             let mut peer = Peer::accept(&listener);
-            assert_eq!(peer.any_request(), "hello _ adopt");
+            assert_eq!(peer.any_request(), HELLO);
             peer.answer("error");
             assert!(peer.any_request().starts_with("tag _ "));
             peer.answer("ok");

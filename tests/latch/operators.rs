@@ -163,7 +163,10 @@ fn an_introduction_costs_no_round_trip() {
     let lock = client.lock("k").tag("worker 7");
     assert!(lock.try_acquire().expect("it answers").is_none());
     let lines = server.join().expect("it has served");
-    assert_eq!(lines[..6], ["hello", "_", "adopt", "tag", "_", "worker 7"]);
+    assert_eq!(
+        lines[..6],
+        ["hello", "_", "adopt broken", "tag", "_", "worker 7"]
+    );
     assert_eq!(lines[6..], ["l", "k", "0"]);
 }
 
@@ -416,7 +419,29 @@ fn a_broken_grant_ends_the_command_at_the_other_end() {
     };
     assert_eq!(read(child.stdout.as_mut().expect("piped")), "ended\n");
     let said = read(child.stderr.as_mut().expect("piped"));
-    assert!(said.contains("ended, and the lock with it"), "{said}");
+    assert!(said.ends_with(": an operator broke it\n"), "{said}");
+}
+
+#[test]
+fn a_client_that_asks_to_hear_of_breaks_is_told_of_its_own() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let (daemon, [_, socket]) = guarded(&directory);
+    let server = socket.to_str().expect("text");
+    let mut holder = daemon.connect();
+    let (k, other) = (holder.acquire("k", 0), holder.acquire("other", 0));
+    assert_eq!(status(&daemon, &["break", "k", "--server", server]), 0);
+    assert_eq!(holder.request("r", "other", &other.token), "ok");
+    assert_eq!(holder.request("n", "k", &k.token), "error");
+    assert!(holder.request("hello", "_", "broken").starts_with("ok "));
+    for (command, token, reply) in [
+        ("n", &k.token, "error_broken"),
+        ("adopt", &k.token, "error_broken"),
+        ("r", &k.token, "error"),
+        ("n", &other.token, "error"),
+        ("adopt", &other.token, "error"),
+    ] {
+        assert_eq!(holder.request(command, "k", token), reply, "{command}");
+    }
 }
 
 /// A server as the README starts it, and the directory of its operator's socket.

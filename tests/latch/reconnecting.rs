@@ -18,6 +18,9 @@ use latchd::client::{Address, Client, Error, Guard, Loss, Settings};
 
 pub const TOKEN: &str = "0123456789abcdef0123456789abcdef";
 
+/// The first request of a client, as [`Peer::any_request`] joins it.
+pub const HELLO: &str = "hello _ adopt broken";
+
 /// The server's side of one connection.
 pub struct Peer(BufReader<TcpStream>);
 
@@ -34,7 +37,7 @@ impl Peer {
     /// before it is answered.
     pub fn request(&mut self) -> String {
         let request = self.any_request();
-        if request != "hello _ adopt" {
+        if request != HELLO {
             return request;
         }
         self.answer("ok adopt");
@@ -175,7 +178,7 @@ fn a_lease_that_has_ended_is_not_proved() {
     thread::scope(|scope| {
         scope.spawn(|| {
             let mut first = Peer::accept(&listener);
-            assert_eq!(first.any_request(), "hello _ adopt");
+            assert_eq!(first.any_request(), HELLO);
             first.answer("ok adopt keeps proofs");
             assert!(first.any_request().starts_with("sl k "));
             first.answer(&format!("ok {TOKEN} {}", LEASE.as_secs()));
@@ -184,7 +187,7 @@ fn a_lease_that_has_ended_is_not_proved() {
             thread::sleep(LEASE);
             drop(first);
             let mut second = Peer::accept(&listener);
-            assert_eq!(second.any_request(), "hello _ adopt");
+            assert_eq!(second.any_request(), HELLO);
             second.answer("ok adopt keeps proofs");
             assert_eq!(second.any_request(), format!("sr k {TOKEN}"));
             second.answer("error");
@@ -364,7 +367,7 @@ fn the_auth_token_and_the_tag_go_with_the_renewal() {
                 let mut second = Peer::accept(listener);
                 // All of them are sent before any is answered.
                 let requests = [0; 4].map(|_| second.any_request());
-                let expected = ["auth _ secret", "hello _ adopt", "tag _ the tag"];
+                let expected = ["auth _ secret", HELLO, "tag _ the tag"];
                 assert_eq!(requests[..3], expected.map(str::to_owned));
                 assert_eq!(requests[3], adoption(30));
                 // The client has no answer yet.
@@ -795,7 +798,7 @@ fn after_a_close_the_next_attempt_introduces_itself_again() {
     let server = thread::spawn(move || {
         drop(Peer::accept(&listener));
         let mut peer = Peer::accept(&listener);
-        assert_eq!(peer.any_request(), "hello _ adopt");
+        assert_eq!(peer.any_request(), HELLO);
         peer.answer("ok adopt slots");
         assert!(peer.any_request().starts_with("tag _ "));
         peer.answer("ok");
@@ -821,7 +824,7 @@ fn a_server_that_answers_error_and_closes_is_asked_plainly() {
     thread::scope(|scope| {
         scope.spawn(move || {
             let mut first = Peer::accept(&listener);
-            assert_eq!(first.any_request(), "hello _ adopt");
+            assert_eq!(first.any_request(), HELLO);
             first.any_request();
             first.answer("error");
             drop(first);
@@ -831,7 +834,7 @@ fn a_server_that_answers_error_and_closes_is_asked_plainly() {
             drop(second);
             // Each later connection introduces itself: the server may be a newer one by then.
             let mut third = Peer::accept(&listener);
-            assert_eq!(third.any_request(), "hello _ adopt");
+            assert_eq!(third.any_request(), HELLO);
             has_returned.send(()).expect("the test waits for it");
             third.answer("ok adopt");
             third.give_to_adopter_and_take_back(30);

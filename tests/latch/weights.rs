@@ -3,7 +3,7 @@
 use std::thread;
 use std::time::Duration;
 
-use crate::reconnecting::{listener, Peer};
+use crate::reconnecting::{listener, Peer, HELLO};
 use crate::support::latch::{latch, output, run, status, text, Latch};
 use crate::support::{eventually, program, waiter_count, Daemon, PATIENCE};
 use latchd::client::{Address, Client, Error};
@@ -94,7 +94,7 @@ fn an_older_server_is_refused_before_the_command() {
         let (listener, addr) = listener();
         let server = thread::spawn(move || {
             let mut peer = Peer::accept(&listener);
-            assert_eq!(peer.any_request(), "hello _ adopt");
+            assert_eq!(peer.any_request(), HELLO);
             peer.answer("ok adopt");
             assert!(peer.any_request().starts_with("tag _ "));
             peer.answer("ok");

@@ -252,7 +252,7 @@ fn a_guard_outlives_a_change_of_keys() {
         let mut tls = rustls::Stream::new(&mut session, &mut socket);
         let mut request = [0; 256];
         let len = tls.read(&mut request).expect("a request");
-        assert!(request[..len].starts_with(b"hello\n_\nadopt\nl\nk\n"));
+        assert!(request[..len].starts_with(b"hello\n_\nadopt broken\nl\nk\n"));
         let grant = format!("ok adopt\nok {} 600\n", "0123456789abcdef".repeat(2));
         tls.write_all(grant.as_bytes()).expect("a reader");
         let _ = go_on.recv();

@@ -49,6 +49,7 @@ const OURS: Abilities = Abilities {
     survives_restart: false,
     proofs: false,
     lingers: false,
+    hears_breaks: true,
 };
 
 impl Connection {

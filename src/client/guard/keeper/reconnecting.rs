@@ -24,6 +24,7 @@ impl Keeper {
         match error {
             Error::Refused(_) if self.phase.outage().is_some() => Err(self.refused(Loss::Closed)),
             Error::Refused(_) => Err(self.refused(Loss::Refused)),
+            Error::Lost(_, loss) => Err(*loss),
             _ => {
                 self.cut();
                 Ok(())
@@ -92,6 +93,7 @@ impl Keeper {
                 self.note_renewal(lease, sent_at, ConnectionEvent::AnsweredLate(self.renewal));
             }
             Err(Error::Refused(_)) => return Err(self.refused(Loss::Refused)),
+            Err(Error::Lost(_, loss)) => return Err(loss),
             Err(_) => self.note(ConnectionEvent::SilentGone),
         }
         Ok(())
