@@ -107,6 +107,20 @@ impl Holder {
         let shared = self.party.is_shared.then_some("shared");
         [shared, kept].into_iter().flatten()
     }
+
+    /// How many slots this is, the number of each, and what is special: `2 #0 #3 reserved`. The
+    /// numbers of many slots are left out, because they would fill the line.
+    #[cfg(feature = "programs")]
+    pub(crate) fn slots_in_words(&self) -> String {
+        let numbers = Some(&self.slot_numbers).filter(|numbers| numbers.len() <= 8);
+        let numbers = numbers.into_iter().flatten();
+        let numbers = numbers.map(|number| format!("#{number}"));
+        let marks: Vec<&str> = self.marks().collect();
+        let marks = (!marks.is_empty()).then(|| marks.join(", "));
+        let all = [self.party.slots.to_string()];
+        let all: Vec<String> = all.into_iter().chain(numbers).chain(marks).collect();
+        all.join(" ")
+    }
 }
 
 /// Formats the holder as messages and tables do: `backup.sh@db1 pid 4711 (3 slots) for 12 m`. In

@@ -306,6 +306,7 @@ fn failure(about: impl Display, error: &Error) -> Failure {
     let hint = match error {
         Error::AuthFailed { auth, .. } if *auth == Auth::NoToken => "; see --auth-token-file",
         Error::NotKept(..) => "; see --max-kept and --max-keep-time in latchd(8)",
+        Error::Untrusted { error, .. } => hint_on_tls(&error.to_string()),
         _ => "",
     };
     let message = format!("{about}: {}{hint}", error.reason());
@@ -313,6 +314,20 @@ fn failure(about: impl Display, error: &Error) -> Failure {
         USAGE => usage(message),
         _ => Failure::new(status, message),
     }
+}
+
+/// What to do about a failure of TLS. Its text is that of the TLS library.
+fn hint_on_tls(text: &str) -> &'static str {
+    let hints = [
+        ("UnknownIssuer", "; see --tls-ca"),
+        ("not valid for name", "; see --tls-name"),
+        (
+            "CaUsedAsEndEntity",
+            "; a server needs a certificate with CA:FALSE, see TLS in latchd-security(7)",
+        ),
+    ];
+    let hint = hints.iter().find(|(sign, _)| text.contains(sign));
+    hint.map_or("", |(_, hint)| hint)
 }
 
 fn shown(text: &str) -> Readable<'_> {

@@ -171,11 +171,15 @@ impl From<client::Queue> for KeyRow {
         let holders = queue.holders.iter().map(|holder| PlaceRow {
             lease_left: rough_time(holder.lease_left),
             fence: holder.fence.to_string(),
-            ..PlaceRow::of(&holder.party, holder.marks())
+            ..PlaceRow::of(&holder.party, holder.slots_in_words())
         });
         let waiters = queue.waiters.iter().map(|waiter| {
-            let shared = waiter.party.is_shared.then_some("shared");
-            PlaceRow::of(&waiter.party, shared.into_iter())
+            let shared = if waiter.party.is_shared {
+                " shared"
+            } else {
+                ""
+            };
+            PlaceRow::of(&waiter.party, format!("{}{shared}", waiter.party.slots))
         });
         KeyRow {
             holders: holders.collect(),
@@ -229,15 +233,12 @@ impl PlaceRow {
     }
 
     /// A row with what is known of each client.
-    fn of(client: &Party, marks: impl Iterator<Item = &'static str>) -> PlaceRow {
+    fn of(client: &Party, slots: String) -> PlaceRow {
         let ShownParty { peer, tag, age } = ShownParty::of(client);
-        let marks: Vec<&str> = marks.collect();
         PlaceRow {
             tag,
             age,
-            slots: format!("{} {}", client.slots, marks.join(", "))
-                .trim_end()
-                .to_owned(),
+            slots,
             ..PlaceRow::stranger(peer)
         }
     }
@@ -390,17 +391,16 @@ mod tests {
 
     #[test]
     fn slots_are_shown_with_what_is_special_about_them() {
-        let json = HOLDERS
-            .replace(r#""fence":"11""#, r#""slots":3,"kept":true,"fence":"11""#)
-            .replace(
-                r#""age_s":1.500"#,
-                r#""slots":1,"shared":true,"age_s":1.500"#,
-            );
+        let numbered = r#""slots":3,"slot_numbers":[0,2,7],"kept":true,"fence":"11""#;
+        let json = HOLDERS.replace(r#""fence":"11""#, numbered).replace(
+            r#""age_s":1.500"#,
+            r#""slots":1,"shared":true,"age_s":1.500"#,
+        );
         let statistics = Statistics::parse(&json).expect("statistics");
         let pool = statistics.of("pool").lines();
         assert_eq!(
             words(&pool[2])[..3],
-            ["holder", "unix pid 5 uid 0 x", "3 reserved"]
+            ["holder", "unix pid 5 uid 0 x", "3 #0 #2 #7 reserved"]
         );
         let deploy = statistics.of("deploy").lines();
         assert_eq!(

@@ -54,10 +54,9 @@ fn lines(key: &str, queue: Option<&Queue>) -> String {
         if let Some(tag) = &party.tag {
             text += &format!("tag: {}\n", shown(tag));
         }
-        let words: Vec<&str> = holder.marks().collect();
-        let slots = [party.slots.to_string(), words.join(", ")].join(" ");
+        let slots = holder.slots_in_words();
         let [age, left] = [party.age, holder.lease_left].map(rough_time);
-        text += &format!("slots: {}\nage: {age}\nlease: {left}\n", slots.trim_end());
+        text += &format!("slots: {slots}\nage: {age}\nlease: {left}\n");
         text += &format!("fence: {}\n", holder.fence);
     }
     text

@@ -28,7 +28,7 @@ pub(super) const FOREIGN: &[Foreign] = &[
     ),
     (
         &["--daemon", "--daemonize", "--detach", "--background", "-d"],
-        "it stays in the foreground; have systemd or another supervisor start it",
+        "latchd stays in the foreground; have systemd or another supervisor start it",
     ),
     (
         &[
@@ -39,15 +39,15 @@ pub(super) const FOREIGN: &[Foreign] = &[
             "-F",
             "-n",
         ],
-        "it stays in the foreground; leave the option out",
+        "latchd stays in the foreground; leave the option out",
     ),
     (
         &["--pidfile", "--pid-file"],
-        "it writes none; a supervisor knows the process",
+        "latchd writes no such file; a supervisor knows the process",
     ),
     (
         &["--config", "--config-file", "--conf", "-c"],
-        "there is no such file; use options or LATCHD_ variables",
+        "latchd reads no such file; use options or LATCHD_ variables",
     ),
     (
         &["--verbose", "--log-level", "--loglevel", "-v"],

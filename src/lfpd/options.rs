@@ -96,7 +96,7 @@ const FOREIGN: &[Foreign] = &[
     (&["--socket", "--unix-socket", "-s"], "use --unix PATH"),
     (
         &["--daemon", "--daemonize", "--detach", "--background", "-d"],
-        "it stays in the foreground; have inetd, systemd or another supervisor start it",
+        "lfpd stays in the foreground; have inetd, systemd or another supervisor start it",
     ),
     (
         &[
@@ -107,15 +107,15 @@ const FOREIGN: &[Foreign] = &[
             "-F",
             "-n",
         ],
-        "it stays in the foreground; leave the option out",
+        "lfpd stays in the foreground; leave the option out",
     ),
     (
         &["--pidfile", "--pid-file"],
-        "it writes none; a supervisor knows the process",
+        "lfpd writes no such file; a supervisor knows the process",
     ),
     (
         &["--config", "--config-file", "--conf", "-c"],
-        "there is no such file; use options",
+        "lfpd reads no such file; use options",
     ),
     (
         &["--verbose", "--log-level", "--loglevel", "-v"],
@@ -346,7 +346,7 @@ mod tests {
             ),
             (
                 "-d",
-                "unknown option: -d; it stays in the foreground; have inetd, systemd or another \
+                "unknown option: -d; lfpd stays in the foreground; have inetd, systemd or another \
                  supervisor start it",
             ),
             (

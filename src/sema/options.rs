@@ -360,10 +360,10 @@ fn understand(ours: Vec<OsString>, words: Vec<OsString>) -> Result<SemaRequest, 
             _ => reason,
         })?);
     }
-    let mut others = others.into_iter();
-    let name = others.next().ok_or("missing command")?;
-    let command = command_named(&name)
-        .ok_or_else(|| arguments::unknown_command(&SELF, &name.to_string_lossy()))?;
+    let name = others.first().ok_or("missing command")?;
+    let command = command_named(name).ok_or_else(|| unknown_command(&others, &words))?;
+    let name = name.to_string_lossy().into_owned();
+    let others = others.into_iter().skip(1);
     // `run` takes the words after `--` as its command. Other commands take them as operands that
     // may begin with a dash.
     let (words, operands) = match command {
@@ -378,7 +378,6 @@ fn understand(ours: Vec<OsString>, words: Vec<OsString>) -> Result<SemaRequest, 
         }
         return Err(format!("unexpected argument: {}", shown(&more)));
     }
-    let name = name.to_string_lossy();
     if let Some(row) = given.iter().find(|row| !row.is_of(&name)) {
         return Err(format!("{} is not an option of {name}", row.long()));
     }

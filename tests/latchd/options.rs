@@ -287,12 +287,12 @@ fn words_of_other_servers_are_answered_with_ours() {
         ),
         (
             "-d",
-            "unknown option: -d; it stays in the foreground; have systemd or another supervisor \
+            "unknown option: -d; latchd stays in the foreground; have systemd or another supervisor \
              start it",
         ),
         (
             "-c",
-            "unknown option: -c; there is no such file; use options or LATCHD_ variables",
+            "unknown option: -c; latchd reads no such file; use options or LATCHD_ variables",
         ),
         (
             "start",

@@ -917,6 +917,10 @@ fn bad_usage_gives_one_line_and_touches_nothing() {
             "unknown command: /tmp/g; write sema run /tmp/g -- sleep 5",
         ),
         (
+            &["-n", "/tmp/g", "sleep", "5"],
+            "unknown command: /tmp/g; write sema run /tmp/g -- sleep 5",
+        ),
+        (
             &["g", "-w", "5", "--", "sleep", "5"],
             "unknown command: g; write sema run g [OPTIONS] -- COMMAND",
         ),

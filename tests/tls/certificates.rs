@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, SystemTime};
 
@@ -49,6 +49,60 @@ fn refusal(args: &[&str]) -> (Option<i32>, String) {
     let daemon = Daemon::from_command(command);
     let status = daemon.wait_exit(PATIENCE).expect("it exits");
     (status.code(), daemon.log())
+}
+
+/// Makes a certificate that is signed by its own key, as for a server of the name `localhost`.
+fn self_signed(directory: &Path, basic_constraints: &str) -> [PathBuf; 2] {
+    let [cert, key] = ["cert.pem", "key.pem"].map(|name| directory.join(name));
+    let mut openssl = Command::new("openssl");
+    openssl.args([
+        "req",
+        "-x509",
+        "-newkey",
+        "ec",
+        "-nodes",
+        "-subj",
+        "/CN=localhost",
+    ]);
+    openssl.args(["-pkeyopt", "ec_paramgen_curve:P-256"]);
+    openssl.args(["-addext", "subjectAltName=DNS:localhost"]);
+    openssl.args(["-addext", &format!("basicConstraints={basic_constraints}")]);
+    openssl.arg("-keyout").arg(&key).arg("-out").arg(&cert);
+    let made = openssl.output().expect("openssl starts");
+    assert!(made.status.success(), "{made:?}");
+    [cert, key]
+}
+
+#[test]
+fn a_refused_certificate_is_answered_with_what_to_look_at() {
+    needs!("openssl");
+    let directory = tempfile::tempdir().expect("a directory");
+    for (basic_constraints, host, is_trusted, hint) in [
+        ("CA:FALSE", "localhost", true, ""),
+        ("CA:FALSE", "localhost", false, "; see --tls-ca\n"),
+        ("CA:FALSE", "127.0.0.1", true, "; see --tls-name\n"),
+        (
+            "CA:TRUE",
+            "localhost",
+            true,
+            "; a server needs a certificate with CA:FALSE, see TLS in latchd-security(7)\n",
+        ),
+    ] {
+        let [cert, key] = self_signed(directory.path(), basic_constraints);
+        let options = [("cert", &cert), ("key", &key)]
+            .map(|(name, path)| format!("--tls-{name}={}", path.display()));
+        let daemon = Daemon::start(&[&options[0], &options[1]]);
+        let mut latch = Command::new(program("latch"));
+        latch.args(["ping", "--tls"]);
+        latch.arg(format!("--server={host}:{}", daemon.port()));
+        if is_trusted {
+            latch.arg("--tls-ca").arg(&cert);
+        }
+        let output = latch.output().expect("it was built by cargo");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.success(), hint.is_empty(), "{said}");
+        assert!(said.ends_with(hint), "{said}");
+    }
 }
 
 #[test]
