@@ -68,6 +68,7 @@ _latch() {
         'release') words='--limit --missing-ok --server --auth-token-file --connect-timeout --tls --tls-ca --tls-name --help --version' ;;
         'stats') words='--format --json --watch --server --auth-token-file --connect-timeout --tls --tls-ca --tls-name --help --version' ;;
         'status') words='--json --server --auth-token-file --connect-timeout --tls --tls-ca --tls-name --help --version' ;;
+        'history') words='--json --server --auth-token-file --connect-timeout --tls --tls-ca --tls-name --help --version' ;;
         'break') words='--fence --admin-token-file --server --auth-token-file --connect-timeout --tls --tls-ca --tls-name --help --version' ;;
         'ping') words='--server --auth-token-file --connect-timeout --tls --tls-ca --tls-name --help --version' ;;
         'fence-check') words='--help --version' ;;
@@ -85,11 +86,12 @@ _latch() {
             'release 1') return ;;
             'stats 0') _latch_keys; return ;;
             'status 0') _latch_keys; return ;;
+            'history 0') _latch_keys; return ;;
             'break 0') _latch_keys; return ;;
             'fence-check 0') _latch_files; return ;;
             'fence-check 1') return ;;
-            'help 0') words='run hold wait acquire reserve renew release stats status break ping fence-check' ;;
-            ' 0') words='run hold wait acquire reserve renew release stats status break ping fence-check help version' ;;
+            'help 0') words='run hold wait acquire reserve renew release stats status history break ping fence-check' ;;
+            ' 0') words='run hold wait acquire reserve renew release stats status history break ping fence-check help version' ;;
         esac
     fi
     COMPREPLY=($(compgen -W "$words" -- "$cur"))

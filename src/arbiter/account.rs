@@ -1,6 +1,8 @@
-//! Reports the events of claims to the log, in the order in which they happened.
+//! Reports the events of claims to the log, in the order in which they happened, and remembers the
+//! past holders among them.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use super::{Arbiter, SeatState, State};
 use crate::table::{ClaimEvent, ConnId};
@@ -17,7 +19,7 @@ pub struct Told<'a> {
 
 impl Arbiter {
     /// Reports events to `account` from now on. If `tells_all` is `false`, reports only the events
-    /// that an operator must see.
+    /// that an operator must see, and those of holders that are remembered.
     pub fn account_to(&self, account: Account, tells_all: bool) {
         let mut state = self.state.lock();
         if tells_all {
@@ -36,9 +38,13 @@ impl Told<'_> {
 
     /// The tag that the client, or the former client of an orphan, gave itself.
     pub fn tag(&self) -> Option<&str> {
+        self.tag_of_client().map(|tag| &**tag)
+    }
+
+    fn tag_of_client(&self) -> Option<&Arc<str>> {
         match self.seats.get(&self.event.conn) {
-            Some(seat) => seat.tag.as_deref(),
-            None => self.event.orphan_tag.as_deref(),
+            Some(seat) => seat.tag.as_ref(),
+            None => self.event.orphan_tag.as_ref(),
         }
     }
 }
@@ -63,14 +69,17 @@ impl State {
 
     #[cold]
     fn tell_some_events(&mut self) {
-        let (seats, account) = (&self.seats, &self.account);
-        for event in self.table.take_events() {
-            if let Some(account) = account {
-                account(&Told {
-                    event: &event,
-                    seats,
-                });
+        let events: Vec<ClaimEvent> = self.table.take_events().collect();
+        for event in &events {
+            let told = Told {
+                event,
+                seats: &self.seats,
+            };
+            if let Some(account) = &self.account {
+                account(&told);
             }
+            let tag = told.tag_of_client().cloned();
+            self.table.remember(event, tag, self.now);
         }
     }
 }

@@ -1,10 +1,12 @@
 //! What operators can do: look at queues and counters, and break grants.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use super::{Arbiter, ClientSocket, State, Visit};
 use crate::table::{
-    Cap, ConnId, CountersSnapshot, KeySnapshot, Listing, PlaceSnapshot, Scope, STEP,
+    Cap, ConnId, CountersSnapshot, Expectation, Key, KeyHistory, KeySnapshot, Listing,
+    PlaceSnapshot, Scope, STEP,
 };
 use crate::token::Fence;
 
@@ -83,6 +85,33 @@ impl Arbiter {
         visit.table.number_slots(asker, key, fence);
         let queue = visit.table.holder(key, fence, now);
         statuses(visit, queue.into_iter().collect()).pop()
+    }
+
+    /// Expects work under these keys to succeed, each at least once in its time from now on, and
+    /// remembers their holders.
+    pub fn expect<'a>(&self, keys: impl IntoIterator<Item = (&'a str, Duration)>) {
+        let (mut visit, now) = self.visit(Scope::Nothing);
+        for (key, within) in keys {
+            visit.table.expect(key, within, now);
+        }
+    }
+
+    /// The past holders of a key; `None` if none are remembered.
+    pub fn history(&self, key: &str) -> Option<KeyHistory> {
+        let (visit, now) = self.visit(Scope::Key(key));
+        visit.table.history(key, now)
+    }
+
+    /// A page of the past holders of keys, in the order of the keys, from the one behind `last` on.
+    pub fn histories(&self, last: Option<&Key>, at_most: usize) -> Vec<KeyHistory> {
+        let (visit, now) = self.visit(Scope::Everything);
+        visit.table.histories(last, at_most, now)
+    }
+
+    /// The keys under which work is expected to succeed, and the present time.
+    pub fn expected(&self) -> (Vec<(Key, Expectation)>, Instant) {
+        let (visit, now) = self.visit(Scope::Nothing);
+        (visit.table.expected(), now)
     }
 
     /// The number of connections with a seat, and the counters of the table.

@@ -182,11 +182,20 @@ impl Seat {
         waited
     }
 
-    /// Releases a grant of any connection. Refuses with [`Refusal::NotHeld`] unless the token
-    /// belongs to a live holder.
-    pub fn release(&self, key: &str, kind: Kind, token: Token) -> Result<Answer, Refusal> {
+    /// Releases a grant of any connection. `status` is the exit status of the work under it, if the
+    /// client tells it. Refuses with [`Refusal::NotHeld`] unless the token belongs to a live
+    /// holder.
+    pub fn release(
+        &self,
+        key: &str,
+        kind: Kind,
+        token: Token,
+        status: Option<u8>,
+    ) -> Result<Answer, Refusal> {
         let (mut visit, now) = self.arbiter.visit(Scope::Key(key));
-        let released = visit.table.release(self.conn, key, kind, token, now);
+        let released = visit
+            .table
+            .release(self.conn, key, kind, token, status, now);
         visit.table.counted(released)
     }
 
@@ -230,14 +239,21 @@ impl Seat {
     }
 
     /// Restarts the lease of a grant, and makes the grant a kept one: it no longer belongs to a
-    /// connection, and lives until the lease ends. Refuses with [`Refusal::MaxLocks`] if there
+    /// connection, and lives until the lease ends. `status` is the exit status of the work under
+    /// it, if the work has ended. Refuses with [`Refusal::MaxLocks`] if there
     /// would be more kept grants than the cap allows; [`Refusal::NotHeld`] if the token does not
     /// belong to a live holder, or if the lease is too long for a kept grant.
-    pub fn keep(&self, key: &str, token: Token, lease: Duration) -> Result<Answer, Refusal> {
+    pub fn keep(
+        &self,
+        key: &str,
+        token: Token,
+        lease: Duration,
+        status: Option<u8>,
+    ) -> Result<Answer, Refusal> {
         let (mut visit, now) = self.arbiter.visit(Scope::Everything);
         let State { table, seats, .. } = &mut *visit;
         let tag_of = |conn| seats.get(&conn).and_then(|seat| seat.tag.clone());
-        let kept = table.keep(key, token, lease, tag_of, now);
+        let kept = table.keep(key, token, lease, status, tag_of, now);
         table.counted(kept)
     }
 

@@ -150,7 +150,7 @@ impl<T: Send + 'static> Blocked<T> {
 
 fn release(seat: &Seat, grant: Grant) {
     assert_eq!(
-        seat.release("k", Kind::Lock, grant.token),
+        seat.release("k", Kind::Lock, grant.token, None),
         Ok(Answer::Released)
     );
 }
@@ -162,7 +162,7 @@ fn release_after(arbiter: &Arbiter, grant: Grant, first: impl FnOnce(&mut State)
     let now = arbiter.clock.now();
     let released = state
         .table
-        .release(ConnId(1), "k", Kind::Lock, grant.token, now);
+        .release(ConnId(1), "k", Kind::Lock, grant.token, None, now);
     assert_eq!(released, Ok(Answer::Released));
     arbiter.unlock_and_wake(state);
 }

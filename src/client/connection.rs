@@ -256,20 +256,32 @@ impl Connection {
     ///
     /// [`Error::Refused`] if no holder has this token, or [the errors of any request](#errors).
     pub fn release(&mut self, key: &str, slot: Slot, token: Token) -> Result<(), Error> {
-        self.release_within(key, slot, token, self.settings.reply_timeout)
+        self.release_within(key, slot, token, None, self.settings.reply_timeout)
     }
 
+    /// Releases a slot in the same way as [`Connection::release`], and tells the exit status of the
+    /// work under it to a server that knows that.
     pub(super) fn release_within(
         &mut self,
         key: &str,
         slot: Slot,
         token: Token,
+        status: Option<u8>,
         within: Duration,
     ) -> Result<(), Error> {
         check_key(key)?;
-        let kind = slot.kind();
-        let due = Instant::now().checked_add(within);
-        self.expect_ok(&Request::Release { key, kind, token }, due)
+        let request = Request::Release {
+            key,
+            kind: slot.kind(),
+            token,
+            status: self.known_status(status),
+        };
+        self.expect_ok(&request, Instant::now().checked_add(within))
+    }
+
+    /// The exit status to tell the server. An older server would refuse the whole request.
+    fn known_status(&self, status: Option<u8>) -> Option<u8> {
+        status.filter(|_| self.introduction.abilities.status)
     }
 
     /// Reads what has arrived, and returns whether that is nothing and the connection is open. Call

@@ -67,12 +67,19 @@ impl Granted {
     }
 
     /// Has the server keep the lock for `time` without a connection, after the work under it has
-    /// ended, and changes the tag so that it says so. Waits for each of the two answers for at most
-    /// `within`.
-    pub(super) fn keep_for(&mut self, time: Duration, within: Duration) -> Result<(), Error> {
+    /// ended, perhaps with an exit status. First changes the tag so that it says so. Waits for each
+    /// of the two answers for at most `within`.
+    pub(super) fn keep_for(
+        &mut self,
+        time: Duration,
+        status: Option<u8>,
+        within: Duration,
+    ) -> Result<(), Error> {
         self.connection.end_tag(within)?;
         let (slot, token) = (self.slot.with_lease(time), self.grant.token);
-        let kept = self.connection.keep_within(&self.key, slot, token, within);
+        let kept = self
+            .connection
+            .keep_within(&self.key, slot, token, status, within);
         kept.map(drop)
     }
 
@@ -109,8 +116,18 @@ impl Granted {
 
     /// Releases the lock. Waits for the answer for at most `within`.
     pub(crate) fn release(&mut self, within: Duration) -> Result<(), Error> {
+        self.release_after(None, within)
+    }
+
+    /// Releases the lock after work that perhaps has an exit status. Waits for the answer for at
+    /// most `within`.
+    pub(super) fn release_after(
+        &mut self,
+        status: Option<u8>,
+        within: Duration,
+    ) -> Result<(), Error> {
         let (key, token) = (&self.key, self.grant.token);
         self.connection
-            .release_within(key, self.slot, token, within)
+            .release_within(key, self.slot, token, status, within)
     }
 }

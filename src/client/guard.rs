@@ -108,6 +108,7 @@ impl Shared {
                 on_lost: None,
                 on_silence: None,
                 unsent_callbacks: Vec::new(),
+                status: None,
                 order: None,
                 outcome: None,
             }),
@@ -145,6 +146,8 @@ struct Hold {
     /// The callbacks for the outcome of the next renewal. If there are any, the renewal is due at
     /// once.
     unsent_callbacks: Vec<RenewalCallback>,
+    /// The exit status of the work, to be told at the end of the hold.
+    status: Option<u8>,
     /// The guard's order to end the hold; `None` until the guard gives it.
     order: Option<Order>,
     /// The result of that order, or the error of a lost lock. After a loss, the keeper closes the
@@ -387,6 +390,14 @@ impl Guard {
         }
         drop(hold);
         self.shared.bell.set();
+    }
+
+    /// Sets what the server is told when the lock is released or [kept](Guard::keep_for): how the
+    /// work under it has ended, as an exit status, where 0 means success. The server then remembers
+    /// the last holders of the key, see `latch history`. An older server is not told. Replaces an
+    /// earlier status. Does not block.
+    pub fn set_status(&self, status: u8) {
+        self.shared.lock().status = Some(status);
     }
 
     /// Releases the lock, and reports whether the server agreed. If no server answers, tries again

@@ -79,6 +79,8 @@ pub(crate) mod environment;
 mod error;
 mod granted;
 mod guard;
+#[cfg(feature = "programs")]
+pub(crate) mod history;
 mod kept;
 mod lock_set;
 mod settings;

@@ -4,6 +4,7 @@ mod breaking;
 mod claim;
 mod commands;
 mod fence_check;
+mod history;
 mod hold;
 mod kept_locks;
 mod nesting;
@@ -242,6 +243,7 @@ fn dispatch(command: &SubCommand, words: &[OsString]) -> CommandResult {
         SubCommand::Release(options) => commands::release(options),
         SubCommand::Stats(options) => stats::show(options),
         SubCommand::Status(options) => status::run(options),
+        SubCommand::History(options) => history::show(options),
         SubCommand::Break(options) => breaking::run(options),
         SubCommand::Ping(options) => commands::ping(options),
         SubCommand::FenceCheck(options) => fence_check::run(options),

@@ -42,7 +42,8 @@ macro_rules! commands {
 }
 
 commands!(
-    Run, Hold, Wait, Acquire, Reserve, Renew, Release, Stats, Status, Break, Ping, FenceCheck
+    Run, Hold, Wait, Acquire, Reserve, Renew, Release, Stats, Status, History, Break, Ping,
+    FenceCheck
 );
 
 /// Declares a sub-command that asks a server, with its own options and those that all such commands
@@ -413,6 +414,19 @@ command! {
     /// server answers
     #[argh(subcommand, name = "status")]
     Status {
+        /// the key to look at
+        #[argh(positional)]
+        key: String,
+        /// print a json object in one line
+        #[argh(option, arg_name = "bool", default = "false", from_str_fn(yes_or_no))]
+        json: bool,
+    }
+}
+
+command! {
+    /// Show who held a key lately, for how long, and how that ended
+    #[argh(subcommand, name = "history")]
+    History {
         /// the key to look at
         #[argh(positional)]
         key: String,

@@ -5,7 +5,7 @@ use serde_json::Value;
 use crate::cli::failure::{CommandResult, Failure};
 use crate::client::{Address, Client, Connection, Error};
 use crate::protocol::counters::{Amount, Figure, Figures, Histogram};
-use crate::protocol::metrics::{exposition, Metric, Server, COUNTERS, GAUGES};
+use crate::protocol::metrics::{exposition, Metric, Server, COUNTERS, GAUGES, KEY};
 use crate::text::Plain;
 
 use super::{failure, print, report, shown, PROTOCOL};
@@ -43,7 +43,7 @@ fn ask(client: &Client, server: &Address) -> Result<Value, Failure> {
 /// A server, with those figures in its JSON that the text format can show.
 fn named(server: String, json: Option<&Value>) -> Server {
     let figures = json.map(|json| Figures {
-        version: json["version"].as_str().map(shown_version),
+        version: json["version"].as_str().map(plain),
         counters: figures(&json["counters"], &COUNTERS),
         gauges: figures(&json["gauges"], &GAUGES),
         waits: histogram(&json["grant_waits"]),
@@ -51,9 +51,9 @@ fn named(server: String, json: Option<&Value>) -> Server {
     (Some(server), figures)
 }
 
-/// The version, escaped for a terminal: the server may send any text.
-fn shown_version(version: &str) -> String {
-    Plain(version.as_bytes()).to_string()
+/// The value of a label, escaped for a terminal: the server may send any text.
+fn plain(value: &str) -> String {
+    Plain(value.as_bytes()).to_string()
 }
 
 fn figures(group: &Value, metrics: &[Metric]) -> Vec<Figure> {
@@ -65,8 +65,10 @@ fn amount(value: &Value, label: &str) -> Option<Amount> {
     match (value, label) {
         (Value::Number(number), "") => Some(Amount::One(Some(number.to_string()))),
         (Value::Object(members), label) if !label.is_empty() => {
-            let words = members.iter().filter(|(name, _)| is_word(name));
-            let numbers = words.filter_map(|(name, value)| Some((name.clone(), number(value)?)));
+            let words = members
+                .iter()
+                .filter(|(name, _)| label == KEY || is_word(name));
+            let numbers = words.filter_map(|(name, value)| Some((plain(name), number(value)?)));
             Some(Amount::ByName(numbers.collect()))
         }
         _ => None,
@@ -151,11 +153,14 @@ latchd_grant_wait_seconds_count{server="a:1"} 3
     }
 
     #[test]
-    fn a_version_hides_nothing_from_a_terminal() {
-        let json = r#"{"version":"1\u001b[2J\u202e","counters":{}}"#;
+    fn a_version_or_a_key_hides_nothing_from_a_terminal() {
+        let json = r#"{"version":"1\u001b[2J\u202e","counters":{},
+            "gauges":{"expected_s":{"a\u001b\"/b":60}}}"#;
         let text = exposition(&[server("a:1", json)]);
         let version = r#"version="1\\x1b[2J\\xe2\\x80\\xae"} 1"#;
         assert!(text.contains(version), "{text:?}");
+        let key = r#"latchd_expected_seconds{server="a:1",key="a\\x1b\"/b"} 60"#;
+        assert!(text.contains(key), "{text:?}");
     }
 
     /// A series that the format does not know spoils the text of all servers.
@@ -163,7 +168,7 @@ latchd_grant_wait_seconds_count{server="a:1"} 3
     fn a_strange_answer_spoils_no_text() {
         let strange = [
             r#"{"counters":{"grants":{"a":1},"refusals":7},"gauges":{"keys":3}}"#,
-            r#"{"counters":{"refusals":{"":1,"\u001b[2J":1,"a b":1}}}"#,
+            r#"{"counters":{"refusals":{"":1,"\u001b[2J":1,"a b":1}},"gauges":{"expected_s":3}}"#,
             r#"{"grant_waits":{"count":2,"sum_s":1,
                 "buckets":[{"le_s":1,"count":1},{"le_s":1.0,"count":1}]}}"#,
             r#"{"grant_waits":{"count":2,"sum_s":1,

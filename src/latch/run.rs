@@ -176,6 +176,7 @@ fn run_under(
         release_all(guards, Some(signals));
         return Err(failure);
     };
+    guards.iter().for_each(|it| it.set_status(finish.status()));
     let killed = release_or_keep_all(guards, kept_until, signals, |failure| {
         if ignores_loss {
             // The command has finished: its exit status counts.

@@ -284,7 +284,7 @@ fn escaped(text: &str) -> String {
 }
 
 /// Escapes text for a column of its own, where spaces need no quotes.
-fn unquoted(text: &str) -> String {
+pub(super) fn unquoted(text: &str) -> String {
     let escaped = escaped(text);
     let inner = escaped
         .strip_prefix('"')
@@ -292,7 +292,7 @@ fn unquoted(text: &str) -> String {
     inner.map(str::to_owned).unwrap_or(escaped)
 }
 
-fn or_dash(text: Option<String>) -> String {
+pub(super) fn or_dash(text: Option<String>) -> String {
     text.unwrap_or_else(|| "-".to_owned())
 }
 

@@ -13,7 +13,15 @@ pub(super) struct Table {
 }
 
 /// The columns of numbers, which are aligned to the right.
-const NUMBERS: [&str; 4] = ["AGE", "LEASE LEFT", "WAITERS", "FENCE"];
+const NUMBERS: [&str; 7] = [
+    "AGE",
+    "LEASE LEFT",
+    "WAITERS",
+    "FENCE",
+    "WAITED",
+    "HELD",
+    "STATUS",
+];
 
 /// The column that is always shown.
 const KEY: &str = "KEY";

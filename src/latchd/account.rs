@@ -20,10 +20,19 @@ pub(super) fn open(arbiter: &Arbiter, logs_grants: bool) {
     let tell = move |told: &Told<'_>| {
         let (claim, peer) = (Claim::told(told), PeerOf(told, told.event.conn));
         let lasted = told.event.lasted.as_millis();
+        if !logs_grants && !told.event.is_alarming {
+            return;
+        }
         match told.event.fate {
             Fate::Granted => info!("granted {claim} peer={peer} waited_ms={lasted}"),
             Fate::GaveUp => info!("gave-up {claim} peer={peer} waited_ms={lasted}"),
-            Fate::Ended(GrantEnd::Released) => {
+            Fate::Kept(status) => {
+                info!("kept {claim} peer={peer} held_ms={lasted} status={status}");
+            }
+            Fate::Ended(GrantEnd::Released(Some(status))) => {
+                info!("released {claim} peer={peer} held_ms={lasted} status={status}");
+            }
+            Fate::Ended(GrantEnd::Released(None)) => {
                 info!("released {claim} peer={peer} held_ms={lasted}");
             }
             Fate::Ended(GrantEnd::Abandoned) => {

@@ -9,6 +9,7 @@ use rustix::process::{getrlimit, Resource};
 use crate::log::MAX_QUEUED_LINES;
 use crate::server::raise_descriptor_limit;
 use crate::sys::thread::STACK_LEN;
+use crate::table::{MAX_HISTORIES, PER_HISTORY};
 
 use super::http;
 use super::machine::{as_count, memory, PER_GRANT, PER_WAITER};
@@ -124,6 +125,7 @@ pub(super) fn worst_case(options: &Options, max_connections: usize, secret_len: 
         (options.max_locks, PER_KEY),
         (options.max_slots, PER_GRANT + PER_TAG + PER_NUMBER),
         (options.max_waiters_total, PER_WAITER),
+        (MAX_HISTORIES + options.expected().count(), PER_HISTORY),
     ];
     parts.iter().fold(AT_REST, |sum, (count, each)| {
         sum.saturating_add((*count as u64).saturating_mul(*each))
@@ -190,7 +192,8 @@ mod tests {
             }
         };
         let caps = ["--max-locks=3", "--max-slots=2", "--max-waiters-total=1"];
-        let table = 3 * PER_KEY + 2 * (PER_GRANT + PER_TAG + PER_NUMBER) + PER_WAITER;
+        let histories = MAX_HISTORIES as u64 * PER_HISTORY;
+        let table = 3 * PER_KEY + 2 * (PER_GRANT + PER_TAG + PER_NUMBER) + PER_WAITER + histories;
         assert_eq!(worst_case(&caps, 0, 0), AT_REST + table);
         let connections = 10 * (PER_CONNECTION + 1000);
         assert_eq!(worst_case(&caps, 10, 1000), AT_REST + connections + table);
@@ -200,6 +203,9 @@ mod tests {
         let logged = [&caps[..], &["--log-grants"]].concat();
         let lines = MAX_QUEUED_LINES as u64 * PER_LOG_LINE;
         assert_eq!(worst_case(&logged, 0, 0), AT_REST + table + lines);
+        let expect = [&caps[..], &["--expect=a=1h,b=1h"]].concat();
+        let two = 2 * PER_HISTORY;
+        assert_eq!(worst_case(&expect, 0, 0), AT_REST + table + two);
         let http = [&caps[..], &["--http-port=1"]].concat();
         let door = http::MAX_THREADS as u64 * PER_CONNECTION;
         assert_eq!(

@@ -271,6 +271,7 @@ fn offer(options: &Options) -> Offer {
             proofs: options.state_file().is_some(),
             lingers: !options.auto_release(),
             hears_breaks: false,
+            status: true,
         },
     }
 }
@@ -343,6 +344,7 @@ fn start_arbiter(
         gc_max_idle: options.gc_max_idle,
     };
     let arbiter = Arc::new(Arbiter::new(&rules, fences, salts));
+    arbiter.expect(options.expected());
     account::open(&arbiter, options.log_grants);
     Ok((arbiter, reserver))
 }

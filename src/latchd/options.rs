@@ -13,7 +13,7 @@ use crate::cli::arguments::{self, Origins, Parsed};
 use crate::cli::rows::{options, Dashes, Program, CLUSTER, TLS};
 use crate::cli::values;
 use crate::log::{LogTarget, Timestamps};
-use crate::protocol::limits::MAX_SECONDS;
+use crate::protocol::limits::{self, MAX_SECONDS};
 use crate::text::reason;
 
 use super::http_options::{http_names, http_places, http_port, HttpNames, HttpPlaces};
@@ -48,6 +48,9 @@ const LONGEST_SETTLE: Duration = Duration::from_secs(60);
 /// A value that is `None` if the option is 0 or off. Such an option cannot have the type `Option`,
 /// which argh takes to mean that the option may be missing.
 pub(super) type Unless<T> = Option<T>;
+
+/// One value of `--expect`: keys, each with the maximum time from one success to the next.
+pub(super) type Expectations = Vec<(String, Duration)>;
 
 options! {
     /// Locks, semaphores and leases over the network, in strict order of arrival.
@@ -210,6 +213,10 @@ options! {
         /// log each grant, its end, and each wait that was given up
         #[argh(option, arg_name = "bool", default = "false", from_str_fn(values::yes_or_no))]
         log_grants: bool = ["LOG_GRANTS"],
+        /// expect the work under this key to succeed within this time, again and again, such as
+        /// nightly=26h; may be given several times
+        #[argh(option, arg_name = "key=time", from_str_fn(expectations))]
+        expect: Vec<Expectations> = ["EXPECT"],
         /// log the life of connections
         #[argh(option, arg_name = "bool", default = "false", from_str_fn(values::yes_or_no))]
         debug: bool = ["DEBUG"],
@@ -311,6 +318,13 @@ impl Options {
     /// The maximum number of kept grants.
     pub(super) fn max_kept(&self) -> usize {
         self.max_kept.unwrap_or(self.max_locks / 4)
+    }
+
+    /// The keys under which work is expected to succeed, each with the maximum time from one
+    /// success to the next.
+    pub(super) fn expected(&self) -> impl Iterator<Item = (&str, Duration)> {
+        let expected = self.expect.iter().flatten();
+        expected.map(|(key, within)| (key.as_str(), *within))
     }
 
     /// The path of the state file, if there is one.
@@ -433,6 +447,17 @@ fn group(text: &str) -> Result<u32, String> {
 fn absolute_path(text: &str) -> Result<PathBuf, String> {
     let path = std::path::absolute(values::path(text)?);
     path.map_err(|error| reason(&error))
+}
+
+/// Reads `KEY=TIME`, or several with commas.
+fn expectations(text: &str) -> Result<Expectations, String> {
+    let expectation = |text: &str| {
+        let (key, within) = text.trim().rsplit_once('=')?;
+        let within = some_time(within).ok()?;
+        limits::is_key(key).then(|| (key.to_owned(), within))
+    };
+    let expectations: Option<Expectations> = text.split(',').map(expectation).collect();
+    expectations.ok_or_else(|| "expected KEY=TIME, such as nightly=26h".into())
 }
 
 fn timestamps(text: &str) -> Result<Timestamps, String> {

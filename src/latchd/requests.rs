@@ -58,9 +58,14 @@ pub(super) fn carry_out(
             kind,
             wait_timeout,
         } => return collect(seat, outbox, (key, kind), wait_timeout),
-        Request::Release { key, kind, token } => {
+        Request::Release {
+            key,
+            kind,
+            token,
+            status,
+        } => {
             let promise = ReplyPromise::Holder(Certainty::Journaled, token.fence);
-            (seat.release(key, kind, token), promise)
+            (seat.release(key, kind, token, status), promise)
         }
         Request::Renew {
             key,
@@ -77,14 +82,16 @@ pub(super) fn carry_out(
             lease,
             held,
         } => {
-            let answer = seat.adopt(&proof(key, token, held), lease_or_default(lease));
-            if answer == Ok(Answer::Gone) {
-                return Err(Ending::HungUpAdopting);
-            }
+            let answer = adopt(seat, &proof(key, token, held), lease_or_default(lease))?;
             (answer, renewed(token))
         }
-        Request::Keep { key, token, lease } => {
-            let answer = seat.keep(key, token, lease_or_default(lease));
+        Request::Keep {
+            key,
+            token,
+            lease,
+            status,
+        } => {
+            let answer = seat.keep(key, token, lease_or_default(lease), status);
             (answer, renewed(token))
         }
         Request::Break { key, fence, .. } => {
@@ -236,6 +243,17 @@ fn ask<'a>(seat: &Seat, wanted: Wanted<'a>, default_lease: Duration) -> Ask<'a> 
     }
 }
 
+fn adopt(
+    seat: &Seat,
+    proof: &Proof<'_>,
+    lease: Duration,
+) -> Result<Result<Answer, Refusal>, Ending> {
+    match seat.adopt(proof, lease) {
+        Ok(Answer::Gone) => Err(Ending::HungUpAdopting),
+        answer => Ok(answer),
+    }
+}
+
 fn proof<'a>(key: &'a str, token: Token, held: Held<'_>) -> Proof<'a> {
     let numbers = held.numbers.map(|numbers| numbers.split(','));
     // A number that is too large for the type belongs to no slot.
@@ -304,6 +322,7 @@ mod tests {
             proofs: false,
             lingers: false,
             hears_breaks: false,
+            status: false,
         },
     };
 

@@ -16,6 +16,7 @@ use crate::cluster::ClusterSettings;
 use crate::log::{self, LogRules, LogTarget};
 use crate::net::tls;
 use crate::sys::secret;
+use crate::text::Escaped;
 
 #[derive(Debug)]
 pub(super) enum Sockets {
@@ -83,12 +84,29 @@ impl ServerSettings {
 fn check(options: &Options, origins: &Origins) -> Result<(), String> {
     check_tls(options, origins)?;
     check_state_file(options, origins)?;
+    check_expected(options, origins)?;
     for rivals in RIVALS {
         if let [Some(one), Some(other)] = rivals.map(|option| origins.get(option)) {
             return Err(exclusive(other, one));
         }
     }
     Ok(())
+}
+
+/// The maximum number of keys of `--expect`.
+const MAX_EXPECTED: usize = 256;
+
+/// Refuses to expect work under a key twice, or under too many keys.
+fn check_expected(options: &Options, origins: &Origins) -> Result<(), String> {
+    let mut keys: Vec<&str> = options.expected().map(|(key, _)| key).collect();
+    keys.sort_unstable();
+    let why = match keys.windows(2).find(|pair| pair[0] == pair[1]) {
+        Some(twice) => format!("the key {} is given twice", Escaped(twice[0].as_bytes())),
+        None if keys.len() > MAX_EXPECTED => format!("more than {MAX_EXPECTED} keys"),
+        None => return Ok(()),
+    };
+    let origin = origins.get("--expect").unwrap_or_default();
+    Err(format!("{origin}: {why}"))
 }
 
 /// Refuses a state file with port 0, because clients would not find the next server. Refuses one in

@@ -5,8 +5,8 @@ use crate::arbiter::Arbiter;
 use crate::cluster::ClusterNode;
 use crate::log::Log;
 use crate::protocol::counters::{Figures, Oldest};
-use crate::protocol::{queues, stats};
-use crate::table::{KeySnapshot, Listing, KEYS_AT_ONCE};
+use crate::protocol::{histories, queues, stats};
+use crate::table::{Key, KeySnapshot, Listing, KEYS_AT_ONCE};
 
 /// The maximum memory of a page of statistics, in bytes.
 pub(super) const PAGE_LEN: usize = 64 * 1024;
@@ -14,6 +14,9 @@ pub(super) const PAGE_LEN: usize = 64 * 1024;
 /// The number of pages that are written before other threads get the processor. Writing them takes
 /// half a millisecond.
 const PAGES_AT_ONCE: usize = 8;
+
+/// The number of histories of keys in a page.
+const HISTORIES_AT_ONCE: usize = 16;
 
 pub(super) struct StatisticsSource<'a> {
     pub(super) arbiter: &'a Arbiter,
@@ -71,6 +74,34 @@ impl StatisticsSource<'_> {
         }
         out.extend(b"]}");
         stats::append_settling(self.arbiter.settling_left(), out);
+        if let Some(history) = key.and_then(|key| self.arbiter.history(key)) {
+            histories::append_history(&history, out);
+        }
+        Ok(())
+    }
+
+    /// Writes the past holders of all keys that have some, or under which work is expected.
+    pub(super) fn write_histories<E>(
+        &self,
+        out: &mut Vec<u8>,
+        mut send: impl FnMut(&mut Vec<u8>) -> Result<(), E>,
+    ) -> Result<(), E> {
+        out.extend(b"{\"keys\":[");
+        let (mut last, mut separator): (Option<Key>, _) = (None, "");
+        loop {
+            let page = self.arbiter.histories(last.as_ref(), HISTORIES_AT_ONCE);
+            for history in &page {
+                out.extend(separator.bytes());
+                histories::write_history(history, out);
+                separator = ",";
+                send(out)?;
+            }
+            match page.last() {
+                Some(history) => last = Some(history.key.clone()),
+                None => break,
+            }
+        }
+        out.extend(b"]}");
         Ok(())
     }
 
@@ -91,6 +122,7 @@ impl StatisticsSource<'_> {
             self.worst_case,
             &snapshot,
             &oldest,
+            &self.arbiter.expected(),
         );
         (figures, oldest)
     }

@@ -20,6 +20,8 @@ pub struct Abilities {
     pub lingers: bool,
     /// The client knows the reply `error_broken`.
     pub hears_breaks: bool,
+    /// The server knows `status=`, with which a client says how its work has ended.
+    pub status: bool,
 }
 
 impl Abilities {
@@ -34,6 +36,7 @@ impl Abilities {
                 "proofs" => abilities.proofs = true,
                 "lingers" => abilities.lingers = true,
                 "broken" => abilities.hears_breaks = true,
+                "status" => abilities.status = true,
                 _ => {}
             }
         }
@@ -49,6 +52,7 @@ impl Abilities {
             && is_there(needed.proofs, self.proofs)
             && is_there(needed.lingers, self.lingers)
             && is_there(needed.hears_breaks, self.hears_breaks)
+            && is_there(needed.status, self.status)
     }
 
     fn words(self) -> impl Iterator<Item = &'static str> {
@@ -59,6 +63,7 @@ impl Abilities {
             (self.proofs, "proofs"),
             (self.lingers, "lingers"),
             (self.hears_breaks, "broken"),
+            (self.status, "status"),
         ];
         all.into_iter().filter(|it| it.0).map(|it| it.1)
     }

@@ -1,9 +1,9 @@
 //! The counters and gauges of a server. latch-protocol(7), STATISTICS, describes their JSON.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::stats::{put, write_string, Seconds};
-use crate::table::{CountersSnapshot, Key, KeySnapshot};
+use crate::table::{CountersSnapshot, Expectation, Key, KeySnapshot};
 use crate::terms::{Kind, Refusal};
 
 /// The numbers of one server, for its JSON and for Prometheus. They are stored as text, so that a
@@ -64,7 +64,8 @@ impl Oldest {
 }
 
 impl Figures {
-    /// Collects the numbers of a server. `oldest` must have taken all keys into account.
+    /// Collects the numbers of a server. `oldest` must have taken all keys into account. `expected`
+    /// has the keys under which work is expected to succeed, and the present time.
     pub fn new(
         connection_count: usize,
         bound_holder_count: usize,
@@ -72,6 +73,7 @@ impl Figures {
         worst_case_bytes: u64,
         snapshot: &CountersSnapshot,
         oldest: &Oldest,
+        (expected, now): &(Vec<(Key, Expectation)>, Instant),
     ) -> Figures {
         let counters = &snapshot.counters;
         let refusals = Refusal::ALL.map(|(refusal, name)| (name, counters.refusals(refusal)));
@@ -116,6 +118,8 @@ impl Figures {
                 ("oldest_wait_s", by_kind(oldest.waits.each_ref().map(age))),
                 ("oldest_hold_s", by_kind(oldest.holds.each_ref().map(age))),
                 one("worst_case_bytes", worst_case_bytes),
+                ("success_age_s", by_key(expected, |it| it.age(*now))),
+                ("expected_s", by_key(expected, |it| it.within)),
             ],
             waits: Some(Histogram {
                 count: waits.count().to_string(),
@@ -167,6 +171,14 @@ fn by_kind(numbers: [String; Kind::ALL.len()]) -> Amount {
     )
 }
 
+fn by_key(expected: &[(Key, Expectation)], time: impl Fn(&Expectation) -> Duration) -> Amount {
+    let named = expected.iter().map(|(key, expectation)| {
+        let time = Seconds(time(expectation)).to_string();
+        (key.as_str().to_owned(), time)
+    });
+    Amount::ByName(named.collect())
+}
+
 fn write_group(name: &str, figures: &[Figure], out: &mut Vec<u8>) {
     put!(out, "\"{name}\":{{");
     for (at, (name, amount)) in figures.iter().enumerate() {
@@ -178,7 +190,8 @@ fn write_group(name: &str, figures: &[Figure], out: &mut Vec<u8>) {
                 out.push(b'{');
                 for (at, (name, number)) in numbers.iter().enumerate() {
                     separate(at, out);
-                    put!(out, "\"{name}\":{number}");
+                    write_string(name, out);
+                    put!(out, ":{number}");
                 }
                 out.push(b'}');
             }
@@ -279,7 +292,16 @@ mod tests {
             oldest.add(&key);
         }
         let mut out = Vec::new();
-        Figures::new(6, 3, 7, 20, &snapshot(), &oldest).write_json(&oldest, &mut out);
+        let began = Instant::now();
+        let expectation = Expectation {
+            within: Duration::from_secs(60),
+            since: began,
+            has_succeeded: false,
+        };
+        let expected = vec![(Key::from("c\"d"), expectation)];
+        let expected = (expected, began + Duration::from_millis(1500));
+        let figures = Figures::new(6, 3, 7, 20, &snapshot(), &oldest, &expected);
+        figures.write_json(&oldest, &mut out);
         let text = String::from_utf8(out).expect("JSON is text");
         assert!(!text.contains('\n'));
         let json: serde_json::Value = serde_json::from_str(&text).expect("JSON");
@@ -293,6 +315,7 @@ mod tests {
             "oldest_wait_s": {"lock": 2.0, "semaphore": 0.0},
             "oldest_hold_s": {"lock": 9.0, "semaphore": 0.0},
             "worst_case_bytes": 20,
+            "success_age_s": {"c\"d": 1.5}, "expected_s": {"c\"d": 60.0},
         });
         assert_eq!(json["gauges"], gauges);
         for name in ["oldest_wait", "oldest_hold"] {

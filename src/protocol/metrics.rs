@@ -10,6 +10,9 @@ const WAIT: &str = "latchd_grant_wait_seconds";
 /// only one number); its help text.
 pub type Metric = (&'static str, &'static str, &'static str);
 
+/// The label whose values are keys, which are any text.
+pub const KEY: &str = "key";
+
 pub const COUNTERS: [Metric; 10] = [
     ("grants", "", "Slots granted, at once or after a wait."),
     (
@@ -43,7 +46,7 @@ pub const COUNTERS: [Metric; 10] = [
     ),
 ];
 
-pub const GAUGES: [Metric; 13] = [
+pub const GAUGES: [Metric; 15] = [
     (
         "connections",
         "",
@@ -96,6 +99,16 @@ pub const GAUGES: [Metric; 13] = [
         "worst_case_bytes",
         "",
         "The memory in bytes that the server takes if all its caps are reached at once.",
+    ),
+    (
+        "success_age_s",
+        KEY,
+        "How long ago work under a key of --expect last succeeded, or else the server started.",
+    ),
+    (
+        "expected_s",
+        KEY,
+        "How long the time from one success to the next may be, from --expect.",
     ),
 ];
 
@@ -213,6 +226,8 @@ fn quoted(value: &str) -> String {
 mod tests {
     use super::*;
 
+    use std::time::Instant;
+
     use crate::protocol::counters::Oldest;
     use crate::table::CountersSnapshot;
 
@@ -223,7 +238,8 @@ mod tests {
             fences_left: Some(1),
             ..CountersSnapshot::default()
         };
-        let figures = Figures::new(1, 0, 0, 20, &snapshot, &Oldest::default());
+        let expected = (Vec::new(), Instant::now());
+        let figures = Figures::new(1, 0, 0, 20, &snapshot, &Oldest::default(), &expected);
         let sorted = |mut names: Vec<&'static str>| {
             names.sort_unstable();
             names

@@ -4,6 +4,8 @@
 pub mod abilities;
 #[cfg(feature = "programs")]
 pub mod counters;
+#[cfg(feature = "programs")]
+pub mod histories;
 pub mod limits;
 #[cfg(feature = "programs")]
 pub mod metrics;

@@ -7,6 +7,7 @@
 #[cfg(feature = "programs")]
 mod parsing;
 
+use std::borrow::Cow;
 use std::io::Write;
 use std::time::Duration;
 
@@ -39,11 +40,12 @@ pub enum Request<'a> {
         kind: Kind,
         wait_timeout: Duration,
     },
-    /// `r`, `sr`
+    /// `r`, `sr`, perhaps with the exit status of the work under the lock
     Release {
         key: &'a str,
         kind: Kind,
         token: Token,
+        status: Option<u8>,
     },
     /// `n`, `sn`
     Renew {
@@ -59,11 +61,13 @@ pub enum Request<'a> {
         lease: Option<Duration>,
         held: Held<'a>,
     },
-    /// `keep`: renews a grant of either kind, and detaches it from every connection
+    /// `keep`: renews a grant of either kind, and detaches it from every connection. The status is
+    /// that of work which has ended, and is written only if there is a lease.
     Keep {
         key: &'a str,
         token: Token,
         lease: Option<Duration>,
+        status: Option<u8>,
     },
     /// `hello`: what the client can do
     Hello(Abilities),
@@ -178,6 +182,9 @@ const WAITERS: &str = "waiters=";
 const SEMAPHORE: &str = "sem=";
 const NUMBERS: &str = "number=";
 
+/// The word with an exit status that may follow the token of a release, or the lease of `keep`.
+const STATUS: &str = "status=";
+
 impl Wanted<'_> {
     /// The words after the lease.
     fn refinements(&self) -> String {
@@ -199,6 +206,46 @@ impl Request<'_> {
     /// Appends the request's three lines to `out`. [`parse`] reads the same request from them if
     /// its key passes [`limits::is_key`] and its numbers are within [`limits`].
     pub fn write(&self, out: &mut Vec<u8>) {
+        let (kind, command, key) = self.command_and_key();
+        let prefix = if kind == Some(Kind::Semaphore) {
+            "s"
+        } else {
+            ""
+        };
+        let argument = Vec::from_iter(self.words().into_iter().flatten()).join(" ");
+        writeln!(out, "{prefix}{command}\n{key}\n{argument}").expect("writing to memory");
+    }
+
+    /// The first two lines: the command without the prefix for semaphores, and the key line. The
+    /// kind is `None` for commands without one.
+    fn command_and_key(&self) -> (Option<Kind>, &'static str, Cow<'_, str>) {
+        let (kind, command, key) = match *self {
+            Request::Acquire(wanted, _) => (Some(wanted.kind), "l", wanted.key),
+            Request::Enqueue(wanted) => (Some(wanted.kind), "e", wanted.key),
+            Request::Wait { key, kind, .. } => (Some(kind), "w", key),
+            Request::Release { key, kind, .. } => (Some(kind), "r", key),
+            Request::Renew { key, kind, .. } => (Some(kind), "n", key),
+            Request::Adopt { key, .. } => (None, "adopt", key),
+            Request::Keep { key, .. } => (None, "keep", key),
+            Request::Hello(_) => (None, "hello", ANY),
+            Request::Ping => (None, "ping", ANY),
+            #[cfg(feature = "programs")]
+            Request::StableRef => (None, "stable-ref", ANY),
+            Request::Stats => (None, "stats", ANY),
+            Request::Queues(_) => (None, "stats", QUEUES),
+            Request::Holder { fence, .. } => {
+                return (None, "stats", format!("{QUEUES} {fence}").into());
+            }
+            Request::Counters => (None, "stats", COUNTERS),
+            Request::Tag(_) => (None, "tag", ANY),
+            Request::Break { key, .. } => (None, "break", key),
+            Request::Auth(_) => (None, "auth", ANY),
+        };
+        (kind, command, key.into())
+    }
+
+    /// The words of the third line.
+    fn words(&self) -> [Option<String>; 3] {
         let seconds = |time: Duration| time.as_secs().to_string();
         let limit = |wanted: Wanted<'_>| {
             let count = wanted.limit.get();
@@ -208,74 +255,44 @@ impl Request<'_> {
             let lease = wanted.lease.map(seconds);
             lease.map(|lease| lease + &wanted.refinements())
         };
-        let one = |word: String| [Some(word), None, None];
-        let renewal = |token: Token, lease| [Some(token.to_string()), lease, None];
-        // The key line of one request is made here, and must outlive the match.
-        let line;
-        // The kind is `None` for commands without one.
-        let (kind, command, key, words) = match *self {
+        let one = |word: &str| [Some(word.to_owned()), None, None];
+        let ended = |status: Option<u8>| status.map(|status| format!("{STATUS}{status}"));
+        let of_grant = |token: Token, lease, status| [Some(token.to_string()), lease, status];
+        match *self {
             Request::Acquire(wanted, wait_timeout) => {
-                let timeout = Some(seconds(wait_timeout));
-                let words = [timeout, limit(wanted), lease(wanted)];
-                (Some(wanted.kind), "l", wanted.key, words)
+                [Some(seconds(wait_timeout)), limit(wanted), lease(wanted)]
             }
-            Request::Enqueue(wanted) => {
-                let words = [limit(wanted), lease(wanted), None];
-                (Some(wanted.kind), "e", wanted.key, words)
-            }
-            Request::Wait {
-                key,
-                kind,
-                wait_timeout,
-            } => (Some(kind), "w", key, one(seconds(wait_timeout))),
-            Request::Release { key, kind, token } => (Some(kind), "r", key, one(token.to_string())),
-            Request::Renew {
-                key,
-                kind,
-                token,
-                lease,
-            } => (Some(kind), "n", key, renewal(token, lease.map(seconds))),
+            Request::Enqueue(wanted) => [limit(wanted), lease(wanted), None],
+            Request::Wait { wait_timeout, .. } => one(&seconds(wait_timeout)),
+            Request::Release { token, status, .. } => of_grant(token, None, ended(status)),
+            Request::Renew { token, lease, .. } => of_grant(token, lease.map(seconds), None),
             Request::Adopt {
-                key,
-                token,
-                lease,
-                held,
+                token, lease, held, ..
             } => {
                 let lease = lease.map(|lease| seconds(lease) + &held.words());
-                (None, "adopt", key, renewal(token, lease))
+                of_grant(token, lease, None)
             }
-            Request::Keep { key, token, lease } => {
-                (None, "keep", key, renewal(token, lease.map(seconds)))
+            Request::Keep {
+                token,
+                lease,
+                status,
+                ..
+            } => {
+                let status = ended(status).filter(|_| lease.is_some());
+                of_grant(token, lease.map(seconds), status)
             }
-            Request::Hello(abilities) => (None, "hello", "_", one(abilities.to_string())),
-            Request::Ping => (None, "ping", "_", one("_".into())),
-            #[cfg(feature = "programs")]
-            Request::StableRef => (None, "stable-ref", "_", one("_".into())),
-            Request::Stats => (None, "stats", "_", one("_".into())),
-            Request::Queues(key) => (None, "stats", QUEUES, one(key.unwrap_or(ANY).into())),
-            Request::Holder { key, fence } => {
-                line = format!("{QUEUES} {fence}");
-                (None, "stats", &*line, one(key.into()))
-            }
-            Request::Counters => (None, "stats", COUNTERS, one("_".into())),
-            Request::Tag(text) => (None, "tag", "_", one(text.into())),
+            Request::Hello(abilities) => one(&abilities.to_string()),
+            Request::Queues(key) => one(key.unwrap_or(ANY)),
+            Request::Holder { key, .. } => one(key),
+            Request::Tag(text) => one(text),
             Request::Break {
-                key,
-                fence,
-                admin_token,
+                fence, admin_token, ..
             } => {
                 let fence = fence.map_or_else(|| ANY.to_owned(), |fence| fence.to_string());
-                let words = [Some(fence), admin_token.map(str::to_owned), None];
-                (None, "break", key, words)
+                [Some(fence), admin_token.map(str::to_owned), None]
             }
-            Request::Auth(secret) => (None, "auth", "_", one(secret.into())),
-        };
-        let prefix = if kind == Some(Kind::Semaphore) {
-            "s"
-        } else {
-            ""
-        };
-        let argument = Vec::from_iter(words.into_iter().flatten()).join(" ");
-        writeln!(out, "{prefix}{command}\n{key}\n{argument}").expect("writing to memory");
+            Request::Auth(secret) => one(secret),
+            _ => one(ANY),
+        }
     }
 }

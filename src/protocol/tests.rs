@@ -107,7 +107,13 @@ impl Random {
             proofs: has(),
             lingers: has(),
             hears_breaks: has(),
+            status: has(),
         }
+    }
+
+    fn status(&mut self) -> Option<u8> {
+        let status = self.below(512);
+        u8::try_from(status).ok()
     }
 
     fn wanted<'a>(&mut self, key: &'a str) -> Wanted<'a> {
@@ -162,7 +168,12 @@ impl Random {
                 kind,
                 wait_timeout,
             },
-            3 => Request::Release { key, kind, token },
+            3 => Request::Release {
+                key,
+                kind,
+                token,
+                status: self.status(),
+            },
             4 => Request::Renew {
                 key,
                 kind,
@@ -186,7 +197,12 @@ impl Random {
                     None => Held::LOCK,
                 },
             },
-            11 => Request::Keep { key, token, lease },
+            11 => Request::Keep {
+                key,
+                token,
+                lease,
+                status: lease.and_then(|_| self.status()),
+            },
             12 => Request::Hello(self.abilities()),
             _ => Request::Auth(secret),
         }

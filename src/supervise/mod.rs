@@ -72,6 +72,14 @@ pub enum Finish {
 }
 
 impl Finish {
+    /// The exit status of the command, or the one that a shell gives for its signal.
+    pub fn status(self) -> u8 {
+        match self {
+            Finish::Exited(status) => status,
+            Finish::Killed(killed) => killed.status(),
+        }
+    }
+
     /// Returns the exit status of the command, or ends this process by the signal that ended the
     /// command ([`Killed::follow`]). Call it last.
     pub fn follow(self) -> u8 {

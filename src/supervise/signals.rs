@@ -191,6 +191,11 @@ impl Killed {
             let _ = set_dumpable_behavior(DumpableBehavior::NotDumpable);
             let _ = emulate_default_handler(self.signal);
         }
+        self.status()
+    }
+
+    /// The exit status that a shell gives for the signal.
+    pub fn status(self) -> u8 {
         u8::try_from(128 + self.signal).unwrap_or(u8::MAX)
     }
 }

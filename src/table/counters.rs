@@ -81,7 +81,7 @@ impl Counters {
     /// Counts the end of a grant.
     pub(super) fn count_end(&mut self, end: GrantEnd) {
         *match end {
-            GrantEnd::Released => &mut self.releases,
+            GrantEnd::Released(_) => &mut self.releases,
             GrantEnd::Expired => &mut self.expiries,
             GrantEnd::Broken(_) => &mut self.breaks,
             GrantEnd::Abandoned => &mut self.abandonments,

@@ -21,6 +21,12 @@ pub struct ClaimEvent {
     pub orphan_tag: Option<Arc<str>>,
     /// How long the claim had waited or held before this event.
     pub lasted: Duration,
+    /// How long a holder had waited before it held.
+    pub waited: Duration,
+    /// Whether this is the end of a holder that is to be [remembered](LockTable::remember).
+    pub is_past: bool,
+    /// Whether an operator must see this event even if not all events are noted.
+    pub is_alarming: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,14 +35,28 @@ pub enum Fate {
     Granted,
     /// The claim stopped waiting: its wait timeout was over, or its connection has closed.
     GaveUp,
+    /// The work under the grant has ended with this exit status, and the server keeps the grant.
+    Kept(u8),
     Ended(GrantEnd),
+}
+
+impl Fate {
+    /// The exit status of the work under a grant, if its client has told it.
+    pub fn status(self) -> Option<u8> {
+        match self {
+            Fate::Kept(status) => Some(status),
+            Fate::Ended(GrantEnd::Released(status)) => status,
+            _ => None,
+        }
+    }
 }
 
 /// How a grant ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GrantEnd {
-    /// A client released the grant with its token.
-    Released,
+    /// A client released the grant with its token, and may have told the exit status of the work
+    /// under it. Or this was a kept grant whose time was over.
+    Released(Option<u8>),
     /// The lease ran out.
     Expired,
     /// The operator on this connection took the slot away.
@@ -47,8 +67,8 @@ pub enum GrantEnd {
 
 impl LockTable {
     /// Notes every event from now on. Without this call, the table notes only the two kinds of
-    /// events that an operator must see: a break, and the expiry of a lease whose grant was not a
-    /// kept one.
+    /// events that an operator must see, a break and the expiry of a lease whose grant was not a
+    /// kept one, and the ends of grants that are remembered.
     pub fn note_all_events(&mut self) {
         self.notes_all_events = true;
     }
@@ -73,19 +93,39 @@ impl LockTable {
         fate: Fate,
         now: Instant,
     ) {
-        let is_noted = match fate {
-            _ if self.notes_all_events => true,
+        let is_alarming = match fate {
             Fate::Ended(GrantEnd::Expired) => !self.places[id].is_kept,
             Fate::Ended(GrantEnd::Broken(_)) => true,
             _ => false,
         };
-        if is_noted {
-            self.add_event(id, fence, fate, now);
+        let is_past = self.is_past(id, fate);
+        if is_alarming || is_past || self.notes_all_events {
+            self.add_event(id, fence, (fate, is_alarming, is_past), now);
         }
     }
 
+    /// Whether this event makes the holder a past one that is remembered. A client that has never
+    /// learned of its grant has done nothing under it.
+    #[inline]
+    fn is_past(&self, id: PlaceId, fate: Fate) -> bool {
+        let place = &self.places[id];
+        let is_meant = match fate {
+            Fate::Kept(_) | Fate::Ended(GrantEnd::Released(Some(_))) => true,
+            Fate::Ended(_) => self.keys[place.key].has_history,
+            Fate::Granted | Fate::GaveUp => false,
+        };
+        is_meant && place.is_told && !place.is_past
+    }
+
     #[cold]
-    fn add_event(&mut self, id: PlaceId, fence: Option<Fence>, fate: Fate, now: Instant) {
+    fn add_event(
+        &mut self,
+        id: PlaceId,
+        fence: Option<Fence>,
+        (fate, is_alarming, is_past): (Fate, bool, bool),
+        now: Instant,
+    ) {
+        self.places[id].is_past |= is_past;
         let place = &self.places[id];
         let orphan_tag = fence.and_then(|fence| self.orphan_tags.get(&fence));
         self.events.push(ClaimEvent {
@@ -95,6 +135,9 @@ impl LockTable {
             conn: place.conn,
             orphan_tag: orphan_tag.cloned(),
             lasted: now.saturating_duration_since(place.since),
+            waited: Duration::from_millis(place.waited_ms.into()),
+            is_past,
+            is_alarming,
         });
     }
 }

@@ -53,7 +53,7 @@ impl LockTable {
         let (expires_at, fence) = lease_end.expect("a holder has a lease");
         self.counters.count_end(match end {
             // The client of a kept grant asked for it to end at this time.
-            GrantEnd::Expired if self.places[id].is_kept => GrantEnd::Released,
+            GrantEnd::Expired if self.places[id].is_kept => GrantEnd::Released(None),
             end => end,
         });
         self.note_event(id, Some(fence), Fate::Ended(end), now);

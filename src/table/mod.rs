@@ -24,6 +24,7 @@ mod changes;
 mod connection;
 mod counters;
 mod events;
+mod history;
 mod lasting;
 mod leases;
 mod names;
@@ -52,6 +53,8 @@ pub use changes::{Change, HolderRecord};
 use connection::ConnectionEntry;
 pub use counters::{Counters, CountersSnapshot};
 pub use events::{ClaimEvent, Fate, GrantEnd};
+use history::Histories;
+pub use history::{Expectation, KeyHistory, PastHolder, MAX_HISTORIES, PER_HISTORY};
 use lasting::Lasting;
 pub use lasting::{LastingChange, LastingGrant, LastingNews};
 pub use names::{ConnId, Key};
@@ -115,6 +118,7 @@ pub struct LockTable {
     last_hold_ended: Option<Instant>,
     events: Vec<ClaimEvent>,
     notes_all_events: bool,
+    histories: Histories,
     pending_changes: Option<Box<changes::PendingChanges>>,
     /// The grants that a state file must have, if there is one.
     lasting: Option<Box<Lasting>>,
@@ -156,6 +160,7 @@ impl LockTable {
             last_hold_ended: None,
             events: Vec::new(),
             notes_all_events: false,
+            histories: Histories::default(),
             pending_changes: None,
             lasting: None,
             proofs: None,
@@ -336,14 +341,16 @@ impl LockTable {
 
     /// Releases a grant. Many clients enqueue, and do not send `w` if they get the grant at once.
     /// So if the grant belongs to a phase-one entry of `conn`, and its client knows the token, that
-    /// entry ends, too. Refuses with [`Refusal::NotHeld`] unless `token` belongs to a live holder
-    /// of `key` and the key is used as `kind`.
+    /// entry ends, too. `status` is the exit status of the work under the grant, if the client
+    /// tells it. Refuses with [`Refusal::NotHeld`] unless `token` belongs to a live holder of `key`
+    /// and the key is used as `kind`.
     pub fn release(
         &mut self,
         conn: ConnId,
         key: &str,
         kind: Kind,
         token: Token,
+        status: Option<u8>,
         now: Instant,
     ) -> Result<Answer, Refusal> {
         let holder = self.find_holder(key, kind, token, now)?;
@@ -354,7 +361,7 @@ impl LockTable {
             // A client may believe that it still has the grant.
             self.note_dead(holder);
         }
-        self.revoke(holder, GrantEnd::Released, now);
+        self.revoke(holder, GrantEnd::Released(status), now);
         Ok(Answer::Released)
     }
 
@@ -476,7 +483,8 @@ impl LockTable {
     /// Adds an unknown key as an idle one.
     fn insert_key(&mut self, ask: &Ask<'_>, now: Instant) -> KeyId {
         let key = Key::from(ask.key);
-        let queue = KeyQueue::new(key.clone(), ask.kind, ask.limit, self.keys_made, now);
+        let mut queue = KeyQueue::new(key.clone(), ask.kind, ask.limit, self.keys_made, now);
+        queue.has_history = self.histories.include(&key);
         self.keys_made += 1;
         let id = self.keys.insert(queue);
         self.idle.push(&mut self.keys, id);
@@ -548,6 +556,7 @@ impl LockTable {
             self.note_event(id, Some(fence), Fate::Granted, now);
             let wait = now.saturating_duration_since(self.places[id].since);
             self.counters.waits.add(wait);
+            self.places[id].waited_ms = u32::try_from(wait.as_millis()).unwrap_or(u32::MAX);
             *at_most -= 1;
             self.withdraw(id);
             self.hold(id, fence, now);

@@ -6,6 +6,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::events::Fate;
 use super::names::ConnId;
 use super::queue::{as_len, PlaceId};
 use super::salts::Proof;
@@ -57,8 +58,9 @@ impl LockTable {
     }
 
     /// Renews a grant of a lock or of a semaphore, and makes it a kept grant: an orphan that counts
-    /// against the cap on kept grants. `tag_of` returns the tag that the client of a connection
-    /// gave itself.
+    /// against the cap on kept grants. `status` is the exit status of the work under the grant, if
+    /// the work has ended and the client tells its status. `tag_of` returns the tag that the client
+    /// of a connection gave itself.
     ///
     /// Refuses with [`Refusal::NotHeld`] if `token` does not belong to a live holder of `key`, if
     /// the lease would exceed the maximum keep time or hold time, or if the server allows no kept
@@ -69,6 +71,7 @@ impl LockTable {
         key: &str,
         token: Token,
         lease: Duration,
+        status: Option<u8>,
         tag_of: impl FnOnce(ConnId) -> Option<Arc<str>>,
         now: Instant,
     ) -> Result<Answer, Refusal> {
@@ -87,6 +90,9 @@ impl LockTable {
         self.renew_holder(holder, conn, kept);
         self.set_lease_end(holder, kept.until);
         self.places[holder].lease_len = as_len(kept.length);
+        if let Some(status) = status {
+            self.note_event(holder, Some(token.fence), Fate::Kept(status), now);
+        }
         if conn != ORPHANS {
             self.make_orphan(holder, tag_of(conn), now);
         }
@@ -154,6 +160,7 @@ impl LockTable {
     /// grant.
     pub(super) fn forget_orphan(&mut self, id: PlaceId) -> bool {
         let place = &mut self.places[id];
+        place.is_past = false;
         let was_kept = std::mem::take(&mut place.is_kept);
         self.kept_count -= usize::from(was_kept);
         place.fence().map(|fence| self.orphan_tags.remove(&fence));

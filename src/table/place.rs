@@ -30,6 +30,7 @@ impl LockTable {
             key,
             lease: ask.lease,
             lease_len: as_len(ask.lease),
+            waited_ms: 0,
             weight: ask.weight,
             salt: claimant.salt,
             state,
@@ -40,6 +41,7 @@ impl LockTable {
             was_orphan: false,
             is_kept: false,
             is_unprovable: false,
+            is_past: false,
         });
         self.link_to_connection(id, now);
         id

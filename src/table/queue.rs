@@ -37,6 +37,8 @@ pub(super) struct KeyQueue {
     pub(super) last_used: Instant,
     /// Whether no client of an earlier server can hold it. Not valid once the table has settled.
     pub(super) is_proved_free: bool,
+    /// Whether its past holders are remembered.
+    pub(super) has_history: bool,
 }
 
 impl KeyQueue {
@@ -51,6 +53,7 @@ impl KeyQueue {
             made,
             last_used: now,
             is_proved_free: false,
+            has_history: false,
         }
     }
 
@@ -105,6 +108,8 @@ pub(super) struct Place {
     /// The length of the lease that runs now, in seconds. It is for operators only, and so small
     /// that it fits between the other fields.
     pub(super) lease_len: u32,
+    /// For how long the holder had waited in the queue, in milliseconds; for operators only.
+    pub(super) waited_ms: u32,
     pub(super) weight: Weight,
     pub(super) salt: Salt,
     pub(super) state: PlaceState,
@@ -124,6 +129,9 @@ pub(super) struct Place {
     /// Whether its client cannot prove the grant to a later server: the salt is of an older server,
     /// or there are too many slot numbers. Not valid without a state file.
     pub(super) is_unprovable: bool,
+    /// Whether this is a kept grant that is among the past holders already, because its client has
+    /// told how the work ended.
+    pub(super) is_past: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

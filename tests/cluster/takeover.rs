@@ -167,7 +167,7 @@ fn an_orphan_is_adopted_and_a_renewal_leaves_it_one() {
     let adopt = format!("{} 120", grant.token);
     assert_eq!(
         adopter.request("hello", "_", "adopt"),
-        "ok adopt slots keeps"
+        "ok adopt slots keeps status"
     );
     assert_eq!(adopter.request("adopt", "k", &adopt), "ok 120");
     assert_eq!(renew(&mut adopter, "k", &grant), "ok 120");

@@ -10,7 +10,11 @@ use crate::support::needs::{needs, Program};
 use crate::support::Daemon;
 
 /// The summaries of alerts that have one, when they go off as in [`ALERTS`].
-const SUMMARIES: [(&str, &str); 2] = [
+const SUMMARIES: [(&str, &str); 3] = [
+    (
+        "LatchJobDidNotRun",
+        "nightly: no success for 11m 0s; latch history shows its last runs",
+    ),
     (
         "LatchdWaitTooLong",
         "waiting for a lock for 11m 0s; latch stats shows its key",
@@ -23,7 +27,7 @@ const SUMMARIES: [(&str, &str); 2] = [
 
 /// An alert of the manual: its name, a series that sets it off with the values of each minute, and
 /// two minutes, in the first of which it is silent.
-const ALERTS: [(&str, &str, &str, [u32; 2]); 9] = [
+const ALERTS: [(&str, &str, &str, [u32; 2]); 10] = [
     ("LatchdGone", r#"latchd_up{server="a"}"#, "1x3 0x9", [3, 5]),
     ("LatchdGone", r#"up{job="latchd"}"#, "1x3 0x9", [3, 5]),
     (
@@ -43,6 +47,12 @@ const ALERTS: [(&str, &str, &str, [u32; 2]); 9] = [
         r#"latchd_oldest_hold_seconds{kind="semaphore"}"#,
         "0+600x20",
         [6, 7],
+    ),
+    (
+        "LatchJobDidNotRun",
+        r#"latchd_success_age_seconds{key="nightly",server="a"}"#,
+        "0+60x20",
+        [10, 11],
     ),
     (
         "LatchdHolderDiedOrHung",
@@ -65,6 +75,13 @@ const ALERTS: [(&str, &str, &str, [u32; 2]); 9] = [
     ),
 ];
 
+/// What an alert compares its series with: another series with the same labels.
+const COMPARED: [(&str, &str, &str); 1] = [(
+    "LatchJobDidNotRun",
+    r#"latchd_expected_seconds{key="nightly",server="a"}"#,
+    "600x20",
+)];
+
 #[test]
 fn the_alerts_of_the_manual_can_be_pasted_and_go_off() {
     let promtool = needs!("promtool");
@@ -85,9 +102,16 @@ fn the_alerts_of_the_manual_can_be_pasted_and_go_off() {
         let annotations = summary.map_or(String::new(), |(_, summary)| {
             format!(", exp_annotations: {{summary: '{summary}'}}")
         });
+        let compared = COMPARED.iter().filter(|(name, ..)| *name == alert);
+        let compared = compared.map(|(_, series, values)| (*series, *values));
+        let input = [(series, values)].into_iter().chain(compared);
+        let input =
+            input.map(|(series, values)| format!("{{series: '{series}', values: '{values}'}}"));
+        let input: Vec<String> = input.collect();
+        let input = input.join(", ");
         tests += &format!(
             "- interval: 1m\n  \
-               input_series: [{{series: '{series}', values: '{values}'}}]\n  \
+               input_series: [{input}]\n  \
                alert_rule_test:\n  \
                - {{eval_time: {silent_at}m, alertname: {alert}}}\n  \
                - eval_time: {fires_at}m\n    \
@@ -111,7 +135,8 @@ fn prometheus_takes_the_scrape_configuration_of_the_manual() {
 fn the_manual_names_every_metric() {
     let dir = tempfile::tempdir().expect("a directory");
     let file = dir.path().join("fences");
-    let daemon = Daemon::start(&["--fence-state-file", file.to_str().expect("UTF-8")]);
+    let file = file.to_str().expect("UTF-8");
+    let daemon = Daemon::start(&["--fence-state-file", file, "--expect", "k=1h"]);
     let printed = text(&run(&daemon, &["stats", "--format", "prometheus"]).stdout);
     let types = printed.lines().filter_map(|it| it.strip_prefix("# TYPE "));
     let mut metrics: Vec<&str> = types.filter_map(|it| it.split(' ').next()).collect();

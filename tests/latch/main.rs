@@ -7,6 +7,7 @@ mod adoption;
 mod callbacks;
 mod client;
 mod commands;
+mod history;
 mod hold;
 mod keeping;
 mod longest_hold;

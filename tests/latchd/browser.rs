@@ -336,3 +336,34 @@ fn a_browser_gives_the_auth_token_as_a_password() {
     let mut browser = Browser::open(&chromium, &format!("http://anna:s3cret@{door}/"));
     browser.expect("#state", "live");
 }
+
+#[test]
+fn a_browser_names_the_job_that_did_not_run() {
+    let chromium = needs!("chromium");
+    let (daemon, door) = daemon_with_door(&["--expect", "nightly=1s,weekly=8d"]);
+    let mut client = tagged(&daemon, "<i>backup.sh");
+    for status in [0, 3] {
+        let grant = client.acquire("weekly", 0);
+        let argument = format!("{} status={status}", grant.token);
+        assert_eq!(client.request("r", "weekly", &argument), "ok");
+    }
+    eventually(PATIENCE, "a job is overdue", || {
+        super::http::json(door, "/v1/stats/runs")["keys"][0]["expected"]["overdue"] == true
+    });
+    let mut browser = Browser::open(&chromium, &format!("http://{door}/"));
+    browser.expect(".job .name", "nightly|weekly");
+    browser.expect(".late .standing", "did not run: no success yet");
+    let standing = browser.text(".job:last-child .standing");
+    assert!(standing.starts_with("last success "), "{standing}");
+    let runs = "[...document.querySelectorAll('.run')]";
+    let levels = browser.value(&format!("{runs}.map((it) => it.className).join()"));
+    assert_eq!(levels, "run good,run bad");
+    let title = browser.value(&format!("{runs}[1].title"));
+    let title = title.as_str().expect("text");
+    assert!(
+        title.starts_with("released ") && title.contains(", status 3, held "),
+        "{title}"
+    );
+    assert!(title.ends_with("<i>backup.sh"), "{title}");
+    assert!(browser.complaints.is_empty(), "{:?}", browser.complaints);
+}

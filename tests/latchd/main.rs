@@ -21,6 +21,7 @@ mod machine;
 mod memory;
 mod operators;
 mod options;
+mod past_holders;
 mod planted;
 mod proofs;
 mod real_tools;

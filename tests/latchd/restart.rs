@@ -110,7 +110,7 @@ pub fn held(service: &Service, key: &str, lease: u64) -> (Client, Grant) {
     let mut client = service.connect();
     assert_eq!(
         client.request("hello", "_", "adopt"),
-        "ok adopt slots keeps proofs"
+        "ok adopt slots keeps proofs status"
     );
     let grant = client.acquire_for(key, 0, lease);
     (client, grant)
@@ -147,7 +147,10 @@ fn a_lone_server_without_a_file_keeps_nothing() {
     let daemon = Daemon::start_directly(crate::SCHEME, &[]);
     let reply = daemon.connect().request("hello", "_", "adopt");
     assert!(
-        matches!(&*reply, "ok adopt slots" | "ok adopt slots keeps"),
+        matches!(
+            &*reply,
+            "ok adopt slots status" | "ok adopt slots keeps status"
+        ),
         "{reply}"
     );
 }

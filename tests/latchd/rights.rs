@@ -14,14 +14,17 @@ const FILE: &str = "everything\nscreen see\nbuild\tuse ci/ test/  break ci/\nshi
 
 const TOKEN: &str = "0001a3f217b3c4d87f3c1f2b3e9a8d6e";
 
+const TOKEN_AND_STATUS: &str = "0001a3f217b3c4d87f3c1f2b3e9a8d6e status=0";
+
 /// Each request that changes a lock.
-const CHANGES: [[&str; 3]; 11] = [
+const CHANGES: [[&str; 3]; 12] = [
     ["l", "ci/a", "0"],
     ["sl", "ci/a", "0 2"],
     ["e", "ci/a", ""],
     ["se", "ci/a", "2"],
     ["w", "ci/a", "0"],
     ["r", "ci/a", TOKEN],
+    ["r", "ci/a", TOKEN_AND_STATUS],
     ["sr", "ci/a", TOKEN],
     ["n", "ci/a", TOKEN],
     ["sn", "ci/a", TOKEN],
@@ -171,6 +174,7 @@ fn over_http_a_token_needs_the_right_to_see() {
             "/v1/stats/holders",
             "/v1/stats/counters",
             "/v1/stats/history",
+            "/v1/stats/runs",
         ] {
             assert_eq!(get_with(door, path, &header).0, status, "{token} {path}");
         }

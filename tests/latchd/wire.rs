@@ -119,6 +119,7 @@ transcripts! {
     read_timeout
     semaphores
     stats
+    status
     telnet
     two_phases
     weights

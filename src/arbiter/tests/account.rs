@@ -32,7 +32,7 @@ fn the_log_is_told_in_order_and_knows_clients_that_have_gone() {
         let event = told.event;
         let what = match event.fate {
             Fate::Granted => "granted",
-            Fate::Ended(GrantEnd::Released) => "released",
+            Fate::Ended(GrantEnd::Released(_)) => "released",
             Fate::Ended(GrantEnd::Abandoned) => "abandoned",
             other => panic!("{other:?}"),
         };

@@ -50,7 +50,7 @@ fn each_refusal_is_counted_under_its_reason() {
     ));
     assert_eq!(other.enqueue(&lock(FOREVER)), Err(Refusal::AlreadyEnqueued));
     let (key, kind, token) = ("other", Kind::Lock, grant.token);
-    assert!(other.release(key, kind, token).is_err());
+    assert!(other.release(key, kind, token, None).is_err());
     assert!(other.renew(key, kind, token, FOREVER).is_err());
     let _drained = arbiter.begin_drain(DrainUntil::NoHolder);
     assert_eq!(acquire(&other, FOREVER), DRAINING);

@@ -62,7 +62,7 @@ fn a_change_is_recorded_when_the_visit_is_over() {
     assert_eq!(notes.all(), ["+1"]);
     let blocked = Blocked::start(&arbiter, waiter, |seat| acquire(seat, FOREVER));
     holder
-        .release("k", Kind::Lock, grant.token)
+        .release("k", Kind::Lock, grant.token, None)
         .expect("it is held");
     assert_eq!(notes.all(), ["+1", "-1", "+2"]);
     let (waiter, answer) = blocked.end();
@@ -89,7 +89,7 @@ fn with_a_journal_each_thread_sends_its_own_grant() {
     let grant = granted(&holder, FOREVER);
     let blocked = Blocked::start(&arbiter, waiter, |seat| acquire(seat, FOREVER));
     holder
-        .release("k", Kind::Lock, grant.token)
+        .release("k", Kind::Lock, grant.token, None)
         .expect("it is held");
     assert!(matches!(blocked.end().1, Ok(Answer::Granted(_))));
 }

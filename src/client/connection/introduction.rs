@@ -50,6 +50,7 @@ const OURS: Abilities = Abilities {
     proofs: false,
     lingers: false,
     hears_breaks: true,
+    status: false,
 };
 
 impl Connection {

@@ -15,8 +15,6 @@ pub(in crate::client) enum Renewal {
     Renew,
     /// `adopt`: from then on, the slot belongs to this connection.
     Adopt,
-    /// `keep`: from then on, the slot belongs to no connection.
-    Keep,
 }
 
 impl Renewal {
@@ -47,7 +45,6 @@ impl Renewal {
                     None => Held::LOCK,
                 },
             },
-            Renewal::Keep => Request::Keep { key, token, lease },
         })
     }
 }
@@ -95,7 +92,7 @@ impl Connection {
     /// [`Error::Refused`] if no holder has this token, the lease is too long, or the server keeps
     /// no grants or is too old; or [the errors of any request](#errors).
     pub fn keep(&mut self, key: &str, slot: Slot, token: Token) -> Result<Duration, Error> {
-        self.keep_within(key, slot, token, self.settings.reply_timeout)
+        self.keep_within(key, slot, token, None, self.settings.reply_timeout)
     }
 
     /// Renews a lease, and takes the slot for this connection (`adopt`). Proves the grant to a
@@ -116,14 +113,24 @@ impl Connection {
         self.renewed(&reply)
     }
 
+    /// Has the server keep the slot in the same way as [`Connection::keep`], and tells the exit
+    /// status of the work that has ended to a server that knows that.
     pub(in crate::client) fn keep_within(
         &mut self,
         key: &str,
         slot: Slot,
         token: Token,
+        status: Option<u8>,
         within: Duration,
     ) -> Result<Duration, Error> {
-        let request = Renewal::Keep.request(key, slot, token, None)?;
+        check_key(key)?;
+        let lease = slot.checked_lease()?;
+        let request = Request::Keep {
+            key,
+            token,
+            lease,
+            status: self.known_status(status),
+        };
         let reply = self.exchange(&request, Instant::now().checked_add(within))?;
         self.renewed(&reply)
     }

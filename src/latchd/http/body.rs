@@ -46,6 +46,13 @@ const TOKEN: BodyField = BodyField {
     range: None,
 };
 
+const STATUS: BodyField = BodyField {
+    name: "status",
+    is_required: false,
+    meaning: "the exit status of the work under the grant",
+    range: Some((0, u8::MAX as u64)),
+};
+
 impl Verb {
     /// The fields of the body of a request for a key of this kind.
     pub(super) fn fields(self, kind: Kind) -> &'static [BodyField] {
@@ -55,7 +62,7 @@ impl Verb {
             (Verb::Enqueue, Kind::Lock) => &[LEASE],
             (Verb::Enqueue, Kind::Semaphore) => &[LIMIT, LEASE],
             (Verb::Wait, _) => &[TIMEOUT],
-            (Verb::Release, _) => &[TOKEN],
+            (Verb::Release, _) => &[TOKEN, STATUS],
             (Verb::Renew, _) => &[TOKEN, LEASE],
         }
     }
@@ -136,6 +143,7 @@ pub(super) fn request<'a>(
             key,
             kind,
             token: body.token()?,
+            status: body.status()?,
         },
         Verb::Renew => {
             let lease = lease()?;
@@ -186,6 +194,13 @@ impl Body {
             Some(number) => Ok(number),
             None => malformed(format!("{}: expected {lowest}-{highest}", field.name)),
         }
+    }
+
+    /// The exit status, unless the field is not there or null.
+    fn status(&self) -> Result<Option<u8>, Unfit> {
+        let is_there = !matches!(self.0.get(STATUS.name), None | Some(Value::Null));
+        let status = self.number(&STATUS)?;
+        Ok(is_there.then_some(status as u8))
     }
 
     fn token(&self) -> Result<Token, Unfit> {

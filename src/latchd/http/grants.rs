@@ -277,6 +277,7 @@ impl Grants {
             key,
             token: grant.token,
             lease: Some(grant.lease.min(longest)),
+            status: None,
         };
         let permitted = rights.permit(keep, || false);
         let permitted = permitted.unwrap_or_else(|it| panic!("no right to {it:?} after the claim"));

@@ -373,6 +373,7 @@ impl Guide {
                 self.history.write_json(Instant::now(), &mut out);
                 answer.whole(JSON, &out)
             }
+            Resource::Runs => answer.in_pieces(|out, send| statistics.write_histories(out, send)),
             Resource::Keys => answer.in_pieces(|out, send| statistics.write_keys(out, send)),
             _ => answer.in_pieces(|out, send| statistics.write_queues(None, out, send)),
         }

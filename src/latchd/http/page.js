@@ -374,6 +374,50 @@ function take(answer) {
   showKeys();
 }
 
+// ---- runs: the last holders of keys whose ends are remembered
+
+const RUNS_MS = 10000;
+const JOBS_AT_ONCE = 50;
+let ranAt = 0;
+
+function isLate(job) {
+  return Boolean(job.expected && job.expected.overdue);
+}
+
+function showRun(run, parent) {
+  const isBad = run.status === null ? run.end !== "released" : run.status !== 0;
+  const level = isBad ? " bad" : run.status === 0 ? " good" : "";
+  const made = element("i", `run${level}`, parent);
+  const status = run.status === null ? "" : `, status ${run.status}`;
+  const tag = run.tag ? `\n${plain(run.tag)}` : "";
+  made.title = `${run.end} ${age(run.ended_ago_s)} ago${status}, held ${age(run.held_s)}${tag}`;
+}
+
+// How a job is doing, as latch history says it.
+function standing({ history, expected }) {
+  const last = history.length ? `last held ${age(history[0].ended_ago_s)} ago` : "";
+  if (!expected) return last;
+  const since = `${age(expected.success_age_s)} ago`;
+  const success = expected.succeeded ? `last success ${since}` : "no success yet";
+  if (!expected.overdue) return success;
+  const hasRun = history.length && history[0].ended_ago_s <= expected.every_s;
+  return `did not ${hasRun ? "succeed" : "run"}: ${success}`;
+}
+
+function showRuns(jobs) {
+  jobs.sort((one, other) => isLate(other) - isLate(one));
+  byId("runs").hidden = jobs.length === 0;
+  byId("jobs").replaceChildren();
+  for (const job of jobs.slice(0, JOBS_AT_ONCE)) {
+    const made = element("div", `job${isLate(job) ? " late" : ""}`, byId("jobs"));
+    sayOf(element("div", "name", made), job.key);
+    const strip = element("div", "strip", made);
+    for (const run of [...job.history].reverse()) showRun(run, strip);
+    say(element("div", "standing", made), standing(job));
+  }
+  showRest(jobs.length, Math.min(jobs.length, JOBS_AT_ONCE), "keys", byId("jobs"));
+}
+
 // ---- the URL: #q=WORDS is a filter, #key=KEY one key
 
 function readUrl() {
@@ -426,6 +470,10 @@ async function refresh() {
     document.body.className = "live";
     note(counters, answeredAt);
     take(holders);
+    if (began - ranAt >= RUNS_MS) {
+      showRuns((await ask("v1/stats/runs")).keys);
+      ranAt = began;
+    }
     // A long list takes its time. The page and the server have four times as much between two.
     const took = Date.now() - began;
     pause = Math.max(pause - took, 4 * took);

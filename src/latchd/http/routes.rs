@@ -24,6 +24,8 @@ pub(super) enum Resource {
     Counters,
     /// The samples of the last five minutes, as JSON.
     History,
+    /// The past holders of keys, as JSON.
+    Runs,
     /// The HTML page. The next three are its stylesheet, script and icon.
     Page,
     Style,
@@ -96,7 +98,7 @@ const fn route(
 }
 
 #[rustfmt::skip]
-pub(super) const ROUTES: [Route; 25] = [
+pub(super) const ROUTES: [Route; 26] = [
     get("/health", Resource::Health, "Whether the server answers"),
     get("/ready", Resource::Ready, "Whether the server grants locks"),
     get("/metrics", Resource::Metrics, "The counters, for Prometheus"),
@@ -104,6 +106,7 @@ pub(super) const ROUTES: [Route; 25] = [
     get("/v1/stats/holders", Resource::Holders, "Who holds and who waits"),
     get("/v1/stats/counters", Resource::Counters, "The counters"),
     get("/v1/stats/history", Resource::History, "The last five minutes"),
+    get("/v1/stats/runs", Resource::Runs, "Who held a key lately, and how that ended"),
     get("/", Resource::Page, "A page that shows the statistics"),
     get("/page.css", Resource::Style, "The style of the page"),
     get("/page.js", Resource::Script, "The script of the page"),
@@ -139,6 +142,7 @@ impl Resource {
             Resource::Keys => Request::Stats,
             Resource::Metrics | Resource::Counters | Resource::History => Request::Counters,
             Resource::Holders
+            | Resource::Runs
             | Resource::Page
             | Resource::Style
             | Resource::Script

@@ -5,11 +5,13 @@
 use std::time::Duration;
 
 use super::{
-    Held, Request, Wanted, ANY, COUNTERS, NUMBERS, QUEUES, SEMAPHORE, SHARED, SLOTS, WAITERS,
+    Held, Request, Wanted, ANY, COUNTERS, NUMBERS, QUEUES, SEMAPHORE, SHARED, SLOTS, STATUS,
+    WAITERS,
 };
 use crate::protocol::abilities::Abilities;
 use crate::protocol::limits::{self, MAX_AUTH_LINE_LEN, MAX_LINE_LEN, MAX_TAG_LEN};
 use crate::terms::{Kind, Limit, Weight};
+use crate::text::digits;
 use crate::token::Token;
 
 /// The first line of a connection that another server of a cluster passes on.
@@ -150,11 +152,7 @@ pub fn parse(frame: Frame<'_>) -> Result<Request<'_>, ProtocolError> {
             kind,
             wait_timeout: words.wait_timeout()?,
         },
-        b"r" => Request::Release {
-            key,
-            kind,
-            token: words.token()?,
-        },
+        b"r" => return words.release(key, kind),
         b"n" => Request::Renew {
             key,
             kind,
@@ -171,6 +169,7 @@ pub fn parse(frame: Frame<'_>) -> Result<Request<'_>, ProtocolError> {
             key,
             token: words.token()?,
             lease: words.lease()?,
+            status: words.status()?,
         },
         b"break" => Request::Break {
             key,
@@ -327,6 +326,35 @@ impl<'a> Words<'a> {
     fn lease(&mut self) -> Result<Option<Duration>, ProtocolError> {
         let lease = |seconds| limits::lease(seconds).ok_or(ProtocolError::BadLease);
         self.integer()?.map(lease).transpose()
+    }
+
+    fn release(mut self, key: &'a str, kind: Kind) -> Result<Request<'a>, ProtocolError> {
+        // In most cases the token is the whole argument, and there is nothing else to look for.
+        let (token, status) = match Token::from_digits(self.0) {
+            Some(token) => (token, None),
+            None => {
+                let token_and_status = (self.token()?, self.status()?);
+                self.expect_end()?;
+                token_and_status
+            }
+        };
+        Ok(Request::Release {
+            key,
+            kind,
+            token,
+            status,
+        })
+    }
+
+    /// An exit status, if there is one more word.
+    fn status(&mut self) -> Result<Option<u8>, ProtocolError> {
+        let Some(word) = self.next() else {
+            return Ok(None);
+        };
+        let status = text(word)?.strip_prefix(STATUS);
+        let status = status.ok_or(ProtocolError::ArgumentCount)?;
+        let status = digits(status).ok_or(ProtocolError::InvalidInteger)?;
+        Ok(Some(status))
     }
 
     fn token(&mut self) -> Result<Token, ProtocolError> {
@@ -501,6 +529,63 @@ mod tests {
         );
         for command in ["n", "adopt", "keep"] {
             assert!(read(command, "k", &two).is_ok(), "{command}");
+        }
+    }
+
+    #[test]
+    fn a_status_is_one_word_with_a_number_of_eight_bits() {
+        let argument = |words: &str| format!("{TOKEN} {words}");
+        for (word, status) in [("0", 0), ("255", 255), ("007", 7)] {
+            let released = argument(&format!(" status={word} "));
+            let released = parse([b"r", b"k", released.as_bytes()]);
+            let expected = Some(status);
+            assert!(
+                matches!(released, Ok(Request::Release { status, .. }) if status == expected),
+                "{word}: {released:?}"
+            );
+        }
+        for word in [
+            "status=",
+            "status=256",
+            "status=-1",
+            "status=+1",
+            "status=NaN",
+            "status=0x1",
+            "status=1.0",
+            "status=\u{661}",
+            "status=99999999999999999999",
+        ] {
+            for words in [argument(word), argument(&format!("60 {word}"))] {
+                let command = if words.contains(" 60 ") { "keep" } else { "sr" };
+                let error = Err(ProtocolError::InvalidInteger);
+                assert_eq!(read(command, "k", &words), error, "{words}");
+            }
+        }
+        for words in [
+            "status",
+            "status 0",
+            "Status=0",
+            "=0",
+            "0",
+            "status=0 status=0",
+        ] {
+            let error = Err(ProtocolError::ArgumentCount);
+            assert_eq!(read("r", "k", &argument(words)), error, "{words}");
+        }
+        assert_eq!(
+            read("r", "k", &format!("status=0 {TOKEN}")),
+            Err(ProtocolError::MalformedToken)
+        );
+        // Without a lease, the status would stand in its place.
+        assert_eq!(
+            read("keep", "k", &argument("status=0")),
+            Err(ProtocolError::InvalidInteger)
+        );
+        for command in ["n", "adopt"] {
+            assert!(
+                read(command, "k", &argument("60 status=0")).is_err(),
+                "{command}"
+            );
         }
     }
 

@@ -181,7 +181,9 @@ fn a_lease_begins_anew_unless_it_is_over_or_longer() {
 fn the_lease_of_a_kept_grant_begins_anew_with_its_own_length() {
     let mut world = World::journalled();
     let kept = world.held(1, "k");
-    let keep = world.table.keep("k", kept, secs(2), |_| None, world.now);
+    let keep = world
+        .table
+        .keep("k", kept, secs(2), None, |_| None, world.now);
     keep.expect("it is held");
     world.advance(secs(1));
     world.table.begin_anew(&[kept.fence], world.now);

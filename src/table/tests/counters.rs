@@ -40,7 +40,9 @@ fn each_end_of_a_grant_is_counted_as_what_it_is() {
 fn the_end_of_a_kept_grant_is_no_expiry() {
     let mut world = World::new();
     let token = world.held(1, "k");
-    let kept = world.table.keep("k", token, secs(60), |_| None, world.now);
+    let kept = world
+        .table
+        .keep("k", token, secs(60), None, |_| None, world.now);
     assert_eq!(kept, Ok(Answer::Renewed(secs(60))));
     world.advance(secs(60));
     world.expire();

@@ -201,7 +201,10 @@ impl Servers {
             ConnId(it.conn)
         };
         let (kind, now) = (it.terms.kind, self.world.now);
-        if table.release(conn, it.key, kind, it.token, now).is_ok() {
+        if table
+            .release(conn, it.key, kind, it.token, None, now)
+            .is_ok()
+        {
             it.is_live = false;
             if !is_foreign || is_nobodys {
                 self.known.remove(at);

@@ -11,7 +11,8 @@ impl World {
             let what = match event.fate {
                 Fate::Granted => "granted",
                 Fate::GaveUp => "gave up",
-                Fate::Ended(GrantEnd::Released) => "released",
+                Fate::Kept(_) => "kept",
+                Fate::Ended(GrantEnd::Released(_)) => "released",
                 Fate::Ended(GrantEnd::Expired) => "expired",
                 Fate::Ended(GrantEnd::Broken(ELSEWHERE)) => "broken",
                 Fate::Ended(GrantEnd::Broken(other)) => panic!("not by {other}"),
@@ -90,7 +91,7 @@ fn by_default_only_what_went_wrong_is_an_event() {
     let token = world.held(5, "kept");
     let kept = world
         .table
-        .keep("kept", token, secs(10), |_| None, world.now);
+        .keep("kept", token, secs(10), None, |_| None, world.now);
     assert!(kept.is_ok());
     world.advance(secs(10));
     world.expire();

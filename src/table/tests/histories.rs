@@ -350,7 +350,7 @@ impl History {
         };
         let (conn, now) = (self.conn(), self.world.now);
         let table = &mut self.world.table;
-        let real = table.release(ConnId(conn), &key, kind, token, now);
+        let real = table.release(ConnId(conn), &key, kind, token, None, now);
         assert_eq!(
             real.map(|_| ()),
             self.model.release(conn, &key, kind, token)
@@ -383,7 +383,7 @@ impl History {
         };
         let (lease, now) = (secs(1 + self.random.below(12)), self.world.now);
         let shared = |conn: ConnId| tag_of(conn.0).map(Arc::from);
-        let real = self.world.table.keep(&key, token, lease, shared, now);
+        let real = self.world.table.keep(&key, token, lease, None, shared, now);
         assert_eq!(
             real.map(|_| ()),
             self.model.keep(&key, token, lease, tag_of)

@@ -10,6 +10,7 @@ pub(crate) mod histories;
 mod lasting;
 mod model;
 mod orphans;
+mod past_holders;
 mod proofs;
 mod scenarios;
 mod settling;
@@ -214,7 +215,7 @@ impl World {
     fn release(&mut self, key: &str, token: Token) -> Result<(), Refusal> {
         let released = self
             .table
-            .release(ELSEWHERE, key, Kind::Lock, token, self.now);
+            .release(ELSEWHERE, key, Kind::Lock, token, None, self.now);
         self.check();
         released.map(|_| ())
     }

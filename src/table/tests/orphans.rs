@@ -18,7 +18,9 @@ impl World {
 
     pub(super) fn keep(&mut self, key: &str, token: Token, lease: u64) -> Result<(), Refusal> {
         let tag_of = |conn: ConnId| histories::tag_of(conn.0).map(Arc::from);
-        let kept = self.table.keep(key, token, secs(lease), tag_of, self.now);
+        let kept = self
+            .table
+            .keep(key, token, secs(lease), None, tag_of, self.now);
         self.check();
         kept.map(|_| ())
     }

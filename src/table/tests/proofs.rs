@@ -225,7 +225,7 @@ fn a_grant_that_its_client_does_not_know_to_be_over_is_dead() {
         .break_grant("broken", broken.fence, ConnId(9), old.now);
     old.disconnect(2, Holdings::ReleaseAdoptable);
     old.release("released", released).expect("it is held");
-    let released_by_own = (old.table).release(ConnId(4), "own", Kind::Lock, own, old.now);
+    let released_by_own = (old.table).release(ConnId(4), "own", Kind::Lock, own, None, old.now);
     assert!(released_by_own.is_ok());
     old.disconnect(5, Holdings::Release);
     old.release("kept", kept).expect("it is held");
@@ -245,7 +245,7 @@ fn what_has_ended_at_this_server_is_not_proved_again() {
     let token = old.held(1, "k");
     let mut next = old.crash().world;
     assert_eq!(next.prove(5, &proof("k", token)), Ok(()));
-    let released = (next.table).release(ConnId(5), "k", Kind::Lock, token, next.now);
+    let released = (next.table).release(ConnId(5), "k", Kind::Lock, token, None, next.now);
     assert!(released.is_ok());
     assert_eq!(next.prove(5, &proof("k", token)), REFUSED);
 }

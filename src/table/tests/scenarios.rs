@@ -107,7 +107,7 @@ fn when_tokens_are_back_every_free_slot_finds_its_waiter() {
     for token in tokens {
         let released = world
             .table
-            .release(ELSEWHERE, "k", Kind::Semaphore, token, world.now);
+            .release(ELSEWHERE, "k", Kind::Semaphore, token, None, world.now);
         assert_eq!(released, Ok(Answer::Released));
     }
     assert!(world.resolved().is_empty());
@@ -145,7 +145,7 @@ fn a_semaphore_grants_as_many_as_its_limit() {
     let waiter = ticket(world.slot(4, "s", 3));
     let released = world
         .table
-        .release(ELSEWHERE, "s", Kind::Semaphore, tokens[1], world.now);
+        .release(ELSEWHERE, "s", Kind::Semaphore, tokens[1], None, world.now);
     assert_eq!(released, Ok(Answer::Released));
     world.collected(waiter);
     ticket(world.slot(5, "s", 3));
@@ -182,7 +182,7 @@ fn a_token_is_good_for_its_own_kind_and_key_only() {
     assert_eq!(
         world
             .table
-            .release(ELSEWHERE, "k", Kind::Semaphore, token, now),
+            .release(ELSEWHERE, "k", Kind::Semaphore, token, None, now),
         Err(Refusal::NotHeld)
     );
     assert_eq!(
@@ -583,7 +583,9 @@ fn a_release_by_its_own_connection_ends_the_phase() {
     let mut world = World::new();
     let token = granted(world.enqueue(1, "k"));
     let now = world.now;
-    let released = world.table.release(ConnId(1), "k", Kind::Lock, token, now);
+    let released = world
+        .table
+        .release(ConnId(1), "k", Kind::Lock, token, None, now);
     assert_eq!(released, Ok(Answer::Released));
     assert_eq!(world.try_wait(1, "k"), Err(Refusal::NotEnqueued));
 }

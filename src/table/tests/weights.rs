@@ -21,7 +21,9 @@ fn heavy(count: u32, limit: u32) -> Ask<'static> {
 impl World {
     fn release_slots(&mut self, token: Token) {
         let kind = Kind::Semaphore;
-        let released = self.table.release(ELSEWHERE, "k", kind, token, self.now);
+        let released = self
+            .table
+            .release(ELSEWHERE, "k", kind, token, None, self.now);
         assert_eq!(released, Ok(Answer::Released));
         self.check();
     }
@@ -149,7 +151,7 @@ fn a_waiter_takes_its_holders_room_above_a_lowered_cap() {
     let waiter = ticket(claim);
     let released = world
         .table
-        .release(ELSEWHERE, "a", Kind::Lock, token(1), world.now);
+        .release(ELSEWHERE, "a", Kind::Lock, token(1), None, world.now);
     assert_eq!(released, Ok(Answer::Released));
     let answer = world.table.collect(waiter, world.now);
     assert!(matches!(answer, Ok(Answer::Granted(_))), "{answer:?}");
@@ -166,7 +168,7 @@ fn crowded() -> (World, usize) {
     }
     let released = world
         .table
-        .release(ELSEWHERE, "k", Kind::Lock, writer, world.now);
+        .release(ELSEWHERE, "k", Kind::Lock, writer, None, world.now);
     assert_eq!(released, Ok(Answer::Released));
     (world, count)
 }
@@ -353,7 +355,7 @@ fn a_grant_is_kept_for_the_whole_time_or_not_at_all() {
     let token = world.held(1, "k");
     world.advance(secs(5));
     let mut keep = |lease| {
-        let kept = (world.table).keep("k", token, secs(lease), |_| None, world.now);
+        let kept = (world.table).keep("k", token, secs(lease), None, |_| None, world.now);
         kept.map(|_| ())
     };
     assert_eq!(keep(11), Err(Refusal::NotHeld));

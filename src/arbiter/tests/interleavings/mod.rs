@@ -136,7 +136,7 @@ impl World {
     }
 
     fn release_holder(&self) -> Result<Answer, Refusal> {
-        self.holder.release("k", Kind::Lock, self.grant.token)
+        self.holder.release("k", Kind::Lock, self.grant.token, None)
     }
 
     /// A client's whole life: asks for `k`, works while it is alone, releases, and goes.
@@ -156,7 +156,10 @@ impl World {
         self.inside.fetch_sub(1, Ordering::SeqCst);
         // One client leaves without a release.
         if conn != 4 {
-            assert_eq!(seat.release("k", Kind::Lock, token), Ok(Answer::Released));
+            assert_eq!(
+                seat.release("k", Kind::Lock, token, None),
+                Ok(Answer::Released)
+            );
         }
     }
 
@@ -180,7 +183,7 @@ impl World {
         if let Some(grant) = holder {
             assert_eq!(seat.try_acquire(&ask("k", LEASE)), Ok(Answer::WouldWait));
             assert_eq!(
-                seat.release("k", Kind::Lock, grant.token),
+                seat.release("k", Kind::Lock, grant.token, None),
                 Ok(Answer::Released)
             );
         }
@@ -535,7 +538,10 @@ fn a_claim_that_passes_a_grant_on_misses_none() {
         let working = world.beside(|_| {
             let (answer, seat) = first.answer();
             let token = granted(answer).token;
-            assert_eq!(seat.release("k", Kind::Lock, token), Ok(Answer::Released));
+            assert_eq!(
+                seat.release("k", Kind::Lock, token, None),
+                Ok(Answer::Released)
+            );
         });
         let passing = world.beside(|world| world.arbiter.advance(LEASE));
         let next = world.arbiter.connect(ConnId(3), None);
@@ -678,7 +684,7 @@ fn two_releases_wake_two_waiters() {
         let waiters = [2, 3].map(|conn| world.waiter_with(permit(), conn, FOREVER, writer));
         let releasing = [0, 1].map(|at| {
             let (seat, token) = (Arc::clone(&seats[at]), grants[at].token);
-            world.beside(move |_| seat.release("s", Kind::Semaphore, token))
+            world.beside(move |_| seat.release("s", Kind::Semaphore, token, None))
         });
         let ends = waiters.map(Waiter::answer);
         assert!(fence_of(ends[0].0) < fence_of(ends[1].0));

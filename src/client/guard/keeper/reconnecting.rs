@@ -190,12 +190,13 @@ impl Keeper {
                 self.held.adopt(Some(PATIENCE))?;
             }
         }
+        let status = self.shared.lock().status;
         if let Order::KeepUntil(until) = order {
             let left = until.saturating_since(Moment::now());
             let least = Duration::from_secs(1);
-            return self.held.keep_for(left.max(least), PATIENCE);
+            return self.held.keep_for(left.max(least), status, PATIENCE);
         }
-        match self.held.release(PATIENCE) {
+        match self.held.release_after(status, PATIENCE) {
             // An earlier release reached the server, but its answer was lost.
             Err(Error::Refused(_)) if *was_sent => Ok(()),
             released => {

@@ -1,0 +1,108 @@
+//! `latch history`: who held a key lately, and how that ended.
+
+use serde_json::Value;
+
+use crate::cli::failure::CommandResult;
+use crate::client::history::{Expected, History, PastHold};
+use crate::text::{exact_time, rough_time, rounded_seconds, without_hidden};
+
+use super::servers::Target;
+use super::stats_table::{or_dash, unquoted};
+use super::text_table::{header, Table};
+use super::{options, print, shown};
+
+pub(super) fn show(options: &options::History) -> CommandResult {
+    let target = Target::new(options.client(None)?, &options.key, None, None);
+    let history = target.ask(|connection| connection.history(&options.key));
+    let history = history.map_err(|error| target.failure(&error))?;
+    print(&if options.json {
+        json(&options.key, &history)
+    } else {
+        table(&options.key, &history).lines().join("\n") + "\n"
+    })
+}
+
+fn table(key: &str, history: &History) -> Table {
+    let title = format!("{}: {}", shown(key), summary(history));
+    if history.past.is_empty() {
+        return Table::line(title);
+    }
+    let row = |holder: &PastHold| {
+        vec![
+            format!("{} ago", rough_time(holder.ended_ago)),
+            rough_time(holder.waited),
+            rough_time(holder.held),
+            unquoted(&holder.end),
+            or_dash(holder.status.map(|status| status.to_string())),
+            holder.fence.to_string(),
+            or_dash(holder.tag.as_deref().map(unquoted)),
+        ]
+    };
+    let rows = history.past.iter().map(row).collect();
+    Table {
+        header: header("ENDED,WAITED,HELD,END,STATUS,FENCE,TAG"),
+        rows,
+        ..Table::line(title)
+    }
+}
+
+/// Says in words when the key was last held, or whether the work that is expected has succeeded.
+fn summary(history: &History) -> String {
+    let latest = history.past.first();
+    match (&history.expected, latest) {
+        (Some(expected), _) => expectation(expected, latest),
+        (None, Some(latest)) => format!("last held {} ago", rough_time(latest.ended_ago)),
+        (None, None) => "no history; it begins when latch run ends a command under the key".into(),
+    }
+}
+
+fn expectation(expected: &Expected, latest: Option<&PastHold>) -> String {
+    let every = format!("expected every {}", exact_time(expected.within));
+    let age = rough_time(expected.age);
+    let last = if expected.has_succeeded {
+        format!("last success {age} ago")
+    } else {
+        format!("no success since {age} ago, when the server started")
+    };
+    let has_run = latest.is_some_and(|latest| latest.ended_ago <= expected.within);
+    match (expected.is_overdue, has_run) {
+        (false, _) => format!("{last}, {every}"),
+        (true, true) => format!("did not succeed: {every}, {last}"),
+        (true, false) => format!("did not run: {every}, {last}"),
+    }
+}
+
+/// The answer as one JSON object, in one line.
+fn json(key: &str, history: &History) -> String {
+    let quoted = |text: Option<&str>| without_hidden(&Value::from(text).to_string());
+    let past = history.past.iter().map(|holder| {
+        // The fence is a string, because many JSON readers round a number as large as a fence.
+        format!(
+            "{{\"fence\":\"{}\",\"tag\":{},\"ended_ago_s\":{},\"waited_s\":{},\"held_s\":{},\
+             \"end\":{},\"status\":{}}}",
+            holder.fence,
+            quoted(holder.tag.as_deref()),
+            rounded_seconds(holder.ended_ago),
+            rounded_seconds(holder.waited),
+            rounded_seconds(holder.held),
+            quoted(Some(&holder.end)),
+            Value::from(holder.status)
+        )
+    });
+    let past: Vec<String> = past.collect();
+    let expected = history.expected.as_ref().map(|expected| {
+        format!(
+            ",\"expected\":{{\"every_s\":{},\"success_age_s\":{},\"succeeded\":{},\"overdue\":{}}}",
+            expected.within.as_secs(),
+            rounded_seconds(expected.age),
+            expected.has_succeeded,
+            expected.is_overdue
+        )
+    });
+    format!(
+        "{{\"key\":{},\"history\":[{}]{}}}\n",
+        quoted(Some(key)),
+        past.join(","),
+        expected.unwrap_or_default()
+    )
+}

@@ -1,0 +1,181 @@
+//! How commands ended: what `latch run` tells the server, and what `latch history` shows of it.
+
+use std::process::Command;
+use std::thread;
+
+use crate::reconnecting::{listener, Peer, TOKEN};
+use crate::support::latch::{output, run, status, text};
+use crate::support::{eventually, program, Daemon, PATIENCE};
+
+/// The lines of `latch history`, with the ages and the fences left out.
+fn history(daemon: &Daemon, key: &str) -> Vec<String> {
+    let shown = run(daemon, &["history", key]);
+    assert_eq!(shown.status.code(), Some(0), "{}", text(&shown.stderr));
+    let shown = text(&shown.stdout);
+    let plain = shown.lines().map(|line| {
+        let words = line.split_whitespace();
+        let words = words.filter(|word| word.parse::<u64>().is_err());
+        words.collect::<Vec<_>>().join(" ")
+    });
+    plain.collect()
+}
+
+fn json(daemon: &Daemon, key: &str) -> serde_json::Value {
+    let shown = run(daemon, &["history", key, "--json"]);
+    assert_eq!(shown.status.code(), Some(0), "{}", text(&shown.stderr));
+    serde_json::from_slice(&shown.stdout).expect("JSON")
+}
+
+/// The status and the end of each past holder, the latest first.
+fn ends(daemon: &Daemon, key: &str) -> Vec<(Option<u64>, String)> {
+    let json = json(daemon, key);
+    let past = json["history"].as_array().expect("a list").iter();
+    let end = |it: &serde_json::Value| it["end"].as_str().map(str::to_owned);
+    past.map(|it| (it["status"].as_u64(), end(it).expect("a word")))
+        .collect()
+}
+
+fn end(status: impl Into<Option<u64>>, end: &str) -> (Option<u64>, String) {
+    (status.into(), end.to_owned())
+}
+
+#[test]
+fn each_command_that_ended_is_in_the_history_with_its_status() {
+    let daemon = Daemon::start(&[]);
+    let job = |script: &str| {
+        let job = ["run", "nightly", "--tag", "job", "--", "sh", "-c", script];
+        status(&daemon, &job)
+    };
+    assert_eq!(history(&daemon, "nightly").len(), 1);
+    assert_eq!(job("exit 0"), 0);
+    assert_eq!(job("exit 3"), 3);
+    assert_eq!(job("kill -KILL $$"), 137);
+    assert_eq!(status(&daemon, &["run", "nightly", "--", "/nosuch"]), 127);
+    let expected = [
+        end(127, "released"),
+        end(137, "released"),
+        end(3, "released"),
+        end(0, "released"),
+    ];
+    assert_eq!(ends(&daemon, "nightly"), expected);
+    let shown = history(&daemon, "nightly");
+    assert_eq!(shown[0], "nightly: last held s ago");
+    assert_eq!(shown[1], "ENDED WAITED HELD END STATUS FENCE TAG");
+    assert_eq!(shown[5], "s ago s s released job");
+    let json = json(&daemon, "nightly");
+    assert_eq!(json["key"], "nightly");
+    assert_eq!(json["history"][3]["tag"], "job");
+    assert!(json["expected"].is_null());
+}
+
+#[test]
+fn a_kept_lock_tells_its_status_when_the_command_has_ended() {
+    let daemon = Daemon::start(&["--expect", "nightly=26h"]);
+    let job = [
+        "run",
+        "nightly",
+        "--at-least",
+        "60",
+        "--tag",
+        "job",
+        "--",
+        "true",
+    ];
+    assert_eq!(status(&daemon, &job), 0);
+    assert_eq!(ends(&daemon, "nightly"), [end(0, "kept")]);
+    assert_eq!(json(&daemon, "nightly")["history"][0]["tag"], "job");
+    let shown = history(&daemon, "nightly");
+    assert_eq!(shown[0], "nightly: last success s ago, expected every h");
+}
+
+#[test]
+fn a_job_that_did_not_run_or_not_succeed_is_named_as_such() {
+    let daemon = Daemon::start(&["--expect", "nightly=1s", "--expect", "weekly=8d"]);
+    let says = |key: &str, start: &str| {
+        let what = format!("{key}: {start}");
+        eventually(PATIENCE, &what, || {
+            history(&daemon, key)[0].starts_with(&what)
+        });
+    };
+    says(
+        "weekly",
+        "no success since s ago, when the server started, expected every d",
+    );
+    says(
+        "nightly",
+        "did not run: expected every s, no success since s ago",
+    );
+    assert_eq!(status(&daemon, &["run", "weekly", "--", "true"]), 0);
+    says("weekly", "last success s ago, expected every d");
+    let failing = ["run", "nightly", "--", "false"];
+    eventually(PATIENCE, "it runs, and does not succeed", || {
+        assert_eq!(status(&daemon, &failing), 1);
+        history(&daemon, "nightly")[0].starts_with("nightly: did not succeed: ")
+    });
+}
+
+#[test]
+fn a_hold_and_a_killed_wrapper_are_shown_without_a_status() {
+    let daemon = Daemon::start(&["--expect", "k=1h"]);
+    let hold = ["hold", "k"];
+    assert_eq!(status(&daemon, &hold), 0);
+    let killed = ["run", "k", "--", "sh", "-c", "kill -KILL $PPID; sleep 9"];
+    assert_eq!(status(&daemon, &killed), 137);
+    let expected = [end(None, "abandoned"), end(None, "released")];
+    eventually(PATIENCE, "the server notices the end", || {
+        ends(&daemon, "k") == expected
+    });
+}
+
+#[test]
+fn a_server_that_does_not_know_the_word_is_told_no_status() {
+    for abilities in ["ok adopt slots", "error"] {
+        let (listener, addr) = listener();
+        let server = thread::spawn(move || {
+            let mut peer = Peer::accept(&listener);
+            assert_eq!(peer.any_request(), "hello _ adopt");
+            peer.answer(abilities);
+            assert!(peer.any_request().starts_with("tag _ "));
+            peer.answer("ok");
+            peer.grant(60);
+            assert_eq!(peer.any_request(), format!("r k {TOKEN}"));
+            peer.answer("ok");
+            // It answers the question of `latch history` without a history.
+            let mut peer = Peer::accept(&listener);
+            assert_eq!(peer.any_request(), "hello _ adopt");
+            peer.answer(abilities);
+            assert_eq!(peer.any_request(), "stats holders k");
+            peer.answer(r#"ok {"keys":[]}"#);
+        });
+        let mut command = Command::new(program("latch"));
+        command.args(["run", "k", "--", "false"]);
+        let ended = output(command.env("LATCH_SERVER", addr.to_string()));
+        assert_eq!(ended.status.code(), Some(1), "{}", text(&ended.stderr));
+        let mut command = Command::new(program("latch"));
+        let refused = output(
+            command
+                .args(["history", "k"])
+                .env("LATCH_SERVER", addr.to_string()),
+        );
+        assert_eq!(refused.status.code(), Some(69));
+        let said = text(&refused.stderr);
+        assert!(said.contains("the server is too old for this"), "{said}");
+        server.join().expect("it was asked");
+    }
+}
+
+#[test]
+fn a_tag_and_a_key_hide_nothing_from_a_terminal() {
+    let daemon = Daemon::start(&[]);
+    let tag = format!("\u{1b}[2J\"{}", "x".repeat(123));
+    let job = ["run", "k\u{202e}", "--tag", &tag, "--", "true"];
+    assert_eq!(status(&daemon, &job), 0);
+    let table = run(&daemon, &["history", "k\u{202e}"]).stdout;
+    assert!(text(&table).contains("\\x1b[2J"), "{}", text(&table));
+    let json = run(&daemon, &["history", "k\u{202e}", "--json"]).stdout;
+    for shown in [text(&table), text(&json)] {
+        assert!(!shown.contains(['\u{1b}', '\u{202e}']), "{shown:?}");
+    }
+    let json: serde_json::Value = serde_json::from_slice(&json).expect("JSON");
+    assert_eq!(json["history"][0]["tag"], tag);
+}
