@@ -690,6 +690,18 @@ fn sessions_and_requests_are_capped_for_each_address() {
 }
 
 #[test]
+fn silent_connections_of_one_address_keep_no_other_out() {
+    let (_daemon, door) = granting(&["--http-max-waiting", "3"]);
+    let _silent: Vec<TcpStream> = (0..40)
+        .map(|_| TcpStream::connect(door.addr).expect("the backlog has room"))
+        .collect();
+    let mut other = Client::tcp_from([127, 0, 0, 9], door.addr);
+    other.send("GET /health HTTP/1.0\r\n\r\n");
+    let status = other.line();
+    assert!(status.contains(" 200 "), "{status}");
+}
+
+#[test]
 fn a_session_without_room_is_refused() {
     let (_daemon, door) = granting(&["--http-max-waiting", "1"]);
     let session = door.session();

@@ -104,9 +104,9 @@ impl Grants {
         let conn = ConnId(admission.id);
         let mut outbox = Outbox::new(stream, &self.rules, &self.watch, conn);
         let outcome = match asked.resource {
-            Resource::NewSession => self.open_session(stream),
-            Resource::Session if self.sessions.end(&asked.parameter) => HttpReply::done(),
-            Resource::SessionPing if self.enter(&asked.parameter, admission).is_some() => {
+            Resource::NewSession => self.open_session(stream, rights),
+            Resource::Session if self.sessions.end(&asked.parameter, rights) => HttpReply::done(),
+            Resource::SessionPing if self.enter(&asked.parameter, rights, admission).is_some() => {
                 HttpReply::done()
             }
             Resource::Key(verb, kind) => {
@@ -120,7 +120,7 @@ impl Grants {
         send(&outcome, &mut outbox)
     }
 
-    fn open_session(&self, stream: &Stream) -> HttpReply {
+    fn open_session(&self, stream: &Stream, rights: &Rights) -> HttpReply {
         if self.arbiter.counters().1.is_draining {
             return HttpReply::of(&Reply::Refused(Refusal::Draining));
         }
@@ -128,7 +128,7 @@ impl Grants {
         let (address, peer) = (stream.source(), format!("http {stream}"));
         let opened = self
             .sessions
-            .open(&self.arbiter, conn, address, peer, Instant::now());
+            .open(&self.arbiter, rights, conn, address, peer, Instant::now());
         match opened {
             Ok(id) => {
                 debug!("session-opened conn={conn} peer={stream}");
@@ -142,9 +142,15 @@ impl Grants {
         }
     }
 
-    fn enter(&self, id: &str, admission: &Admission) -> Option<SessionRequest<'_>> {
+    fn enter(
+        &self,
+        id: &str,
+        rights: &Rights,
+        admission: &Admission,
+    ) -> Option<SessionRequest<'_>> {
         let conn = ConnId(admission.id);
-        self.sessions.enter(id, conn, Requester::of(admission))
+        let requester = Requester::of(admission);
+        self.sessions.enter(id, rights, conn, requester)
     }
 
     /// Carries out a request for a key, and answers it. The error is an answer that is not sent
@@ -170,7 +176,7 @@ impl Grants {
             let reply = self.carry_out_and_keep(&request, rights, &seat, admission, outbox);
             return answer(reply, &seat, outbox);
         };
-        let session = self.enter(id, admission);
+        let session = self.enter(id, rights, admission);
         let session = session.ok_or_else(HttpReply::session_gone)?;
         match self.carry_out(&request, session.seat(), outbox) {
             Err(_) if session.is_ending() => Err(HttpReply::session_gone()),

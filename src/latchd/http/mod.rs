@@ -183,8 +183,10 @@ fn connections(caps: Option<GrantCaps>, others: &Connections) -> Connections {
         Some(caps) => {
             let with_others = |max: usize| max.saturating_add(MAX_CONNECTIONS);
             let max = with_others(caps.max_waiting).saturating_add(MAX_CHANGING);
-            let max_per_address = caps.max_per_address.map(with_others);
-            Connections::new(max, max_per_address, FULL).numbered_with(others)
+            // Without a cap, one address could keep all others out, even by silence.
+            let unless_capped = max - MAX_CONNECTIONS;
+            let max_per_address = caps.max_per_address.map_or(unless_capped, with_others);
+            Connections::new(max, Some(max_per_address), FULL).numbered_with(others)
         }
     };
     connections.admitting_refused(MAX_REFUSED)

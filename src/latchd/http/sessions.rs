@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex};
 
 use crate::arbiter::{Arbiter, ClientSocket, Seat};
+use crate::latchd::rights::Rights;
 use crate::net::permits::{Permit, PermitCap, Permits};
 use crate::sys::{random, secret};
 use crate::table::ConnId;
@@ -31,6 +32,8 @@ pub(super) struct Sessions {
 
 struct OpenSession {
     secret: Secret,
+    /// The rights of the client that has opened it. A client with other rights cannot use it.
+    rights: Rights,
     seat: Seat,
     /// The requests that are under way.
     requests: Vec<ConnId>,
@@ -83,6 +86,7 @@ impl Sessions {
     pub(super) fn open(
         &self,
         arbiter: &Arc<Arbiter>,
+        rights: &Rights,
         conn: ConnId,
         address: Option<IpAddr>,
         peer: String,
@@ -93,6 +97,7 @@ impl Sessions {
         random::fill(&mut secret).map_err(NoSession::NoSecret)?;
         let session = OpenSession {
             secret,
+            rights: rights.clone(),
             seat: arbiter.connect(conn, Some(Arc::new(SessionClient(peer)))),
             requests: Vec::new(),
             idle_since: now,
@@ -103,16 +108,18 @@ impl Sessions {
         Ok(SessionId { conn, secret })
     }
 
-    /// Begins a request of a session; `None` if the session is unknown or over. The request has the
-    /// number `request`, which must never have been used before, and comes from `socket`.
+    /// Begins a request of a session; `None` if the session is unknown or over, or of a client with
+    /// other rights. The request has the number `request`, which must never have been used before,
+    /// and comes from `socket`.
     pub(super) fn enter(
         &self,
         id: &str,
+        rights: &Rights,
         request: ConnId,
         socket: Arc<dyn ClientSocket>,
     ) -> Option<SessionRequest<'_>> {
         let mut open = self.open.lock();
-        let (conn, session) = find(&mut open, id)?;
+        let (conn, session) = find(&mut open, id, rights)?;
         session.requests.push(request);
         Some(SessionRequest {
             sessions: self,
@@ -124,9 +131,9 @@ impl Sessions {
 
     /// Ends a session. Its waiting requests end, and what it holds is released. Blocks until its
     /// requests are over. Returns whether there was such a session.
-    pub(super) fn end(&self, id: &str) -> bool {
+    pub(super) fn end(&self, id: &str, rights: &Rights) -> bool {
         let mut open = self.open.lock();
-        let Some((conn, session)) = find(&mut open, id) else {
+        let Some((conn, session)) = find(&mut open, id, rights) else {
             return false;
         };
         session.is_ending = true;
@@ -162,15 +169,16 @@ impl Sessions {
     }
 }
 
-/// The session with this name, unless it is ending.
+/// The session with this name, unless it is ending or of a client with other rights.
 fn find<'a>(
     open: &'a mut BTreeMap<ConnId, OpenSession>,
     id: &str,
+    rights: &Rights,
 ) -> Option<(ConnId, &'a mut OpenSession)> {
     let SessionId { conn, secret } = SessionId::parse(id)?;
     let session = open.get_mut(&conn)?;
     let is_meant = secret::is_same(&session.secret, &secret) && !session.is_ending;
-    is_meant.then_some((conn, session))
+    (is_meant && session.rights == *rights).then_some((conn, session))
 }
 
 impl SessionRequest<'_> {
@@ -258,6 +266,7 @@ mod tests {
     use crate::table::{Answer, Ask, Caps, Holdings};
     use crate::terms::{Kind, Limit};
 
+    const ALL: Rights = Rights::UNLIMITED;
     const MINUTE: Duration = Duration::from_secs(60);
 
     fn arbiter() -> Arc<Arbiter> {
@@ -282,7 +291,7 @@ mod tests {
     }
 
     fn open(sessions: &Sessions, arbiter: &Arc<Arbiter>, conn: u64, now: Instant) -> String {
-        let opened = sessions.open(arbiter, ConnId(conn), None, "here".into(), now);
+        let opened = sessions.open(arbiter, &ALL, ConnId(conn), None, "here".into(), now);
         opened.expect("there is room").to_string()
     }
 
@@ -296,7 +305,7 @@ mod tests {
         let began = Instant::now();
         let id = open(&sessions, &arbiter, 1, began);
         let request = sessions
-            .enter(&id, ConnId(2), client())
+            .enter(&id, &ALL, ConnId(2), client())
             .expect("it is open");
         let ask = Ask::plain("k", Kind::Lock, Limit::ONE, MINUTE);
         assert!(matches!(
@@ -317,7 +326,7 @@ mod tests {
         assert_eq!(sessions.end_idle(ends_at), None);
         assert!(matches!(other.try_acquire(&ask), Ok(Answer::Granted(_))));
         assert_eq!(arbiter.seat_count(), 1);
-        assert!(sessions.enter(&id, ConnId(3), client()).is_none());
+        assert!(sessions.enter(&id, &ALL, ConnId(3), client()).is_none());
     }
 
     #[test]
@@ -327,7 +336,7 @@ mod tests {
         let mut number = 7;
         let mut is_known = |id: &str| {
             number += 1;
-            sessions.enter(id, ConnId(number), client()).is_some()
+            sessions.enter(id, &ALL, ConnId(number), client()).is_some()
         };
         assert!(is_known(&id));
         for at in 0..id.len() {
@@ -343,14 +352,24 @@ mod tests {
     }
 
     #[test]
+    fn a_session_is_for_clients_with_its_rights() {
+        let (arbiter, sessions) = (arbiter(), Sessions::new(9, None));
+        let id = open(&sessions, &arbiter, 1, Instant::now());
+        let other = Rights::parse("use *").expect("a right");
+        assert!(sessions.enter(&id, &other, ConnId(2), client()).is_none());
+        assert!(!sessions.end(&id, &other));
+        assert!(sessions.enter(&id, &ALL, ConnId(3), client()).is_some());
+    }
+
+    #[test]
     fn the_number_of_sessions_is_capped_until_one_ends() {
         let (arbiter, sessions) = (arbiter(), Sessions::new(1, None));
         let now = Instant::now();
         let id = open(&sessions, &arbiter, 1, now);
-        let full = sessions.open(&arbiter, ConnId(2), None, String::new(), now);
+        let full = sessions.open(&arbiter, &ALL, ConnId(2), None, String::new(), now);
         assert!(matches!(full, Err(NoSession::Full(PermitCap::Total))));
-        assert!(sessions.end(&id));
-        assert!(!sessions.end(&id));
+        assert!(sessions.end(&id, &ALL));
+        assert!(!sessions.end(&id, &ALL));
         open(&sessions, &arbiter, 3, now);
     }
 }
