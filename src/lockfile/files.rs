@@ -440,6 +440,30 @@ mod tests {
     }
 
     #[test]
+    fn a_write_that_fails_removes_the_name_of_its_own_file_alone() {
+        with_files(|path, files| {
+            for (is_rewrite, is_replaced) in
+                [(false, false), (false, true), (true, false), (true, true)]
+            {
+                fs::write(path, "old").expect("a file");
+                // It is open for reading alone.
+                let ours = File::open(path).expect("a file");
+                if is_replaced {
+                    fs::remove_file(path).expect("our file");
+                    fs::write(path, "theirs").expect("another file");
+                }
+                let written = if is_rewrite {
+                    files.rewrite(&ours, b"new", 0o100_644)
+                } else {
+                    files.write(&ours, b"new")
+                };
+                assert!(written.is_err());
+                assert_eq!(path.exists(), is_replaced, "{is_rewrite}");
+            }
+        });
+    }
+
+    #[test]
     fn no_more_than_a_record_is_read() {
         with_files(|path, _| {
             for len in [

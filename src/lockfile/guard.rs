@@ -464,6 +464,20 @@ mod tests {
     }
 
     #[test]
+    fn a_guard_is_lost_to_another_grant_of_its_process() {
+        let scratch = tempfile::tempdir().expect("a directory");
+        let path = scratch.path().join("regranted.lock");
+        let semaphore = semaphore(&path);
+        let guard = semaphore.try_acquire().expect("a free lock");
+        let text = fs::read_to_string(&path).expect("a record");
+        let text = text.replacen("x-since=", "x-since=1", 1);
+        fs::write(&path, &text).expect("another record");
+        assert!(!guard.is_held());
+        assert!(matches!(guard.release(), Err(SemaphoreError::Lost)));
+        assert_eq!(fs::read_to_string(&path).expect("a record"), text);
+    }
+
+    #[test]
     fn a_beat_changes_ten_digits_of_the_open_file_and_nothing_else() {
         let scratch = tempfile::tempdir().expect("a directory");
         let path = scratch.path().join("beating.lock");

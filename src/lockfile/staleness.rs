@@ -659,6 +659,14 @@ mod tests {
                 true,
             ),
             (
+                "another boot under our name, as ours began",
+                PID,
+                BOOTED,
+                "x-host=h\nx-boot=a\n".into(),
+                Unknown,
+                true,
+            ),
+            (
                 "another boot under our name, after ours began",
                 PID,
                 YOUNG,
@@ -741,6 +749,30 @@ mod tests {
         let judgement = judged_in(&host, &text, NOW, Flock::HeldByOther, rule);
         assert_eq!((judgement.alive, judgement.is_stale), (Alive::Yes, false));
         assert_eq!(judgement.stale_in, None);
+    }
+
+    #[test]
+    fn a_file_that_is_locked_is_not_stale_however_old() {
+        let host = VirtualHost::new();
+        for rule in [StaleRule::AgeAndLiveness, StaleRule::Age] {
+            for pid in [PID, DEAD] {
+                let text = lines(pid, OLD, "");
+                let judgement = judged_in(&host, &text, NOW, Flock::HeldByOther, rule);
+                assert_eq!(judgement.stale_in, None, "{rule:?} {pid}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_missing_process_proves_no_end_if_the_lock_is_unknown() {
+        let then = NOW - 3000;
+        let live = "x-host=h\nx-boot=b\nx-pidns=n\nx-fs=xfs:7\nx-live=flock\n";
+        let text = lines(DEAD, then, live);
+        for (flock, is_stale) in [(Flock::Acquired, true), (Flock::Unknown, false)] {
+            let rule = StaleRule::AgeAndLiveness;
+            let judgement = judged_in(&VirtualHost::new(), &text, then, flock, rule);
+            assert_eq!(judgement.is_stale, is_stale, "{flock:?}");
+        }
     }
 
     #[test]

@@ -691,8 +691,12 @@ fn a_flock_of_a_reader_keeps_no_lock_from_anyone() {
             };
             assert_eq!(details.is_stale, is_stale, "{text}");
             if is_stale {
+                let inode = || fs::metadata(scratch.path()).expect("a lock file").ino();
+                let found = inode();
                 let taken = lock.try_acquire().expect("a stale lock");
                 assert!(taken.is_held() && is_held(&lock.try_acquire()));
+                // The guard's record promises a flock(2), which the reader has on the old file.
+                assert_ne!(inode(), found, "{text}");
                 taken.release().expect("a release");
                 fs::write(scratch.path(), &text).expect("a lock file");
                 drop(reader);
