@@ -61,9 +61,9 @@ _latch() {
         '') words='--help --version' ;;
         'run') words='--lease --limit --shared --slots --and --pick --pick-from --at-least --tag --kill-after --leftovers --on-lost --nested --timeout --nonblock --max-waiters --busy-status --busy-ok --retry --quiet --verbose --server --auth-token-file --connect-timeout --tls --tls-ca --tls-name --help --version --' ;;
         'hold') words='--lease --limit --shared --slots --tag --timeout --nonblock --max-waiters --busy-status --retry --quiet --verbose --server --auth-token-file --connect-timeout --tls --tls-ca --tls-name --help --version' ;;
-        'wait') words='--timeout --nonblock --limit --server --auth-token-file --connect-timeout --tls --tls-ca --tls-name --help --version' ;;
-        'acquire') words='--timeout --nonblock --lease --limit --shared --json --tag --server --auth-token-file --connect-timeout --tls --tls-ca --tls-name --help --version' ;;
-        'reserve') words='--for --tag --timeout --nonblock --limit --shared --json --server --auth-token-file --connect-timeout --tls --tls-ca --tls-name --help --version' ;;
+        'wait') words='--timeout --nonblock --quiet --verbose --limit --server --auth-token-file --connect-timeout --tls --tls-ca --tls-name --help --version' ;;
+        'acquire') words='--timeout --nonblock --quiet --verbose --lease --limit --shared --json --tag --server --auth-token-file --connect-timeout --tls --tls-ca --tls-name --help --version' ;;
+        'reserve') words='--for --tag --timeout --nonblock --quiet --verbose --limit --shared --json --server --auth-token-file --connect-timeout --tls --tls-ca --tls-name --help --version' ;;
         'renew') words='--lease --limit --server --auth-token-file --connect-timeout --tls --tls-ca --tls-name --help --version' ;;
         'release') words='--limit --missing-ok --server --auth-token-file --connect-timeout --tls --tls-ca --tls-name --help --version' ;;
         'stats') words='--format --json --watch --server --auth-token-file --connect-timeout --tls --tls-ca --tls-name --help --version' ;;

@@ -88,6 +88,8 @@ complete -c latch -n '__fish_seen_subcommand_from hold; and test (count (command
 
 complete -c latch -n '__fish_seen_subcommand_from wait' -s w -l timeout -x -d 'wait at most this long; 0 tries once (no limit)'
 complete -c latch -n '__fish_seen_subcommand_from wait' -s n -l nonblock -d 'do not wait, as with --timeout 0'
+complete -c latch -n '__fish_seen_subcommand_from wait' -s q -l quiet -d 'do not say who holds the lock while it waits'
+complete -c latch -n '__fish_seen_subcommand_from wait' -s v -l verbose -d 'say who holds the lock while it waits, even if stderr is not a terminal'
 complete -c latch -n '__fish_seen_subcommand_from wait' -l of -l limit -x -d 'wait for one of this many slots of a semaphore'
 complete -c latch -n '__fish_seen_subcommand_from wait' -l server -x -d 'use this server: HOST, HOST:PORT or the path of a Unix socket; the servers of a cluster have | between them, and several without failover have commas (127.0.0.1:6388)'
 complete -c latch -n '__fish_seen_subcommand_from wait' -l auth-token-file -r -F -d 'read the server'\''s auth token from this file'
@@ -101,6 +103,8 @@ complete -c latch -n '__fish_seen_subcommand_from wait; and test (count (command
 
 complete -c latch -n '__fish_seen_subcommand_from acquire' -s w -l timeout -x -d 'wait at most this long for the lock; 0 tries once (no limit)'
 complete -c latch -n '__fish_seen_subcommand_from acquire' -s n -l nonblock -d 'do not wait, as with --timeout 0'
+complete -c latch -n '__fish_seen_subcommand_from acquire' -s q -l quiet -d 'do not say who holds the lock while it waits'
+complete -c latch -n '__fish_seen_subcommand_from acquire' -s v -l verbose -d 'say who holds the lock while it waits, even if stderr is not a terminal'
 complete -c latch -n '__fish_seen_subcommand_from acquire' -l lease -x -d 'set the lease (the server'\''s default)'
 complete -c latch -n '__fish_seen_subcommand_from acquire' -l of -l limit -x -d 'take one of this many slots of a semaphore'
 complete -c latch -n '__fish_seen_subcommand_from acquire' -l shared -d 'share the lock with other clients that use --shared'
@@ -120,6 +124,8 @@ complete -c latch -n '__fish_seen_subcommand_from reserve' -l for -x -d 'reserve
 complete -c latch -n '__fish_seen_subcommand_from reserve' -l tag -x -d 'tell operators who reserves it and what for (latch@HOST pid N)'
 complete -c latch -n '__fish_seen_subcommand_from reserve' -s w -l timeout -x -d 'wait at most this long for the lock; 0 tries once (no limit)'
 complete -c latch -n '__fish_seen_subcommand_from reserve' -s n -l nonblock -d 'do not wait, as with --timeout 0'
+complete -c latch -n '__fish_seen_subcommand_from reserve' -s q -l quiet -d 'do not say who holds the lock while it waits'
+complete -c latch -n '__fish_seen_subcommand_from reserve' -s v -l verbose -d 'say who holds the lock while it waits, even if stderr is not a terminal'
 complete -c latch -n '__fish_seen_subcommand_from reserve' -l of -l limit -x -d 'take one of this many slots of a semaphore'
 complete -c latch -n '__fish_seen_subcommand_from reserve' -l shared -d 'share the lock with other clients that use --shared'
 complete -c latch -n '__fish_seen_subcommand_from reserve' -l json -d 'print a json object in one line'
