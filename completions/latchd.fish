@@ -49,6 +49,7 @@ complete -c latchd -l log -x -a 'stderr syslog' -d 'write the log to stderr or s
 complete -c latchd -l log-file -r -F -d 'append the log to this file, and open it again at SIGHUP'
 complete -c latchd -l log-timestamps -x -a 'auto always never' -d 'begin each log line with the time: auto, always or never (auto: unless journald does)'
 complete -c latchd -l log-grants -d 'log each grant, its end, and each wait that was given up'
+complete -c latchd -l expect -x -d 'expect the work under this key to succeed within this time, again and again, such as nightly=26h; may be given several times'
 complete -c latchd -l debug -d 'log the life of connections'
 complete -c latchd -l etcd -x -d 'share locks with the other servers on this etcd: HOST:PORT of each member, with commas'
 complete -c latchd -l advertise -x -d 'let the other servers reach this one there (--host and --port)'
