@@ -114,18 +114,9 @@ impl Granted {
         Ok(())
     }
 
-    /// Releases the lock. Waits for the answer for at most `within`.
-    pub(crate) fn release(&mut self, within: Duration) -> Result<(), Error> {
-        self.release_after(None, within)
-    }
-
     /// Releases the lock after work that perhaps has an exit status. Waits for the answer for at
     /// most `within`.
-    pub(super) fn release_after(
-        &mut self,
-        status: Option<u8>,
-        within: Duration,
-    ) -> Result<(), Error> {
+    pub(crate) fn release(&mut self, status: Option<u8>, within: Duration) -> Result<(), Error> {
         let (key, token) = (&self.key, self.grant.token);
         self.connection
             .release_within(key, self.slot, token, status, within)

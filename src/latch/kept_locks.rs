@@ -83,14 +83,14 @@ fn keep(
     }
     granted.keep_at_server(time).map_err(|error| match error {
         Error::NotKept(..) => {
-            let _ = granted.release(ROUND_TRIP);
+            let _ = granted.release(None, ROUND_TRIP);
             target.failure(&error)
         }
         error => end_unanswered(target, token, &error),
     })?;
     output::print(text).map_err(|error| {
         // No other process knows the token, so the lock is released here.
-        let _ = granted.release(ROUND_TRIP);
+        let _ = granted.release(None, ROUND_TRIP);
         unprintable(&error)
     })?;
     ending.caller_knows();

@@ -3,9 +3,11 @@
 
 mod staged;
 
+#[cfg(feature = "programs")]
+pub use staged::SetAside;
 #[cfg(test)]
 pub use staged::{in_directory, names_in};
-pub use staged::{PrivateNames, SetAside, StagedFile};
+pub use staged::{PrivateNames, StagedFile};
 
 use std::ffi::OsStr;
 use std::fs::{self, File};

@@ -196,7 +196,7 @@ impl Keeper {
             let least = Duration::from_secs(1);
             return self.held.keep_for(left.max(least), status, PATIENCE);
         }
-        match self.held.release_after(status, PATIENCE) {
+        match self.held.release(status, PATIENCE) {
             // An earlier release reached the server, but its answer was lost.
             Err(Error::Refused(_)) if *was_sent => Ok(()),
             released => {
