@@ -8,7 +8,7 @@ use rustix::process::Signal;
 
 use crate::cli::failure::{CommandResult, Failure};
 use crate::client::{Guard, Guards, Loss};
-use crate::supervise::{self, Event, Finish, Job, JobEnd, ProgramFile, SignalWatch};
+use crate::supervise::{self, Event, Finish, Job, JobEnd, Killed, ProgramFile, SignalWatch};
 use crate::sys::moment::Moment;
 use crate::text::{exact_time, reason};
 
@@ -186,11 +186,16 @@ fn run_under(
             Err(failure)
         }
     })?;
-    Ok(match (finish, killed) {
+    Ok(follow(finish, killed))
+}
+
+/// Ends as the command has ended, or by the signal that ended the wait for a server.
+fn follow(finish: Finish, killed: Option<Killed>) -> u8 {
+    match (finish, killed) {
         (Finish::Exited(_), Some(killed)) => killed.follow(),
         // The signal that ended the command counts, also if the user has pressed Ctrl-C again.
         (finish, _) => finish.follow(),
-    })
+    }
 }
 
 /// The failure of a command that was ended because a lock was lost. If no guard has lost its lock

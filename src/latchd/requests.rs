@@ -10,6 +10,7 @@ use super::rights::Permitted;
 use super::rules::Offer;
 use crate::arbiter::{Certainty, ReplyPromise, Seat};
 use crate::net::hangup::InputReports;
+use crate::protocol::abilities::Abilities;
 use crate::protocol::reply::Reply;
 use crate::protocol::request::{Held, Request, Wanted};
 use crate::table::{Answer, Ask, Proof, ProvedTerms, Ticket};
@@ -97,11 +98,7 @@ pub(super) fn carry_out(
         Request::Break { key, fence, .. } => {
             return Ok(break_grants(seat, key, fence.map(Fence)));
         }
-        Request::Hello(client) => {
-            seat.set_can_adopt(client.adopt);
-            seat.set_hears_breaks(client.hears_breaks);
-            return Ok(Answered::free(Reply::Hello(offer.abilities)));
-        }
+        Request::Hello(client) => return Ok(greet(seat, client, offer)),
         Request::Tag(text) => {
             seat.set_tag(text);
             return Ok(Answered::free(Reply::Ok));
@@ -120,6 +117,12 @@ pub(super) fn carry_out(
         return Ok(Answered::due(not_held(seat, request), promise));
     }
     Ok(Answered::due(reply_to(answer)?, promise))
+}
+
+fn greet(seat: &Seat, client: Abilities, offer: Offer) -> Answered {
+    seat.set_can_adopt(client.adopt);
+    seat.set_hears_breaks(client.hears_breaks);
+    Answered::free(Reply::Hello(offer.abilities))
 }
 
 /// The reply to a request about a grant that has ended.
@@ -306,7 +309,6 @@ mod tests {
     use crate::latchd::rules::SessionRules;
     use crate::net::hangup::HangupWatch;
     use crate::net::stream::Stream;
-    use crate::protocol::abilities::Abilities;
     use crate::protocol::request::parse;
     use crate::table::{Caps, ConnId, Holdings};
 
