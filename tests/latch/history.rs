@@ -3,7 +3,7 @@
 use std::process::Command;
 use std::thread;
 
-use crate::reconnecting::{listener, Peer, TOKEN};
+use crate::reconnecting::{listener, Peer, HELLO, TOKEN};
 use crate::support::latch::{output, run, status, text};
 use crate::support::{eventually, program, Daemon, PATIENCE};
 
@@ -133,7 +133,7 @@ fn a_server_that_does_not_know_the_word_is_told_no_status() {
         let (listener, addr) = listener();
         let server = thread::spawn(move || {
             let mut peer = Peer::accept(&listener);
-            assert_eq!(peer.any_request(), "hello _ adopt");
+            assert_eq!(peer.any_request(), HELLO);
             peer.answer(abilities);
             assert!(peer.any_request().starts_with("tag _ "));
             peer.answer("ok");
@@ -142,7 +142,7 @@ fn a_server_that_does_not_know_the_word_is_told_no_status() {
             peer.answer("ok");
             // It answers the question of `latch history` without a history.
             let mut peer = Peer::accept(&listener);
-            assert_eq!(peer.any_request(), "hello _ adopt");
+            assert_eq!(peer.any_request(), HELLO);
             peer.answer(abilities);
             assert_eq!(peer.any_request(), "stats holders k");
             peer.answer(r#"ok {"keys":[]}"#);
