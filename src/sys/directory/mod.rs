@@ -3,8 +3,6 @@
 
 mod staged;
 
-#[cfg(feature = "programs")]
-pub use staged::SetAside;
 #[cfg(test)]
 pub use staged::{in_directory, names_in};
 pub use staged::{PrivateNames, StagedFile};
@@ -69,6 +67,20 @@ impl From<&Stat> for FileId {
     fn from(stat: &Stat) -> FileId {
         FileId(stat.st_dev, stat.st_ino)
     }
+}
+
+/// The result of [`Directory::remove_if`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SetAside {
+    /// The name belonged to the intended file, and has been removed.
+    Removed,
+    /// There was no file under the name.
+    Missing,
+    /// The name belonged to another file, and has been given back to that file.
+    PutBack,
+    /// The name belonged to another file. That file has lost the name, because a third file has
+    /// taken it.
+    Displaced,
 }
 
 /// What a name in a directory refers to.

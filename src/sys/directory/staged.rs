@@ -16,7 +16,7 @@ use rustix::io::Errno;
 use crate::sys::random;
 use crate::text::hex;
 
-use super::{unsupported, without_links, Directory, FileId};
+use super::{unsupported, without_links, Directory, FileId, SetAside};
 
 /// The maximum number of private names to try.
 const MAX_NAMES_TRIED: usize = 16;
@@ -183,20 +183,6 @@ impl Drop for PrivateName<'_> {
     fn drop(&mut self) {
         let _ = self.directory.remove(&self.name);
     }
-}
-
-/// The result of [`Directory::remove_if`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SetAside {
-    /// The name belonged to the intended file, and has been removed.
-    Removed,
-    /// There was no file under the name.
-    Missing,
-    /// The name belonged to another file, and has been given back to that file.
-    PutBack,
-    /// The name belonged to another file. That file has lost the name, because a third file has
-    /// taken it.
-    Displaced,
 }
 
 impl Directory {
