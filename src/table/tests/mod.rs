@@ -10,6 +10,7 @@ pub(crate) mod histories;
 mod lasting;
 mod model;
 mod orphans;
+#[cfg(test)]
 mod past_holders;
 mod proofs;
 mod scenarios;
