@@ -27,8 +27,8 @@ use crate::token::Token;
 use introduction::{Introduction, Opening};
 pub(in crate::client) use renewal::Renewal;
 
-/// The maximum length of a reply in bytes, except for the replies to `stats`. They
-/// are a few words each: what sends more is no lock server.
+/// The maximum length of a reply in bytes. Replies are a few words long, so a peer that sends more
+/// is not a lock server. Replies to `stats` have their own limits below.
 const MAX_REPLY_LEN: usize = 4096;
 
 /// The maximum length of a reply about all keys in use, in bytes.
@@ -284,10 +284,10 @@ impl Connection {
         status.filter(|_| self.introduction.abilities.status)
     }
 
-    /// Reads what has arrived, and returns whether that is nothing and the connection is open. Call
-    /// it if the socket is readable although no reply is due: a TLS record without data, such as a
-    /// session ticket, is harmless.
-    pub(super) fn reads_nothing(&mut self) -> bool {
+    /// Reads from a socket that is readable although no reply is due. Returns `true` if the
+    /// connection is open and no data has arrived. That happens with TLS: a record such as a
+    /// session ticket has no data.
+    pub(super) fn is_open_and_quiet(&mut self) -> bool {
         self.read_within(Duration::ZERO).is_ok() && self.link.buffer.is_empty()
     }
 
@@ -367,10 +367,10 @@ impl Connection {
         }
     }
 
-    /// Whether grants can outlive a server that refuses connections: the server hands them over
-    /// when it restarts, another server of the cluster takes over, or a proxy before the server
-    /// refuses them while the server keeps the grants.
-    pub(super) fn may_return(&self) -> bool {
+    /// Whether grants may still exist when connections are refused. There are three cases: the
+    /// server is restarting and hands its grants over; another server of the cluster takes over; or
+    /// a proxy refuses the connections, and the server behind it keeps the grants.
+    pub(super) fn grants_may_survive_outage(&self) -> bool {
         self.introduction.abilities.survives_restart || self.outlives_connection()
     }
 
@@ -666,6 +666,6 @@ fn lists_all_keys(request: &Request<'_>) -> bool {
 fn key_of<'a>(request: &Request<'a>) -> Option<&'a str> {
     match request {
         Request::Queues(key) => *key,
-        _ => request.changes(),
+        _ => request.changed_key(),
     }
 }

@@ -203,7 +203,7 @@ impl Granted {
     /// would have to wait for its lease. Blocks for as long as [`Guard::release`].
     pub(crate) fn give_up(self, error: Error) -> Error {
         let is_cut = matches!(error, Error::Closed { .. });
-        if is_cut && self.connection.may_return() {
+        if is_cut && self.connection.grants_may_survive_outage() {
             let _ = release(self);
         }
         error

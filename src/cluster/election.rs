@@ -9,7 +9,7 @@ use log::{error, info};
 use super::etcd::{self, EtcdFailure, Gateway, KeyValue};
 use super::record::Names;
 use super::trouble::Trouble;
-use super::{is_planted, lease_before, Active, ClusterNode, Role, Term, PATIENCE};
+use super::{is_fault_planted, lease_before, Active, ClusterNode, Role, Term, PATIENCE};
 use crate::sys::moment::Moment;
 use crate::text::{host_and_port, Escaped};
 
@@ -190,7 +190,7 @@ impl Candidate {
             pause = ttl / 5;
             match self.gateway.keep_alive(term.lease) {
                 Ok(true) => kept = sent,
-                Ok(false) if is_planted("no-epoch") => {}
+                Ok(false) if is_fault_planted("no-epoch") => {}
                 // This server is stepping down, and has revoked the lease itself.
                 Ok(false) if self.node.state.lock().lease.is_none() => {}
                 Ok(false) => self.node.start_over("the lease of the leader key is over"),

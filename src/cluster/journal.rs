@@ -159,8 +159,9 @@ impl Journal {
         let mut state = self.state.lock();
         state.wants_fences |= round.reserve.is_some();
         match round.changes.last_mut() {
-            // The round also covers later changes, such as a grant and its end that cancelled each
-            // other out. They become certain together with the changes that are put back.
+            // The round may also have taken changes that it need not write, such as a grant and
+            // its end. Their numbers can be higher than the last one in `changes`. So the last one
+            // gets the highest number: then all become certain together.
             Some((number, _)) => *number = round.covers_up_to,
             None => state.note_certain(round.covers_up_to),
         }
@@ -238,7 +239,8 @@ impl Journal {
     /// The caller then tells clients of the promised grants. Returns those of which no client had
     /// been told before.
     pub fn wait_until_certain(&self, promised: &Promised) -> Vec<Fence> {
-        if promised.certainty == Certainty::None || super::is_planted("reply-before-journal") {
+        if promised.certainty == Certainty::None || super::is_fault_planted("reply-before-journal")
+        {
             return Vec::new();
         }
         let mut state = self.state.lock();
@@ -252,8 +254,9 @@ impl Journal {
         } else {
             state.last_change_of(&promised.holders)
         };
-        // The close ends grants of which no client knows, even those that were certain. So after
-        // the close, a holder may have a later change than `change`.
+        // The close adds an end for each grant that no client knows, even if the grant was certain.
+        // If that happened after `change` was read, the holder now has a later change. So look it
+        // up again: a session must never tell of an ended grant.
         let is_uncertain = |state: &mut JournalState| {
             let (certain, succeeded) = state.reliable();
             let is_closed = state.closed.is_some();
@@ -352,8 +355,9 @@ impl JournalState {
     fn note_certain(&mut self, change: u64) {
         if change > self.certain {
             self.certain = change;
-            // The close ends grants of which no client knows. A session that is about to tell its
-            // client of such a grant must find the end here, even when that is certain.
+            // The close ends the grants that no client knows. Keep the numbers of these ends, even
+            // once they are written: a session that is about to tell its client of such a grant
+            // must still see that it has ended.
             let (reliable, _) = self.reliable();
             self.last_changes.retain(|_, number| *number > reliable);
         }
@@ -474,7 +478,8 @@ mod tests {
         }
     }
 
-    /// Tells the client of a grant at once, which must be certain. Returns whether it is news.
+    /// Tells the client of a grant. The grant must be certain already, so this does not block.
+    /// Returns whether the client had not been told before.
     fn tell(journal: &Journal, fence: u64) -> bool {
         !journal
             .wait_until_certain(&promised(fence, Certainty::Journaled))
@@ -648,7 +653,7 @@ mod tests {
     }
 
     #[test]
-    fn a_question_that_is_not_answered_is_answered_by_the_batch() {
+    fn a_batch_also_answers_a_question_that_got_no_answer() {
         let journal = Arc::new(Journal::default());
         record(&journal, &[held(1, 1)]);
         let round = journal.next_round();
@@ -783,7 +788,7 @@ mod tests {
         assert_eq!([fences.next_fence(), fences.next_fence()], [None, None]);
         let round = journal.next_round();
         assert_eq!(round.reserve, Some(100 + 2 * RANGE));
-        // Waiters are owed slots.
+        // `true`: the fences had run out, so the caller must now grant what waiters are owed.
         assert!(journal.finish(&round));
         assert_eq!(fences.next_fence(), Some(100 + RANGE));
     }

@@ -446,6 +446,6 @@ fn first_of<T>(
 
 /// Whether a test has planted this fault, to check that the other tests find it. Always `false` in
 /// a release build.
-fn is_planted(fault: &str) -> bool {
+fn is_fault_planted(fault: &str) -> bool {
     cfg!(debug_assertions) && env::var_os("LATCHD_PLANTED_FAULT").is_some_and(|name| name == fault)
 }

@@ -79,11 +79,11 @@ impl Relay {
         self.stop(Shutdown::Read);
     }
 
-    /// Stops reading from the client, and shuts down the connection to the server as `of_server`
-    /// says. Replies that have arrived from the server are still passed on.
-    fn stop(&self, of_server: Shutdown) {
+    /// Stops reading from the client, and shuts down the connection to the server as
+    /// `server_shutdown` says. Replies that have arrived from the server are still passed on.
+    fn stop(&self, server_shutdown: Shutdown) {
         self.client.shutdown(Shutdown::Read);
-        let _ = self.server.shutdown(of_server);
+        let _ = self.server.shutdown(server_shutdown);
     }
 }
 
@@ -167,13 +167,14 @@ impl ClusterNode {
             if self.is_active() {
                 return self.take_in(client, first, deadline);
             }
-            // An arm without a result looks again: at the role, and then at the next frame.
+            // An arm with `{}` starts the loop again: it checks the role, and then looks at the
+            // next frame.
             match first.meaning_within(client, deadline) {
                 Some(Meaning::Other) => return self.pass_on(client, first, write_timeout),
                 Some(Meaning::Cluster) if self.tell_role(client, &mut first, deadline) => {}
-                // Another server takes this one for the active one. It may be right: the others
-                // learn of a new term before this server has restored the holders of the last one.
-                // So wait for that.
+                // Another server believes that this one is active. It may be right: this server may
+                // have won a new term, and still be restoring the holders of the previous term. So
+                // wait until this server is active.
                 Some(Meaning::Relay) if self.wait_until_active() => {}
                 Some(Meaning::Relay) => {
                     debug!("turned-away peer={client} reason=relay-to-standby");
@@ -340,22 +341,22 @@ struct Direction<'a> {
 
 impl Direction<'_> {
     /// Moves at most one buffer of bytes without blocking, and passes on the end of the stream.
-    /// Returns whether anything has moved. `of_from` and `of_to` are the poll events of the two
-    /// ends. Calls `look_at` with the bytes that were read.
+    /// Returns whether anything has moved. `from_events` and `to_events` are the poll events of the
+    /// two ends. Calls `look_at` with the bytes that were read.
     fn advance(
         &mut self,
-        of_from: PollFlags,
-        of_to: PollFlags,
+        from_events: PollFlags,
+        to_events: PollFlags,
         look_at: impl FnOnce(&[u8]),
     ) -> io::Result<bool> {
         let len = self.unsent.len();
-        // Send only if the socket was reported as writable. The kernel has a little room for more
-        // bytes long before that, even if the client reads nothing. Bytes that went into this room
-        // would make a client that reads nothing look like a slow one.
-        if of_to.intersects(!PollFlags::IN) {
+        // Send only if `to_events` reports the socket as writable or broken. Otherwise, the kernel
+        // may still take a few bytes now and then, even if the client reads nothing. The client
+        // would then look slow instead of stuck, and could escape the write timeout.
+        if to_events.intersects(!PollFlags::IN) {
             self.send()?;
         }
-        let is_readable = of_from.intersects(!PollFlags::OUT);
+        let is_readable = from_events.intersects(!PollFlags::OUT);
         let has_sent = self.unsent.len() != len;
         if self.is_over || !is_readable || !self.unsent.is_empty() {
             return Ok(has_sent);
@@ -436,7 +437,7 @@ fn pump(
     up.unsent = first;
     up.send()?;
     let mut was_woken = false;
-    let (mut of_client, mut of_server) = (PollFlags::IN, PollFlags::IN);
+    let (mut client_events, mut server_events) = (PollFlags::IN, PollFlags::IN);
     loop {
         if is_cut.load(Ordering::SeqCst) {
             // A reply that has arrived may tell the client of a grant, so pass it on. A reply that
@@ -451,8 +452,8 @@ fn pump(
         }
         // Replies come first: if sending to the server fails, they have been passed on.
         let moved = [
-            down.advance(of_server, of_client, |_| {})?,
-            up.advance(of_client, of_server, &mut look_at)?,
+            down.advance(server_events, client_events, |_| {})?,
+            up.advance(client_events, server_events, &mut look_at)?,
         ];
         if down.is_over && up.is_over {
             return Ok(());
@@ -478,16 +479,16 @@ fn pump(
             PollFd::from_borrowed_fd(server, interest(&down, &up)),
         ];
         was_woken = wait_for(&mut polled, deadline)?;
-        [of_client, of_server] = polled.map(|polled| polled.revents());
+        [client_events, server_events] = polled.map(|polled| polled.revents());
     }
 }
 
-/// The events to wait for at one end: `outgoing` reads from this end, and `incoming` sends to it.
-fn interest(outgoing: &Direction<'_>, incoming: &Direction<'_>) -> PollFlags {
+/// The events to wait for at one end. `from_here` reads from this end, and `to_here` sends to it.
+fn interest(from_here: &Direction<'_>, to_here: &Direction<'_>) -> PollFlags {
     let mut flags = PollFlags::empty();
-    let takes_more = !outgoing.is_over && outgoing.unsent.is_empty();
+    let takes_more = !from_here.is_over && from_here.unsent.is_empty();
     flags.set(PollFlags::IN, takes_more);
-    flags.set(PollFlags::OUT, !incoming.unsent.is_empty());
+    flags.set(PollFlags::OUT, !to_here.unsent.is_empty());
     flags
 }
 

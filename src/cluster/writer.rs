@@ -12,7 +12,7 @@ use super::etcd::{self, EtcdFailure, Gateway, TxnAnswer};
 use super::journal::fences_of_grants;
 use super::record::{self, Names};
 use super::trouble::Trouble;
-use super::{is_planted, ClusterNode, Term};
+use super::{is_fault_planted, ClusterNode, Term};
 use crate::arbiter::Arbiter;
 use crate::fence::range::RANGE;
 use crate::fence::source::fence_of_clock;
@@ -124,7 +124,7 @@ impl JournalWriter {
             let name = self.names.holder(bad.token.fence);
             error!("bad-record key={}", Escaped(&name));
         }
-        if is_planted("slow-takeover") {
+        if is_fault_planted("slow-takeover") {
             thread::sleep(Duration::from_secs(3));
         }
         let epoch = self.term.epoch;
@@ -153,7 +153,7 @@ impl JournalWriter {
                     continue;
                 };
                 match record::decode(fence, &found.value) {
-                    Some(_) if is_planted("orphans-dropped") => {}
+                    Some(_) if is_fault_planted("orphans-dropped") => {}
                     Some(record) => records.push(record),
                     None => {
                         let hint = "a newer server may have written it; see latchd-cluster(7)";
@@ -273,10 +273,10 @@ impl JournalWriter {
     ) -> [String; 3] {
         let leader = self.names.leader();
         let mut compare = Vec::new();
-        if !is_planted("no-epoch") {
+        if !is_fault_planted("no-epoch") {
             compare.push(etcd::is_created(&leader, self.term.epoch));
         }
-        if !is_planted("no-batch-number") {
+        if !is_fault_planted("no-batch-number") {
             compare.push(etcd::is_version(&leader, self.term.version));
         }
         let operations = changes.map(|change| self.operation(change));
@@ -287,7 +287,7 @@ impl JournalWriter {
         }
         // Without an operation, a member would answer a question from its own state, which may be
         // outdated.
-        let look_up = if is_planted("question-without-range") {
+        let look_up = if is_fault_planted("question-without-range") {
             String::new()
         } else {
             etcd::look_up(&leader)

@@ -102,7 +102,7 @@ impl SessionRules {
 
     /// Logs that a client has no right to make a request. `command` is how the client made it.
     pub(super) fn log_right_refused(&self, stream: &Stream, command: &[u8], asked: &Request<'_>) {
-        let key = asked.changes().unwrap_or_default().as_bytes();
+        let key = asked.changed_key().unwrap_or_default().as_bytes();
         let asked = format!("command={} key={}", Escaped(command), Escaped(key));
         let (refusals, source) = (&self.right_refusals, stream.source());
         refusals.warn(format_args!("right-refused peer={stream} {asked}"), source);

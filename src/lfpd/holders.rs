@@ -216,7 +216,7 @@ mod tests {
             pid,
             locked_for: LockedFor::AnyProcess,
             seen_at: std::time::SystemTime::now(),
-            is_peers: false,
+            belongs_to_peer: false,
         };
         let locked = files.lock(&device, &holder);
         locked.expect("usable").expect("a free device")

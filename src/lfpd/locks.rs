@@ -89,7 +89,7 @@ impl Locks {
                 None => LockedFor::NoProcess,
             },
             seen_at,
-            is_peers: process.is_some_and(|process| process.is_peers),
+            belongs_to_peer: process.is_some_and(|process| process.belongs_to_peer),
         };
         // Before the turn, so that a long list delays no other request.
         match is_locked_by_program(&device, &holder) {
@@ -177,7 +177,7 @@ impl Locks {
         device: Escaped<'_>,
         pid: u32,
     ) -> bool {
-        if process.is_none_or(|process| process.is_peers) {
+        if process.is_none_or(|process| process.belongs_to_peer) {
             return true;
         }
         let verdict = match self.rules.peer_rule {
@@ -206,7 +206,7 @@ fn is_locked_by_program(device: &Device, holder: &NewHolder) -> io::Result<bool>
     if device.nodes.is_empty() {
         return Ok(false);
     }
-    let asker = holder.is_peers.then_some(holder.pid);
+    let asker = holder.belongs_to_peer.then_some(holder.pid);
     match file_locks::has_other(&device.nodes, asker, Instant::now() + LIST_PATIENCE) {
         Err(error) if error.kind() == io::ErrorKind::TimedOut => Ok(true),
         known => known,

@@ -36,7 +36,7 @@ pub struct NamedProcess {
     pub user: Option<u32>,
     /// Whether the peer may lock for this process: root may lock for every process, and any other
     /// user only for its own.
-    pub is_peers: bool,
+    pub belongs_to_peer: bool,
 }
 
 impl Peer {
@@ -83,14 +83,17 @@ impl Peer {
         }
         let users = process::users(pid);
         let user = users.map(|users| users.real);
-        let is_peers = match self.0 {
+        let belongs_to_peer = match self.0 {
             None => false,
             Some(0) => true,
             Some(peer) => users.is_some_and(|of| peer == of.real || peer == of.effective),
         };
         // If the process has just ended, its users are unknown. So this checks again that the
         // process exists.
-        (is_peers || process::is_process(pid)).then_some(NamedProcess { user, is_peers })
+        (belongs_to_peer || process::is_process(pid)).then_some(NamedProcess {
+            user,
+            belongs_to_peer,
+        })
     }
 }
 
@@ -318,7 +321,10 @@ mod tests {
     #[test]
     fn unknown_and_other_users_may_ask_for_no_process() {
         let pid = std::process::id();
-        let may_ask = |peer: Peer, pid| peer.named_process(pid).map(|process| process.is_peers);
+        let may_ask = |peer: Peer, pid| {
+            peer.named_process(pid)
+                .map(|process| process.belongs_to_peer)
+        };
         assert_eq!(may_ask(Peer(None), pid), Some(false));
         let stranger = Peer(Some(own_user() + 12_345));
         assert_eq!(may_ask(stranger, pid), Some(false));

@@ -98,7 +98,7 @@ pub enum Request<'a> {
 
 impl<'a> Request<'a> {
     /// The key whose holders the request may change; `None` if it changes none.
-    pub fn changes(&self) -> Option<&'a str> {
+    pub fn changed_key(&self) -> Option<&'a str> {
         match *self {
             Request::Acquire(wanted, _) | Request::Enqueue(wanted) => Some(wanted.key),
             Request::Wait { key, .. }

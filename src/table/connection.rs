@@ -180,7 +180,7 @@ impl LockTable {
             self.make_orphan(held, tag, now);
         } else if !self.leave_adopted(held, tag, now) {
             if can_adopt {
-                self.note_dead(held);
+                self.record_dead_token(held);
             }
             self.revoke(held, GrantEnd::Abandoned, now);
         }

@@ -223,9 +223,9 @@ impl LockTable {
         self.lasting = Some(lasting);
     }
 
-    /// Notes that a grant is about to end although its client may believe in it, and may come back
-    /// with its token.
-    pub(super) fn note_dead(&mut self, id: PlaceId) {
+    /// Records that a grant is about to end. Its client may still believe in it, and come back with
+    /// its token after a restart.
+    pub(super) fn record_dead_token(&mut self, id: PlaceId) {
         let (place, lasting) = (&self.places[id], &mut self.lasting);
         if let (Some(lasting), Some((expires_at, fence))) = (lasting, place.lease_end()) {
             // A client that does not know its token cannot come back with it.

@@ -13,8 +13,10 @@
 //!
 //! When a holder or a waiter is removed, [`LockTable::promote`] grants the free slots to waiters.
 //! If enough slots are free for the first waiter, there are only three reasons not to grant them:
-//! the table still settles; there is no fence, or no room under the cap on grants; or many waiters
-//! are due, and the rest of them must wait for the next step.
+//!
+//! - the table still settles: until `settling_until`, it grants only keys that are proved free;
+//! - there is no fence, or the cap on grants is reached;
+//! - this step has granted [`STEP`] claims already, and the next step goes on.
 //!
 //! **Invariant:** nothing in `table/` reads a clock, takes a mutex, touches a socket or writes a
 //! log. No instant passed to the table is earlier than the previous one.
@@ -82,7 +84,8 @@ pub struct LockTable {
     places: Places,
     conns: BTreeMap<ConnId, ConnectionEntry>,
     holders: BTreeMap<Fence, PlaceId>,
-    /// The places of all phase-one entries.
+    /// The places of all phase-one entries: the claims that a connection has enqueued with `e`, but
+    /// for which it has not yet waited with `w`.
     enqueued: BTreeMap<(ConnId, KeyId), PlaceId>,
     /// The holders, sorted by the end of their leases, and then by fence.
     leases: BTreeMap<(Instant, Fence), PlaceId>,
@@ -93,14 +96,15 @@ pub struct LockTable {
     owed: BTreeMap<u64, PlaceId>,
     /// Whether the previous step granted as much as one step may, and waiters are still owed slots.
     must_go_on_granting: bool,
-    /// Nothing is granted until then. `None` once the table has settled.
+    /// Until then, only keys that are proved free are granted. `None` once the table has settled.
     settling_until: Option<Instant>,
-    /// The tags that the clients of orphans gave themselves.
+    /// Orphans are grants without a connection. These are the tags that their clients gave
+    /// themselves.
     orphan_tags: BTreeMap<Fence, Arc<str>>,
     /// The slot numbers in use, for semaphores.
     numbers: Numbers,
     waiter_count: usize,
-    /// How many orphans are kept grants.
+    /// How many orphans are kept grants. Only these count against the cap on kept grants.
     kept_count: usize,
     /// How many keys are in use as semaphores.
     semaphore_count: usize,
@@ -124,7 +128,7 @@ pub struct LockTable {
     lasting: Option<Box<Lasting>>,
     /// Makes tokens that prove their grants, if there is a state file.
     proofs: Option<Box<Proofs>>,
-    /// The connections whose grants have given way to newer ones.
+    /// The connections that lost a grant because a newer grant contradicts it.
     given_way: Vec<ConnId>,
     caps: Caps,
     /// The cap that caused the latest refusal, until [`LockTable::take_cap_reached`] takes it.
@@ -339,11 +343,13 @@ impl LockTable {
         }
     }
 
-    /// Releases a grant. Many clients enqueue, and do not send `w` if they get the grant at once.
-    /// So if the grant belongs to a phase-one entry of `conn`, and its client knows the token, that
-    /// entry ends, too. `status` is the exit status of the work under the grant, if the client
-    /// tells it. Refuses with [`Refusal::NotHeld`] unless `token` belongs to a live holder of `key`
-    /// and the key is used as `kind`.
+    /// Releases a grant. If `conn` enqueued for the grant with `e`, and its client knows the token,
+    /// this also ends the phase-one entry. Many clients never send the `w` that would end it,
+    /// because the reply to `e` was the grant already.
+    ///
+    /// `status` is the exit status of the work under the grant, if the client tells it. Refuses
+    /// with [`Refusal::NotHeld`] unless `token` belongs to a live holder of `key` and the key is
+    /// used as `kind`.
     pub fn release(
         &mut self,
         conn: ConnId,
@@ -358,8 +364,9 @@ impl LockTable {
         if place.conn == conn && place.is_told {
             self.end_phase(holder);
         } else if place.conn != conn && !(place.is_kept && place.conn == ORPHANS) {
-            // A client may believe that it still has the grant.
-            self.note_dead(holder);
+            // The grant's own client may come back with this token after a restart. So record that
+            // the grant has ended.
+            self.record_dead_token(holder);
         }
         self.revoke(holder, GrantEnd::Released(status), now);
         Ok(Answer::Released)
@@ -377,7 +384,7 @@ impl LockTable {
         self.end_due(Scope::Key(key), now);
         let holder = self.find_grant(key, fence)?;
         let conn = self.places[holder].conn;
-        self.note_dead(holder);
+        self.record_dead_token(holder);
         self.revoke(holder, GrantEnd::Broken(operator), now);
         Some(conn)
     }

@@ -173,7 +173,7 @@ impl LockTable {
     /// Ends a grant that a newer one contradicts.
     fn give_way(&mut self, id: PlaceId, now: Instant) {
         let conn = self.places[id].conn;
-        self.note_dead(id);
+        self.record_dead_token(id);
         if let (Some(proofs), Some(fence)) = (&mut self.proofs, self.places[id].fence()) {
             // It does not prove that the key is free.
             proofs.came_back.remove(&fence);
@@ -182,7 +182,7 @@ impl LockTable {
         self.given_way.push(conn);
     }
 
-    /// Takes the connections whose grants have given way to newer ones.
+    /// Takes the connections that lost a grant because a newer grant contradicts it.
     pub fn take_given_way(&mut self) -> Vec<ConnId> {
         std::mem::take(&mut self.given_way)
     }

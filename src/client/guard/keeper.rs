@@ -222,7 +222,7 @@ impl Keeper {
         let Some(sent_at) = self.phase.sent_at() else {
             // No reply is due, so this is the end of the stream, or an error, or a TLS record
             // without data.
-            if !self.held.connection.reads_nothing() {
+            if !self.held.connection.is_open_and_quiet() {
                 self.cut();
             }
             return Ok(());

@@ -92,7 +92,7 @@ impl<'a> Outbox<'a> {
         let Some(state) = self.unwritten_state() else {
             return;
         };
-        let Some(key) = request.changes() else {
+        let Some(key) = request.changed_key() else {
             return;
         };
         let is_keep = matches!(request, Request::Keep { .. });

@@ -267,7 +267,7 @@ impl Grants {
         outbox: &mut Outbox<'_>,
     ) -> Result<Reply, Ending> {
         let reply = self.carry_out(request, seat, outbox)?;
-        let (Reply::Granted(grant), Some(key)) = (&reply, request.changes()) else {
+        let (Reply::Granted(grant), Some(key)) = (&reply, request.changed_key()) else {
             return Ok(reply);
         };
         // All that operators will see of the client.

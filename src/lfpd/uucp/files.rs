@@ -57,7 +57,7 @@ impl SerialLockFiles {
     /// not get its turn within [`PATIENCE`].
     pub fn lock(&self, device: &Device, holder: &NewHolder) -> io::Result<Option<DeviceLock>> {
         let locked = self.in_turn(|directory| {
-            let judge = Judge::new(directory, holder.is_peers.then_some(holder.pid));
+            let judge = Judge::new(directory, holder.belongs_to_peer.then_some(holder.pid));
             if self.is_locked_elsewhere(&judge, directory, device)? {
                 return Ok(None);
             }
@@ -87,15 +87,20 @@ impl SerialLockFiles {
     }
 
     /// Removes the locks on `device` that the process `pid` holds, and those of dead processes,
-    /// each under all of its names. If `pid` made one of its locks by this path, only that one of
-    /// its locks is removed: the path may have led to another device before, which `pid` still
-    /// holds. Returns false if there was no lock to remove, or if another process holds the device
-    /// and `pid` does not, or if this request does not get its turn within [`PATIENCE`].
+    /// each under all of its names. Returns false if there was no lock to remove, or if another
+    /// process holds the device and `pid` does not, or if this request does not get its turn within
+    /// [`PATIENCE`].
     ///
-    /// `may_unlock` says whether the caller may unlock for the process that has the number `pid` at
-    /// that moment. While this call waits for its turn, the number may pass to another process,
-    /// which then counts as another holder. Calls `forget` before the turn ends, because inode
-    /// numbers are reused.
+    /// `pid` may have several locks here. If one of them was made by this path, only that one is
+    /// removed. The path may have led to another device then, so the others may be locks that `pid`
+    /// made by other paths, on the device to which this path leads now.
+    ///
+    /// `may_unlock` checks the process that has the number `pid` now. It is called late, after the
+    /// wait for the turn, because another process may have got the number meanwhile. If it returns
+    /// false, the locks of `pid` count as locks of another process.
+    ///
+    /// Calls `forget` with the removed files while it still has the turn. After the turn, a new
+    /// lock may get the same inode number.
     pub fn unlock(
         &self,
         device: &Device,
@@ -106,8 +111,8 @@ impl SerialLockFiles {
         let unlocked = self.in_turn(|directory| {
             let (removable, is_held) = removable(directory, device, pid, may_unlock)?;
             let removed = remove_each(directory, removable)?;
-            let is_pids = |file: &LockFile| file.named == Named::Process(pid);
-            if is_held && !removed.iter().any(is_pids) {
+            let belongs_to_pid = |file: &LockFile| file.named == Named::Process(pid);
+            if is_held && !removed.iter().any(belongs_to_pid) {
                 // A dead process held the device under one name, but a living process holds it
                 // under another.
                 return Ok(false);
@@ -210,15 +215,15 @@ fn removable(
 ) -> io::Result<(Vec<NamedFile>, bool)> {
     let judge = Judge::new(directory, None);
     let files = files_in(directory, &device.written);
-    let is_pids = |file: &LockFile| file.named == Named::Process(pid);
+    let belongs_to_pid = |file: &LockFile| file.named == Named::Process(pid);
     let by_path = files.iter().find(|(name, file)| {
         let is_path = device.full.first().is_some_and(|full| full == name);
-        is_path && is_pids(file) && !judge.is_stale(name, file)
+        is_path && belongs_to_pid(file) && !judge.is_stale(name, file)
     });
     let (mut removable, mut is_held) = (Vec::new(), false);
     for (name, file) in &files {
         let is_stale = judge.is_stale(name, file);
-        if !is_stale && !is_pids(file) {
+        if !is_stale && !belongs_to_pid(file) {
             is_held = true;
             continue;
         }
@@ -338,7 +343,7 @@ mod tests {
             pid,
             locked_for: LockedFor::AnyProcess,
             seen_at: SystemTime::now(),
-            is_peers: false,
+            belongs_to_peer: false,
         }
     }
 
@@ -442,7 +447,7 @@ mod tests {
     /// Locks as a process that asks for itself.
     fn lock_own(host: &Host, path: &str) -> bool {
         let holder = NewHolder {
-            is_peers: true,
+            belongs_to_peer: true,
             ..holder(own_pid())
         };
         let locked = host.files.lock(&host.device(path), &holder);
@@ -751,7 +756,8 @@ mod tests {
         host.lock("/dev/ttyUSB1", own_pid()).expect("free");
         assert!(host.unlock("/dev/gps", own_pid()));
         assert_eq!(host.own_files(), ["LCK..ttyUSB1"]);
-        // No lock was taken as /dev/gps: then it is another path to the device.
+        // Now no lock is left that was made by the path /dev/gps. So /dev/gps is only another path
+        // to ttyUSB1, and unlocks it.
         assert!(host.unlock("/dev/gps", own_pid()));
         assert!(host.own_files().is_empty());
     }
@@ -782,7 +788,8 @@ mod tests {
         host.lock("/dev/usb/tts/0", own_pid()).expect("free");
         assert!(!host.unlock("/dev/pts/0", own_pid()));
         assert_eq!(host.own_files(), ["LCK..0", "LCK..usb_tts_0"]);
-        // By a link to the device, or with the link that it was locked by gone, it is that device.
+        // A link to the device unlocks it. So does the link by which it was locked, even if that
+        // link has gone.
         make_searchable(host.root.path(), "dev/by-id");
         symlink("../usb/tts/0", host.at("dev/by-id/x")).expect("a link");
         assert!(host.unlock("/dev/by-id/x", own_pid()));
@@ -827,8 +834,9 @@ mod tests {
         assert_eq!(done, Some(vec![(0, 0), (1, 0), (2, 0), (3, 0), (0, 1)]));
     }
 
-    /// The order in which four requests are carried out that came one after the other, the first of
-    /// them once more. `None` if one of them gave up.
+    /// Starts four threads, one after another, that make one request each. The first one makes a
+    /// second request as soon as its first one is done. Returns the order in which the five are
+    /// carried out; `None` if one gave up.
     fn order_of_waiting_requests() -> Option<Vec<(usize, usize)>> {
         let host = Host::new();
         let done = Mutex::new(Vec::new());
@@ -903,12 +911,12 @@ mod tests {
         const COUNT: usize = 6;
         // A machine that is busy can make a round late. Were the wait for the turn not counted, the
         // last ones would be refused in every round.
-        assert!((0..5).any(|_| all_lock_beside_a_user_who_does_so(KEPT, COUNT)));
+        assert!((0..5).any(|_| all_lock_despite_a_user_who_keeps_locking(KEPT, COUNT)));
     }
 
     /// Whether `count` threads lock a device each, beside a user who keeps the directory locked for
     /// `kept` at a time.
-    fn all_lock_beside_a_user_who_does_so(kept: Duration, count: usize) -> bool {
+    fn all_lock_despite_a_user_who_keeps_locking(kept: Duration, count: usize) -> bool {
         let host = Host::new();
         let theirs = Directory::open(&host.at("own")).expect("a directory");
         let is_theirs = |patience| lock_within(&theirs, patience).expect("lockable");

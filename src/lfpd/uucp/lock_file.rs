@@ -45,7 +45,7 @@ pub struct NewHolder {
     /// When the process was looked at. This becomes the lock file's modification time.
     pub seen_at: SystemTime,
     /// Whether the process belongs to the client's user, or that user is root.
-    pub is_peers: bool,
+    pub belongs_to_peer: bool,
 }
 
 /// A lock that we have made on a device: its names, each with its file. All names have the same
@@ -411,7 +411,7 @@ mod tests {
                 pid: 1234,
                 locked_for: LockedFor::AnyProcess,
                 seen_at: SystemTime::now(),
-                is_peers: false,
+                belongs_to_peer: false,
             };
             let make = || {
                 let staged = StagedFile::private(directory, &PRIVATE_NAMES, MODE)?;

@@ -109,8 +109,9 @@ impl Keeper {
                 self.send(Moment::now())
             }
             Err(error) => {
-                let may_return = connection.may_return() || self.phase.silent().is_some();
-                if self.attempts.failed(&error) && !may_return {
+                let grants_may_survive_outage =
+                    connection.grants_may_survive_outage() || self.phase.silent().is_some();
+                if self.attempts.failed(&error) && !grants_may_survive_outage {
                     return Err(Loss::Closed);
                 }
                 self.attempts.pause();
@@ -177,7 +178,9 @@ impl Keeper {
             let within = Attempts::time_for_one(Moment::NEVER);
             match connection.reconnect(within) {
                 Ok(()) => attempts.connected(),
-                Err(error) if attempts.failed(&error) && !connection.may_return() => {
+                Err(error)
+                    if attempts.failed(&error) && !connection.grants_may_survive_outage() =>
+                {
                     return Err(Error::Lost(self.held.asked(), Loss::Closed));
                 }
                 Err(error) => return Err(error),
