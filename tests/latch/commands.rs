@@ -645,7 +645,7 @@ fn a_failure_names_what_is_missing_and_the_server() {
         (&["reserve", "k"], "missing --for"),
         (
             &[],
-            "run, hold, wait, acquire, reserve, renew, release, stats, status, break, ping, fence-check",
+            "hold, wait, acquire, reserve, renew, release, stats, status, history, break, ping, fence-check",
         ),
         (
             &["run", "k", "--server", "/nowhere/at/all", "--", "true"],

@@ -111,15 +111,15 @@ impl SerialLockFiles {
         let unlocked = self.in_turn(|directory| {
             let (removable, is_held) = removable(directory, device, pid, may_unlock)?;
             let removed = remove_each(directory, removable)?;
-            let belongs_to_pid = |file: &LockFile| file.named == Named::Process(pid);
-            if is_held && !removed.iter().any(belongs_to_pid) {
-                // A dead process held the device under one name, but a living process holds it
-                // under another.
-                return Ok(false);
-            }
             let ids: Vec<FileId> = removed.iter().map(|file| file.id).collect();
             forget(&ids);
-            Ok(!ids.is_empty())
+            let belongs_to_pid = |file: &LockFile| file.named == Named::Process(pid);
+            if is_held {
+                // A dead process may have held the device under one name, while a living process
+                // holds it under another.
+                return Ok(removed.iter().any(belongs_to_pid));
+            }
+            Ok(!removed.is_empty())
         })?;
         Ok(unlocked.unwrap_or(false))
     }
