@@ -157,9 +157,11 @@ impl Asking {
         }
     }
 
-    /// Whether it is no failure that the target was not granted in time.
+    /// Whether it is no failure that the target was not granted in time. A server that has just
+    /// restarted grants nothing, although perhaps nobody does the work.
     fn is_fine(&self, target: &Target) -> bool {
-        self.busy_ok.allows(|| target.held_for())
+        let is_restarting = || target.is_free_but_not_granted_yet();
+        self.busy_ok.allows(|| target.held_for()) && !is_restarting()
     }
 
     /// The failure of a claim that was not granted in time.

@@ -227,6 +227,17 @@ impl Target {
         Some(first.map_or(Duration::ZERO, |holder| holder.party.age))
     }
 
+    /// Whether nobody is known to hold the key, and the server only does not grant it yet because
+    /// it has just restarted.
+    pub(super) fn is_free_but_not_granted_yet(&self) -> bool {
+        let asked = self
+            .client
+            .ask(self.server(), |connection| connection.prospects(&self.key));
+        asked.is_ok_and(|(queue, settling)| {
+            !settling.is_zero() && queue.is_none_or(|queue| queue.holders.is_empty())
+        })
+    }
+
     /// Why a claim with this kind and limit is refused: how the key is in use now, if the server
     /// tells it.
     fn mismatch(&self, error: &Error) -> String {

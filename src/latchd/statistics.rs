@@ -114,6 +114,11 @@ impl StatisticsSource<'_> {
     /// The server's counters, and its oldest waits and holds.
     pub(super) fn counters(&self) -> (Figures, Oldest) {
         let oldest = self.oldest();
+        let (mut expected, at) = self.arbiter.expected();
+        // Clients tell the active server how their work has ended.
+        if self.node.is_some_and(|node| !node.is_active()) {
+            expected.clear();
+        }
         let (connection_count, snapshot) = self.arbiter.counters();
         let figures = Figures::new(
             connection_count,
@@ -122,7 +127,7 @@ impl StatisticsSource<'_> {
             self.worst_case,
             &snapshot,
             &oldest,
-            &self.arbiter.expected(),
+            &(expected, at),
         );
         (figures, oldest)
     }

@@ -99,9 +99,13 @@ impl Tokens {
     /// it had.
     pub(super) fn log_rights(&self) {
         let accepted = self.accepted.read();
-        if let (Some(file), 1..) = (&self.file, limited_count(&accepted)) {
+        let Some(file) = &self.file else {
+            return;
+        };
+        if limited_count(&accepted) > 0 {
             log_read(file, &accepted);
         }
+        warn_of_blanks(file, &accepted);
     }
 
     /// Reads the file again, if there is one. If that fails, the old tokens stay. Connections that
@@ -113,6 +117,7 @@ impl Tokens {
         match self.read_later(file) {
             Ok(tokens) => {
                 log_read(file, &tokens);
+                warn_of_blanks(file, &tokens);
                 *self.accepted.write() = tokens;
             }
             Err(why) => warn!("token-kept error={}", Escaped(why.as_bytes())),
@@ -169,6 +174,18 @@ impl TokenUse {
 fn log_read(file: &Path, tokens: &[AcceptedToken]) {
     let (path, count, limited) = (Escaped::path(file), tokens.len(), limited_count(tokens));
     info!("token-read path={path} count={count} limited={limited}");
+}
+
+/// Warns of tokens with blanks in them: the words behind the first one may be misspelt rights.
+fn warn_of_blanks(file: &Path, tokens: &[AcceptedToken]) {
+    let has_blanks = |it: &&AcceptedToken| it.token.iter().any(u8::is_ascii_whitespace);
+    let (path, count) = (
+        Escaped::path(file),
+        tokens.iter().filter(has_blanks).count(),
+    );
+    if count > 0 {
+        warn!("token-with-blanks path={path} count={count}");
+    }
 }
 
 fn limited_count(tokens: &[AcceptedToken]) -> usize {

@@ -157,6 +157,8 @@ impl LockTable {
         }
         self.places[place].is_unprovable = self.lacks_proof(place);
         self.places[place].is_kept = record.is_kept;
+        // The work under a kept grant has ended. The earlier server may have known the status.
+        self.places[place].is_past = record.is_kept;
         self.kept_count += usize::from(record.is_kept);
         if let Some(tag) = &record.tag {
             self.orphan_tags.insert(fence, Arc::clone(tag));

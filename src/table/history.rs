@@ -9,7 +9,7 @@ use std::ops::Bound;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::events::{ClaimEvent, Fate, GrantEnd};
+use super::events::{ClaimEvent, Fate};
 use super::names::Key;
 use super::LockTable;
 use crate::token::Fence;
@@ -150,13 +150,6 @@ impl LockTable {
             self.make_room_for_history();
             self.mark_history(&event.key, true);
         }
-        let fate = match event.fate {
-            // The client of a kept grant asked for it to end at this time.
-            Fate::Ended(GrantEnd::Expired) if !event.is_alarming => {
-                Fate::Ended(GrantEnd::Released(None))
-            }
-            fate => fate,
-        };
         let ring = self.histories.rings.entry(event.key.clone()).or_default();
         ring.add(PastHolder {
             fence,
@@ -164,7 +157,7 @@ impl LockTable {
             waited: event.waited,
             held: event.lasted,
             ended_at: now,
-            fate,
+            fate: event.fate,
         });
     }
 

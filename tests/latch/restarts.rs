@@ -283,6 +283,12 @@ fn after_a_crash_a_command_says_when_grants_begin() {
     let tried = run(&second, &["run", "k", "-n", "--", "true"]);
     let expected = "not granted at once: the server has just restarted, grants begin in ";
     assert!(text(&tried.stderr).contains(expected), "{tried:?}");
+    // Nobody holds the lock, so the job must not be skipped in silence.
+    for busy_ok in ["--busy-ok", "--busy-ok=1h"] {
+        let tried = run(&second, &["run", "k", "-n", busy_ok, "--", "true"]);
+        assert_eq!(tried.status.code(), Some(75), "{busy_ok}");
+        assert!(text(&tried.stderr).contains(expected), "{tried:?}");
+    }
     let mut waiting = latch(&second, &["run", "k", "-v", "--", "true"]);
     let mut waiting = Latch::start(waiting.stdout(Stdio::null()).stderr(Stdio::piped()));
     let stderr = waiting.stderr.take().expect("piped");

@@ -135,10 +135,7 @@ fn a_kept_grant_is_past_once_its_status_is_told_and_only_once() {
     world.advance(secs(60));
     world.expire();
     world.remember();
-    assert_eq!(
-        world.past("k"),
-        ["Kept(0) 0 2", "Ended(Released(None)) 0 60"]
-    );
+    assert_eq!(world.past("k"), ["Kept(0) 0 2", "Ended(Expired) 0 60"]);
 
     // A client that adopts it has work of its own under it.
     let token = world.held(1, "k");
