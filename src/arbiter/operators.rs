@@ -96,6 +96,15 @@ impl Arbiter {
         }
     }
 
+    /// Begins the time of each expectation anew: see [`LockTable::expect_anew`].
+    ///
+    /// [`LockTable::expect_anew`]: crate::table::LockTable::expect_anew
+    #[cfg(feature = "cluster")]
+    pub fn expect_anew(&self) {
+        let (mut visit, now) = self.visit(Scope::Nothing);
+        visit.table.expect_anew(now);
+    }
+
     /// The past holders of a key; `None` if none are remembered.
     pub fn history(&self, key: &str) -> Option<KeyHistory> {
         let (visit, now) = self.visit(Scope::Key(key));

@@ -124,6 +124,7 @@ impl JournalWriter {
             let name = self.names.holder(bad.token.fence);
             error!("bad-record key={}", Escaped(&name));
         }
+        self.arbiter.expect_anew();
         if is_fault_planted("slow-takeover") {
             thread::sleep(Duration::from_secs(3));
         }

@@ -139,6 +139,16 @@ impl LockTable {
         self.histories.expected_count += usize::from(before.is_none());
     }
 
+    /// Begins the time of each expectation anew. A server that becomes active does not know what
+    /// clients have told the server before it.
+    #[cfg(feature = "cluster")]
+    pub fn expect_anew(&mut self, now: Instant) {
+        let rings = self.histories.rings.values_mut();
+        for expected in rings.filter_map(|ring| ring.expected.as_mut()) {
+            (expected.since, expected.has_succeeded) = (now, false);
+        }
+    }
+
     /// Remembers the holder of an event, if the event is [meant for that](ClaimEvent::is_past).
     /// `tag` is the tag that its client gave itself. If there are too many keys with a history, the
     /// one that has not been used for longest loses it.

@@ -220,3 +220,17 @@ fn a_history_needs_no_more_memory_than_is_counted() {
     let len = holders + entry + 256 + OVERHEAD;
     assert!(len as u64 <= PER_HISTORY, "{len}");
 }
+
+#[cfg(feature = "cluster")]
+#[test]
+fn a_server_that_becomes_active_expects_a_success_anew() {
+    let mut world = World::new();
+    world.table.expect("k", secs(60), world.now);
+    world.advance(secs(61));
+    let is_overdue = |world: &World| world.table.expected()[0].1.is_overdue(world.now);
+    assert!(is_overdue(&world));
+    world.table.expect_anew(world.now);
+    assert!(!is_overdue(&world));
+    world.advance(secs(61));
+    assert!(is_overdue(&world));
+}
