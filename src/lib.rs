@@ -103,7 +103,8 @@
 //! - *settle*: grant nothing after a crash, until the leases of unknown clients have ended.
 //! - *proof*: a token and what was granted, by which a client brings its grant back after a crash.
 //! - *record*: a holder as text, in a file or in etcd.
-//! - *round*: a transaction that writes changes of holders to etcd.
+//! - *round*: a transaction that writes changes of holders to etcd, or asks whether this server is
+//!   still active.
 //! - *promise*: what a reply says of a holder.
 //! - *certainty*: what must be known before a reply with a promise may be sent.
 //! - *drain*: refuse new claims, and wait for the holders before the server ends.

@@ -97,6 +97,7 @@ pub struct Connection {
     reached: Address,
     settings: Settings,
     link: ServerLink,
+    /// What both sides have said of themselves. A stream opens with this and the auth token.
     pub(super) introduction: Introduction,
     /// The abilities that the claims over this connection need.
     pub(super) needs: Abilities,
@@ -104,8 +105,8 @@ pub struct Connection {
     key: Option<String>,
     /// The maximum length of the reply to the latest request, in bytes.
     max_reply_len: usize,
-    /// Whether a secret was sent to the server, which may repeat it in any reply.
-    knows_secret: bool,
+    /// Whether a secret was sent. Any later reply may repeat it, so none of them may be shown.
+    has_sent_secret: bool,
     /// Each of these cancels a request that waits for its reply.
     pub(super) cancelled_by: Vec<Event>,
 }
@@ -139,9 +140,9 @@ impl Connection {
         Connection::open_within(server, settings, settings.connect_timeout, 0)
     }
 
-    /// Connects in the same way as [`Connection::open`], for at most `within`. A server that is
-    /// reached gets only its share of the time that is left, so that `servers_left` more can be
-    /// asked.
+    /// Connects in the same way as [`Connection::open`], for at most `within`. The time that is
+    /// left after connecting is divided among this server and `servers_left` others, so that each
+    /// can be asked in turn.
     pub(super) fn open_within(
         server: &Address,
         settings: &Settings,
@@ -178,7 +179,7 @@ impl Connection {
             needs: Abilities::default(),
             key: None,
             max_reply_len: 0,
-            knows_secret: false,
+            has_sent_secret: false,
             cancelled_by: Vec::new(),
         }
     }
@@ -284,9 +285,9 @@ impl Connection {
         status.filter(|_| self.introduction.abilities.status)
     }
 
-    /// Reads from a socket that is readable although no reply is due. Returns `true` if the
-    /// connection is open and no data has arrived. That happens with TLS: a record such as a
-    /// session ticket has no data.
+    /// Reads what has arrived. Call this if the socket is readable although no reply is due.
+    /// Returns `true` if the connection is open and there was no data, only a TLS record such as a
+    /// session ticket.
     pub(super) fn is_open_and_quiet(&mut self) -> bool {
         self.read_within(Duration::ZERO).is_ok() && self.link.buffer.is_empty()
     }
@@ -371,12 +372,12 @@ impl Connection {
     /// server is restarting and hands its grants over; another server of the cluster takes over; or
     /// a proxy refuses the connections, and the server behind it keeps the grants.
     pub(super) fn grants_may_survive_outage(&self) -> bool {
-        self.introduction.abilities.survives_restart || self.outlives_connection()
+        self.introduction.abilities.survives_restart || self.grants_may_outlive_connection()
     }
 
     /// Whether a grant can live on although its connection has ended and no client releases it: the
     /// server keeps it, or the next server of the cluster has it on record.
-    pub(super) fn outlives_connection(&self) -> bool {
+    pub(super) fn grants_may_outlive_connection(&self) -> bool {
         self.introduction.abilities.lingers || self.server.other_count() > 0
     }
 
@@ -450,13 +451,14 @@ impl Connection {
     }
 
     fn send(&mut self, request: &Request<'_>, within: Duration) -> Result<(), Error> {
-        // A refusal of the connection can arrive before the first request. It counts as the reply.
+        // Before the first reply, what has arrived may be a refusal of the connection. That counts
+        // as the reply.
         if self.link.has_answered {
             self.check_unasked()?;
         }
         let mut text = mem::take(&mut self.link.opening);
         self.key = key_of(request).map(str::to_owned);
-        self.knows_secret |= request.has_secret();
+        self.has_sent_secret |= request.has_secret();
         self.max_reply_len = match request {
             _ if lists_all_keys(request) => MAX_STATS_LEN,
             Request::Queues(_) | Request::Counters => MAX_QUEUE_LEN,

@@ -233,7 +233,7 @@ impl Guard {
         let grant = held.grant;
         let shared = Arc::new(Shared::new(held.asked_at, grant.lease)?);
         let asked = held.asked();
-        let outlives_connection = held.connection.outlives_connection();
+        let outlives_connection = held.connection.grants_may_outlive_connection();
         let keeper = Keeper::new(held, Arc::clone(&shared))?;
         let thread = thread::Builder::new()
             .name("keeper".into())

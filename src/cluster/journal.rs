@@ -51,9 +51,10 @@ struct JournalState {
     recorded: u64,
     /// All changes up to this number are certain.
     certain: u64,
-    /// Maps each holder to the number of its latest change. A change on which sessions may rely is
-    /// left out.
+    /// Maps each holder to the number of its latest change, until sessions may rely on that
+    /// change.
     last_changes: BTreeMap<Fence, u64>,
+    /// The grants of which no client has been told yet.
     untold: Untold,
     rounds: Rounds,
     /// The fences that are reserved in etcd.
@@ -159,9 +160,9 @@ impl Journal {
         let mut state = self.state.lock();
         state.wants_fences |= round.reserve.is_some();
         match round.changes.last_mut() {
-            // The round may also have taken changes that it need not write, such as a grant and
-            // its end. Their numbers can be higher than the last one in `changes`. So the last one
-            // gets the highest number: then all become certain together.
+            // The round may also cover changes that it did not need to write, such as a grant and
+            // its end, with higher numbers than the last of `changes`. That one gets the highest
+            // number of the round, so that those changes become certain with it.
             Some((number, _)) => *number = round.covers_up_to,
             None => state.note_certain(round.covers_up_to),
         }
@@ -254,9 +255,9 @@ impl Journal {
         } else {
             state.last_change_of(&promised.holders)
         };
-        // The close adds an end for each grant that no client knows, even if the grant was certain.
-        // If that happened after `change` was read, the holder now has a later change. So look it
-        // up again: a session must never tell of an ended grant.
+        // The journal may close while this waits. The close ends each grant that no client knows,
+        // even a certain one. So after a close, look up the latest changes of the holders again: a
+        // session must never tell of an ended grant.
         let is_uncertain = |state: &mut JournalState| {
             let (certain, succeeded) = state.reliable();
             let is_closed = state.closed.is_some();

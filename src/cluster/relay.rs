@@ -7,8 +7,9 @@
 //! client with TLS expects the name of this server, and a client on a Unix socket cannot reach
 //! another host.
 //!
-//! Some clients can adopt their grants over a new connection. A standby that stops cuts off only
-//! these clients, so it watches for their `hello`.
+//! A standby that stops cuts off the clients that can adopt their grants over a new connection,
+//! because they lose nothing by it. It lets the others go on. The `hello` of a client tells which
+//! kind it is.
 
 use std::collections::HashMap;
 use std::io;
@@ -62,6 +63,7 @@ const LAST_PIECES: u32 = 64;
 
 /// A connection that is passed on to the active server.
 struct Relay {
+    /// The number of the term in which that server is active.
     epoch: u64,
     client: Arc<Stream>,
     server: Arc<TcpStream>,
@@ -117,13 +119,13 @@ impl ClusterNode {
                 warn!("cannot-notify error=\"{}\"", reason(&error));
             }
             role = self.wait_for_change(&role, Duration::from_secs(3600));
-            self.end_old();
+            self.end_old_relays();
         }
     }
 
     /// Ends the relays to servers that are no longer active. Ends none while no active server is
     /// known, because the previous one may still be active.
-    fn end_old(&self) {
+    fn end_old_relays(&self) {
         let open = self.relays.open.lock();
         let Some(active) = self.role().active else {
             return;
@@ -276,7 +278,7 @@ impl ClusterNode {
         let (fd, server) = (relay.server.as_raw_fd(), Arc::clone(&relay.server));
         self.relays.open.lock().insert(fd, Arc::clone(&relay));
         // The role may have changed before the relay was registered.
-        self.end_old();
+        self.end_old_relays();
         let pumped = pump(
             client.as_fd(),
             first.into_bytes(),
@@ -403,8 +405,9 @@ impl Direction<'_> {
 /// client's for at most [`CLOSING_TIME`].
 ///
 /// Fails with [`io::ErrorKind::TimedOut`] if the client does not read for `write_timeout` (`None`:
-/// no limit). The active server cannot end such a connection: this function would not see that,
-/// because it reads nothing from the server until the client has taken the earlier bytes.
+/// no limit). Without this limit, such a relay could last for ever: if the active server closed the
+/// connection, this function would not see it, because it reads nothing from the server until the
+/// client has taken the earlier bytes.
 ///
 /// To cut the relay, set `is_cut` and shut down the ends for reading. This function then passes on
 /// the replies that have arrived from the server, as far as the client takes them at once. Then it
@@ -441,7 +444,8 @@ fn pump(
     loop {
         if is_cut.load(Ordering::SeqCst) {
             // A reply that has arrived may tell the client of a grant, so pass it on. A reply that
-            // arrives between this and the reset is lost, so reset at once.
+            // arrives between this and the reset is lost, so reset at once. To connect a TCP socket
+            // to no address resets its connection.
             for _ in 0..LAST_PIECES {
                 if !down.advance(PollFlags::IN, PollFlags::OUT, |_| {})? {
                     break;

@@ -1,5 +1,5 @@
-//! Who holds, who waits and who has enqueued, for every key. Pure: the caller brings the time and
-//! the tokens.
+//! Who holds and who waits, for every key, and which claims were enqueued in two phases. Pure: the
+//! caller brings the time and the tokens.
 //!
 //! A claim takes a number of slots of a key: its weight. An exclusive lock takes all slots of its
 //! key, and a shared lock takes one, so locks and semaphores use the same code. The first waiter is
@@ -14,7 +14,8 @@
 //! When a holder or a waiter is removed, [`LockTable::promote`] grants the free slots to waiters.
 //! If enough slots are free for the first waiter, there are only three reasons not to grant them:
 //!
-//! - the table still settles: until `settling_until`, it grants only keys that are proved free;
+//! - the table still settles: until `settling_until`, it grants only keys that are proved free,
+//!   that is, keys that no client of the server before it can still hold;
 //! - there is no fence, or the cap on grants is reached;
 //! - this step has granted [`STEP`] claims already, and the next step goes on.
 //!
@@ -98,8 +99,8 @@ pub struct LockTable {
     must_go_on_granting: bool,
     /// Until then, only keys that are proved free are granted. `None` once the table has settled.
     settling_until: Option<Instant>,
-    /// Orphans are grants without a connection. These are the tags that their clients gave
-    /// themselves.
+    /// The tag of each orphan, which is a grant without a connection: the name that its client gave
+    /// itself.
     orphan_tags: BTreeMap<Fence, Arc<str>>,
     /// The slot numbers in use, for semaphores.
     numbers: Numbers,
@@ -128,7 +129,7 @@ pub struct LockTable {
     lasting: Option<Box<Lasting>>,
     /// Makes tokens that prove their grants, if there is a state file.
     proofs: Option<Box<Proofs>>,
-    /// The connections that lost a grant because a newer grant contradicts it.
+    /// The connections that lost a grant because a client has proved a newer grant of its slots.
     given_way: Vec<ConnId>,
     caps: Caps,
     /// The cap that caused the latest refusal, until [`LockTable::take_cap_reached`] takes it.
@@ -185,8 +186,8 @@ impl LockTable {
     ///   [`Refusal::NoToken`] while any waiter is owed slots, [`Refusal::MaxLocks`] at the cap on
     ///   keys, [`Refusal::NoToken`] if there is no fence;
     /// - if the claim would wait: [`Refusal::MaxWaiters`] at the claim's own maximum, the cap for
-    ///   one key, or the cap for all keys; [`Refusal::MaxLocks`] at the cap on keys. A claim waits
-    ///   for an unknown key only while the table settles.
+    ///   one key, or the cap for all keys; [`Refusal::MaxLocks`] at the cap on keys. (A claim
+    ///   can wait for a key that is not in the table yet only while the table settles.)
     pub fn acquire(
         &mut self,
         claimant: Claimant,
@@ -304,9 +305,9 @@ impl LockTable {
     /// Returns the result of a queued claim, or [`Answer::WouldWait`] while it waits. If the grant
     /// is still alive, its lease restarts now. Any answer but `WouldWait` spends the ticket.
     ///
-    /// Does not end expired leases first, because it is called for many tickets in one step. So if
-    /// the grant's lease has run out, the answer is `WouldWait` until another operation ends that
-    /// lease, and then a refusal.
+    /// Does not end expired leases first, because it is called for many tickets in one step. So a
+    /// grant whose lease has run out gives `WouldWait`, and a refusal only once another operation
+    /// has ended the lease.
     pub fn collect(&mut self, ticket: Ticket, now: Instant) -> Result<Answer, Refusal> {
         self.collect_place(ticket.place, now)
     }

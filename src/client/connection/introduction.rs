@@ -84,7 +84,7 @@ impl Connection {
         if let Some(token) = auth_token {
             Request::Auth(token).write(&mut self.link.opening);
             self.link.awaited.push_back(Opening::Auth);
-            self.knows_secret = true;
+            self.has_sent_secret = true;
         }
         self.write_introduction();
     }
@@ -132,7 +132,7 @@ impl Connection {
     /// The error for a reply that does not fit its request. It quotes the reply, unless the reply
     /// may contain a secret.
     pub(super) fn bad_reply(&self, reply: &[u8]) -> Error {
-        let shown = if self.knows_secret {
+        let shown = if self.has_sent_secret {
             b"nonsense"
         } else {
             reply

@@ -26,8 +26,8 @@ pub use super::lock_file::{DeviceLock, NewHolder};
 /// How long a request waits for its turn before it gives up.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// How long a thread waits, for its turn and then for the lock on the directory, before it goes on
-/// without the lock on the directory. Any user who may read the directory can lock it, and keep it
+/// If the wait for the turn and for the lock on the directory takes longer than this in all, a
+/// thread goes on without that lock. Any user who may read the directory can lock it, and keep it
 /// locked.
 const DIRECTORY_PATIENCE: Duration = Duration::from_secs(1);
 
@@ -38,7 +38,7 @@ pub struct SerialLockFiles {
     others: Vec<PathBuf>,
     /// This mutex is taken before the lock on the directory, so that requests run in the order of
     /// their arrival and only one of them polls the directory. The value is how long the next
-    /// request waits for the directory. It is zero after a request has waited in vain.
+    /// request waits for the lock on the directory. It is zero after a request has waited in vain.
     turn: Mutex<Duration>,
 }
 
@@ -91,9 +91,9 @@ impl SerialLockFiles {
     /// process holds the device and `pid` does not, or if this request does not get its turn within
     /// [`PATIENCE`].
     ///
-    /// `pid` may have several locks here. If one of them was made by this path, only that one is
-    /// removed. The path may have led to another device then, so the others may be locks that `pid`
-    /// made by other paths, on the device to which this path leads now.
+    /// `pid` may have several locks here. If it made one of them by this very path, only that one
+    /// is removed, even if the path leads to another device by now. It made the others by other
+    /// paths, and may still need them.
     ///
     /// `may_unlock` checks the process that has the number `pid` now. It is called late, after the
     /// wait for the turn, because another process may have got the number meanwhile. If it returns
@@ -228,8 +228,8 @@ fn removable(
             continue;
         }
         let names = names_of(directory, device, *file)?;
-        let is_of_path = || by_path.is_none_or(|(_, by_path)| by_path.is_of_same_lock(file));
-        if is_stale || (is_of_path() && is_of(device, &names) && may_unlock()) {
+        let may_be_meant = || by_path.is_none_or(|(_, by_path)| by_path.is_of_same_lock(file));
+        if is_stale || (may_be_meant() && is_of(device, &names) && may_unlock()) {
             removable.push((*file, names));
         } else {
             is_held = true;

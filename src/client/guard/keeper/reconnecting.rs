@@ -143,7 +143,7 @@ impl Keeper {
     /// if there is no connection.
     fn end_by(&mut self, order: Order) -> Result<(), Error> {
         let lease_ends_at = self.held.asked_at + self.held.grant.lease;
-        let gives_up_at = if self.held.connection.outlives_connection() {
+        let gives_up_at = if self.held.connection.grants_may_outlive_connection() {
             lease_ends_at
         } else {
             lease_ends_at.min(Moment::now() + RELEASE_TIME)
