@@ -13,6 +13,25 @@ use crate::text::is_unseen;
 /// lacks.
 pub type Foreign = (&'static [&'static str], &'static str);
 
+// Words of servers for what both of ours do in the same way.
+pub const DETACH: &[&str] = &["--daemon", "--daemonize", "--detach", "--background", "-d"];
+pub const FOREGROUND: &[&str] = &[
+    "--foreground",
+    "--nodaemon",
+    "--no-daemon",
+    "-f",
+    "-F",
+    "-n",
+];
+pub const PID_FILE: &[&str] = &["--pidfile", "--pid-file"];
+pub const CONFIG_FILE: &[&str] = &["--config", "--config-file", "--conf", "-c"];
+pub const VERBOSE: Foreign = (
+    &["--verbose", "--log-level", "--loglevel", "-v"],
+    "use --debug, or set RUST_LOG",
+);
+pub const QUIET: Foreign = (&["--quiet", "-q"], "set RUST_LOG=warn");
+pub const SYSLOG: Foreign = (&["--syslog"], "use --log syslog");
+
 /// What to write instead of an option or a command of another program. `command` is the command
 /// that the word follows, or "". `is_short` tells our short options from others: in joined ones,
 /// such as `-nx`, the first that is not ours is looked up.

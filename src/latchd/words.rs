@@ -1,6 +1,8 @@
 //! The options of other servers, which users type for those of `latchd`.
 
-use crate::cli::words::Foreign;
+use crate::cli::words::{
+    Foreign, CONFIG_FILE, DETACH, FOREGROUND, PID_FILE, QUIET, SYSLOG, VERBOSE,
+};
 
 /// Words of other servers, with what to write instead. A single dash counts as two.
 pub(super) const FOREIGN: &[Foreign] = &[
@@ -27,34 +29,24 @@ pub(super) const FOREIGN: &[Foreign] = &[
         "use --auth-token-file PATH",
     ),
     (
-        &["--daemon", "--daemonize", "--detach", "--background", "-d"],
+        DETACH,
         "latchd stays in the foreground; have systemd or another supervisor start it",
     ),
     (
-        &[
-            "--foreground",
-            "--nodaemon",
-            "--no-daemon",
-            "-f",
-            "-F",
-            "-n",
-        ],
+        FOREGROUND,
         "latchd stays in the foreground; leave the option out",
     ),
     (
-        &["--pidfile", "--pid-file"],
+        PID_FILE,
         "latchd writes no such file; a supervisor knows the process",
     ),
     (
-        &["--config", "--config-file", "--conf", "-c"],
+        CONFIG_FILE,
         "latchd reads no such file; use options or LATCHD_ variables",
     ),
-    (
-        &["--verbose", "--log-level", "--loglevel", "-v"],
-        "use --debug, or set RUST_LOG",
-    ),
-    (&["--quiet", "-q"], "set RUST_LOG=warn"),
-    (&["--syslog"], "use --log syslog"),
+    VERBOSE,
+    QUIET,
+    SYSLOG,
     (
         &["--user", "--group", "--chroot", "-u", "-g"],
         "have the supervisor start it as that user",

@@ -9,7 +9,9 @@ use super::peer::PeerRule;
 use crate::cli::arguments::{self, Parsed};
 use crate::cli::rows::{options, Program};
 use crate::cli::values;
-use crate::cli::words::Foreign;
+use crate::cli::words::{
+    Foreign, CONFIG_FILE, DETACH, FOREGROUND, PID_FILE, QUIET, SYSLOG, VERBOSE,
+};
 use crate::log::{self, LogRules, LogTarget, Timestamps};
 
 const LOCK_DIR: &str = "/var/lock";
@@ -95,34 +97,21 @@ const FOREIGN: &[Foreign] = &[
     ),
     (&["--socket", "--unix-socket", "-s"], "use --unix PATH"),
     (
-        &["--daemon", "--daemonize", "--detach", "--background", "-d"],
+        DETACH,
         "lfpd stays in the foreground; have inetd, systemd or another supervisor start it",
     ),
     (
-        &[
-            "--foreground",
-            "--nodaemon",
-            "--no-daemon",
-            "-f",
-            "-F",
-            "-n",
-        ],
+        FOREGROUND,
         "lfpd stays in the foreground; leave the option out",
     ),
     (
-        &["--pidfile", "--pid-file"],
+        PID_FILE,
         "lfpd writes no such file; a supervisor knows the process",
     ),
-    (
-        &["--config", "--config-file", "--conf", "-c"],
-        "lfpd reads no such file; use options",
-    ),
-    (
-        &["--verbose", "--log-level", "--loglevel", "-v"],
-        "use --debug, or set RUST_LOG",
-    ),
-    (&["--quiet", "-q"], "set RUST_LOG=warn"),
-    (&["--syslog"], "use --log syslog"),
+    (CONFIG_FILE, "lfpd reads no such file; use options"),
+    VERBOSE,
+    QUIET,
+    SYSLOG,
     (
         &["--dir", "--directory", "--lock-directory"],
         "use --lock-dir PATH",
