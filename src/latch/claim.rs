@@ -160,8 +160,16 @@ impl Asking {
     /// Whether it is no failure that the target was not granted in time. A server that has just
     /// restarted grants nothing, although perhaps nobody does the work.
     fn is_fine(&self, target: &Target) -> bool {
-        let is_restarting = || target.is_free_but_not_granted_yet();
-        self.busy_ok.allows(|| target.held_for()) && !is_restarting()
+        if self.busy_ok == BusyOk::Never {
+            return false;
+        }
+        let Ok((queue, settling)) = target.prospects() else {
+            return self.busy_ok.allows(|| None);
+        };
+        match queue.as_ref().and_then(|queue| queue.holders.first()) {
+            Some(first) => self.busy_ok.allows(|| Some(first.party.age)),
+            None => settling.is_zero() && self.busy_ok.allows(|| Some(Duration::ZERO)),
+        }
     }
 
     /// The failure of a claim that was not granted in time.

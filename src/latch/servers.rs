@@ -219,23 +219,11 @@ impl Target {
         self.client.queue(&self.key)
     }
 
-    /// For how long the first of the holders has held the key, zero if it is free; `None` if the
-    /// server does not tell.
-    pub(super) fn held_for(&self) -> Option<Duration> {
-        let queue = self.queue().ok()?;
-        let first = queue.as_ref().and_then(|queue| queue.holders.first());
-        Some(first.map_or(Duration::ZERO, |holder| holder.party.age))
-    }
-
-    /// Whether nobody is known to hold the key, and the server only does not grant it yet because
-    /// it has just restarted.
-    pub(super) fn is_free_but_not_granted_yet(&self) -> bool {
-        let asked = self
-            .client
-            .ask(self.server(), |connection| connection.prospects(&self.key));
-        asked.is_ok_and(|(queue, settling)| {
-            !settling.is_zero() && queue.is_none_or(|queue| queue.holders.is_empty())
-        })
+    /// Who holds the key and who waits for it, and for how long the server will grant nothing
+    /// because it has just restarted.
+    pub(super) fn prospects(&self) -> Result<(Option<Queue>, Duration), Error> {
+        self.client
+            .ask(self.server(), |connection| connection.prospects(&self.key))
     }
 
     /// Why a claim with this kind and limit is refused: how the key is in use now, if the server
