@@ -97,17 +97,21 @@ class Clients:
         with self.mutex:
             self.failures.append(what)
 
+    def has_succeeded(self, client, what):
+        """Waits for a latch, which may find no server, or not get its lock in time."""
+        _, said = client.communicate()
+        if client.returncode not in (0, 69, 75):
+            self.fail(f"{what} ended with {client.returncode}: {said.strip()}")
+        return client.returncode == 0
+
     def take_turns(self):
         script = TURN.format(folder=self.folder)
         while not self.is_over:
             turn = self.run(
                 "run", "turn", "--lease", str(SETTLE), "--timeout", "20", "--", "sh", "-c", script
             )
-            _, said = turn.communicate()
-            if turn.returncode == 0:
+            if self.has_succeeded(turn, "a turn"):
                 self.turn_count += 1
-            elif turn.returncode not in (69, 75):
-                self.fail(f"a turn ended with {turn.returncode}: {said.strip()}")
             else:
                 time.sleep(0.2)
 
@@ -122,12 +126,9 @@ class Clients:
             else:
                 options = ["--lease", str(SETTLE), "--at-least", "1h", "--timeout", "20"]
                 client = self.run("run", key, *options, "--", "true")
-            _, said = client.communicate()
-            if client.returncode == 0:
+            if self.has_succeeded(client, key):
                 with self.mutex:
                     self.kept.append(key)
-            elif client.returncode not in (69, 75):
-                self.fail(f"{key} ended with {client.returncode}: {said.strip()}")
             time.sleep(1)
 
     def make_dead(self):

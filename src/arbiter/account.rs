@@ -78,8 +78,7 @@ impl State {
             if let Some(account) = &self.account {
                 account(&told);
             }
-            let tag = told.tag_of_client().cloned();
-            self.table.remember(event, tag, self.now);
+            self.table.remember(event, told.tag_of_client(), self.now);
         }
     }
 }

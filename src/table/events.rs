@@ -55,9 +55,9 @@ impl Fate {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GrantEnd {
     /// A client released the grant with its token, and may have told the exit status of the work
-    /// under it. Or this was a kept grant whose time was over.
+    /// under it.
     Released(Option<u8>),
-    /// The lease ran out.
+    /// The lease ran out, or the time of a kept grant.
     Expired,
     /// The operator on this connection took the slot away.
     Broken(ConnId),

@@ -152,7 +152,7 @@ impl LockTable {
     /// Remembers the holder of an event, if the event is [meant for that](ClaimEvent::is_past).
     /// `tag` is the tag that its client gave itself. If there are too many keys with a history, the
     /// one that has not been used for longest loses it.
-    pub fn remember(&mut self, event: &ClaimEvent, tag: Option<Arc<str>>, now: Instant) {
+    pub fn remember(&mut self, event: &ClaimEvent, tag: Option<&Arc<str>>, now: Instant) {
         let (true, Some(fence)) = (event.is_past, event.fence) else {
             return;
         };
@@ -163,7 +163,7 @@ impl LockTable {
         let ring = self.histories.rings.entry(event.key.clone()).or_default();
         ring.add(PastHolder {
             fence,
-            tag,
+            tag: tag.cloned(),
             waited: event.waited,
             held: event.lasted,
             ended_at: now,

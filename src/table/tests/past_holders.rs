@@ -14,8 +14,9 @@ impl World {
     /// Remembers the events that were noted, as of a client with the tag "t".
     fn remember(&mut self) {
         let events: Vec<ClaimEvent> = self.table.take_events().collect();
+        let tag = Arc::from("t");
         for event in &events {
-            self.table.remember(event, Some("t".into()), self.now);
+            self.table.remember(event, Some(&tag), self.now);
         }
         self.check();
     }
