@@ -92,12 +92,14 @@ fn start(options: &Options, origins: &Origins) -> Result<ExitCode, (u8, String)>
     let inherited = inherited::from_environment(Inherited::listening).map_err(cannot_start)?;
     let inherits = !inherited.is_empty();
     let settings = ServerSettings::new(options, origins, inherits, env::var_os("RUST_LOG"));
-    run(options, settings.map_err(usage)?, inherited).map_err(cannot_start)
+    let settings = settings.map_err(usage)?;
+    let rules = settings.log.clone();
+    let run = |log: &Log| run(options, settings, inherited, log);
+    server::with_log(PROGRAM, &rules, run).map_err(cannot_start)
 }
 
 /// What a server has read and opened before it serves.
 struct Prepared {
-    log: Log,
     signals: EndSignals,
     auth_tokens: Option<Arc<Tokens>>,
     admin_tokens: Option<Arc<Tokens>>,
@@ -115,12 +117,13 @@ fn run(
     options: &Options,
     settings: ServerSettings,
     inherited: Vec<Listener>,
+    log: &Log,
 ) -> Result<ExitCode, String> {
-    let prepared = prepare(options, settings, inherited)?;
+    let prepared = prepare(options, settings, inherited, log)?;
     let listeners = Arc::clone(&prepared.listeners);
     // A server that cannot start must remove the paths of its sockets, too.
     let _clean_up = server::CleanUp(&listeners);
-    serve(options, prepared)
+    serve(options, prepared, log)
 }
 
 /// Opens the files and the sockets that the options name. The sockets come last: a client that can
@@ -129,13 +132,13 @@ fn prepare(
     options: &Options,
     settings: ServerSettings,
     inherited: Vec<Listener>,
+    log: &Log,
 ) -> Result<Prepared, String> {
     server::leave_no_core();
     let signals = server::catch_signals()?;
     let auth = settings.auth.as_ref();
     let [auth_tokens, admin_tokens] = read_tokens(options, auth)?;
     let cluster = settings.cluster.map(ClusterSettings::checked).transpose()?;
-    let log = server::start_log(PROGRAM, &settings.log)?;
     auth_tokens.iter().for_each(|tokens| tokens.log_rights());
     let state = StateFile::lock(options.state_file(), options.settle())?;
     let left = state.as_ref().map_or(Ok(Left::Nothing), |it| it.read())?;
@@ -148,7 +151,7 @@ fn prepare(
     };
     // Up to this point SIGTERM ends the process at once, even while it waits for another server to
     // unlock the fence file.
-    let signals = server::watch_signals(signals, &log, reload)?;
+    let signals = server::watch_signals(signals, log, reload)?;
     let door = Door::bind(settings.http, certificate.as_ref())?;
     let listeners = serve::listen(options, settings.sockets, inherited, certificate)?;
     tell_of_dflockd(&settings.without_effect, settings.read_only_door.as_deref());
@@ -156,7 +159,6 @@ fn prepare(
     variables::warn_of_unknown();
     fences::warn_of_clock(options);
     Ok(Prepared {
-        log,
         signals,
         auth_tokens,
         admin_tokens,
@@ -170,8 +172,8 @@ fn prepare(
 }
 
 /// Serves until it is told to stop.
-fn serve(options: &Options, prepared: Prepared) -> Result<ExitCode, String> {
-    let (log, listeners) = (prepared.log, prepared.listeners);
+fn serve(options: &Options, prepared: Prepared, log: &Log) -> Result<ExitCode, String> {
+    let listeners = prepared.listeners;
     let node = prepared
         .cluster
         .map(|settings| ClusterNode::new(settings, log.clone()));
@@ -246,7 +248,6 @@ fn serve(options: &Options, prepared: Prepared) -> Result<ExitCode, String> {
         }
     };
     node.iter().for_each(|node| node.resign());
-    log.flush();
     Ok(status)
 }
 

@@ -22,7 +22,7 @@ use rustix::stdio;
 use rustix::system::uname;
 
 use crate::cli::arguments::Parsed;
-use crate::log::{LogRules, Throttle};
+use crate::log::{Log, Throttle};
 use crate::net::connections::{Admission, Connections};
 use crate::net::inherited::{self, Inherited};
 use crate::net::listener::{accept_from_all, Listener};
@@ -77,18 +77,18 @@ fn start(options: &Options) -> Result<(), (u8, String)> {
         return Err(usage(reason));
     }
     let log = options.log(std::env::var_os("RUST_LOG")).map_err(usage)?;
-    run(options, &log, source, inherited).map_err(cannot_start)
+    let run = |log: &Log| run(options, log, source, inherited);
+    server::with_log(PROGRAM, &log, run).map_err(cannot_start)
 }
 
 /// Serves until a signal tells the server to stop, or until the only connection ends.
 fn run(
     options: &Options,
-    log: &LogRules,
+    log: &Log,
     source: ConnectionSource,
     inherited: Vec<Inherited>,
 ) -> Result<(), String> {
-    let log = server::start_log(PROGRAM, log)?;
-    let signals = server::watch_signals(server::catch_signals()?, &log, || {})?;
+    let signals = server::watch_signals(server::catch_signals()?, log, || {})?;
     match connections_from(options, source, inherited)? {
         Connected::Stdio => {
             let (input, output) = (stdio::stdin(), stdio::stdout());
@@ -100,7 +100,6 @@ fn run(
         }
         Connected::Often(listeners) => serve_all(options, listeners, &signals)?,
     }
-    log.flush();
     Ok(())
 }
 

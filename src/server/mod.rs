@@ -57,9 +57,22 @@ pub fn refuse(program: &str, status: u8, reason: impl Display) -> ExitCode {
     ExitCode::from(status)
 }
 
+/// Starts the log of `program`, and returns what `serve` returns once all lines have been written:
+/// they may say why a server does not start. Blocks for `serve`, then for at most two seconds.
+pub fn with_log<T>(
+    program: &'static str,
+    rules: &LogRules,
+    serve: impl FnOnce(&Log) -> Result<T, String>,
+) -> Result<T, String> {
+    let log = start_log(program, rules)?;
+    let served = serve(&log);
+    log.flush();
+    served
+}
+
 /// Starts the log. If a client would read stderr, nothing is logged there, and the messages of
 /// panics go to the syslog.
-pub fn start_log(program: &'static str, rules: &LogRules) -> Result<Log, String> {
+fn start_log(program: &'static str, rules: &LogRules) -> Result<Log, String> {
     if inherited::is_client_socket(io::stderr()) {
         std::panic::set_hook(Box::new(move |panic| {
             syslog::report(program, panic.to_string().replace('\n', " "));
