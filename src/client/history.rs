@@ -39,6 +39,8 @@ pub(crate) struct Expected {
     pub(crate) age: Duration,
     pub(crate) has_succeeded: bool,
     pub(crate) is_overdue: bool,
+    /// How the work is doing, in a few words.
+    pub(crate) state: String,
 }
 
 impl Connection {
@@ -95,5 +97,6 @@ fn expectation(entry: &Value) -> Option<Expected> {
         age: seconds(&entry["success_age_s"])?,
         has_succeeded: entry["succeeded"].as_bool()?,
         is_overdue: entry["overdue"].as_bool()?,
+        state: entry["state"].as_str()?.replace('-', " "),
     })
 }

@@ -46,30 +46,24 @@ fn table(key: &str, history: &History) -> Table {
     }
 }
 
-/// Says in words when the key was last held, or whether the work that is expected has succeeded.
+/// Says in words when the key was last held, or how the work that is expected is doing.
 fn summary(history: &History) -> String {
-    let latest = history.past.first();
-    match (&history.expected, latest) {
-        (Some(expected), _) => expectation(expected, latest),
+    match (&history.expected, history.past.first()) {
+        (Some(expected), _) => standing(expected),
         (None, Some(latest)) => format!("last held {} ago", rough_time(latest.ended_ago)),
         (None, None) => "no history; it begins when latch run ends a command under the key".into(),
     }
 }
 
-fn expectation(expected: &Expected, latest: Option<&PastHold>) -> String {
-    let every = format!("expected every {}", exact_time(expected.within));
-    let age = rough_time(expected.age);
+fn standing(expected: &Expected) -> String {
+    let (state, age) = (unquoted(&expected.state), rough_time(expected.age));
     let last = if expected.has_succeeded {
         format!("last success {age} ago")
     } else {
         format!("no success since {age} ago, when the server started")
     };
-    let has_run = latest.is_some_and(|latest| latest.ended_ago <= expected.within);
-    match (expected.is_overdue, has_run) {
-        (false, _) => format!("{last}, {every}"),
-        (true, true) => format!("did not succeed: {every}, {last}"),
-        (true, false) => format!("did not run: {every}, {last}"),
-    }
+    let every = exact_time(expected.within);
+    format!("{state}: {last}, expected every {every}")
 }
 
 /// The answer as one JSON object, in one line.

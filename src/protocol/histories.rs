@@ -1,7 +1,7 @@
 //! The JSON of `stats` for the past holders of keys: see latch-protocol(7), STATISTICS.
 
 use super::stats::{put, write_string, Seconds};
-use crate::table::{Fate, GrantEnd, KeyHistory, PastHolder};
+use crate::table::{Fate, GrantEnd, JobState, KeyHistory, PastHolder};
 
 /// Appends the past holders of a key to the object about that key, and whether work under it is
 /// overdue.
@@ -34,11 +34,13 @@ fn write_members(history: &KeyHistory, out: &mut Vec<u8>) {
     if let Some(expected) = history.expected {
         put!(
             out,
-            ",\"expected\":{{\"every_s\":{},\"success_age_s\":{},\"succeeded\":{},\"overdue\":{}}}",
+            ",\"expected\":{{\"every_s\":{},\"success_age_s\":{},\"succeeded\":{},\"overdue\":{},\
+             \"state\":\"{}\"}}",
             expected.within.as_secs(),
             Seconds(expected.age(history.at)),
             expected.has_succeeded,
-            expected.is_overdue(history.at)
+            expected.is_overdue(history.at),
+            state_word(history.job_state(&expected))
         );
     }
 }
@@ -61,6 +63,17 @@ fn write_holder(history: &KeyHistory, holder: &PastHolder, out: &mut Vec<u8>) {
     match holder.status() {
         Some(status) => put!(out, "{status}}}"),
         None => out.extend(b"null}"),
+    }
+}
+
+/// How work that is expected is doing. `latch history` and the page show the word with spaces in
+/// place of the hyphens.
+fn state_word(state: JobState) -> &'static str {
+    match state {
+        JobState::Running => "running",
+        JobState::OnTime => "on-time",
+        JobState::DidNotSucceed => "did-not-succeed",
+        JobState::DidNotRun => "did-not-run",
     }
 }
 

@@ -62,13 +62,39 @@ pub struct KeyHistory {
     pub at: Instant,
     /// The oldest first.
     pub past: Vec<PastHolder>,
+    /// Whether a client holds the key and works under it.
+    pub is_running: bool,
     pub expected: Option<Expectation>,
+}
+
+/// How work that the operator expects is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum JobState {
+    /// It runs now, in time or not.
+    Running,
+    /// It does not run, and has succeeded in time or still can.
+    OnTime,
+    /// It is overdue although it has run in time.
+    DidNotSucceed,
+    /// It is overdue, and has not run in time.
+    DidNotRun,
 }
 
 impl KeyHistory {
     /// How long ago the holder's work ended.
     pub fn age(&self, holder: &PastHolder) -> Duration {
         self.at.saturating_duration_since(holder.ended_at)
+    }
+
+    /// How the work is doing that is `expected` under the key.
+    pub fn job_state(&self, expected: &Expectation) -> JobState {
+        let latest = self.past.last();
+        match latest.map(|latest| self.age(latest)) {
+            _ if self.is_running => JobState::Running,
+            _ if !expected.is_overdue(self.at) => JobState::OnTime,
+            Some(age) if age <= expected.within => JobState::DidNotSucceed,
+            _ => JobState::DidNotRun,
+        }
     }
 }
 
@@ -106,15 +132,6 @@ impl Ring {
         let missing = MAX_PAST - self.past.len();
         self.past.reserve_exact(missing);
         self.past.push_back(holder);
-    }
-
-    fn describe(&self, key: &Key, at: Instant) -> KeyHistory {
-        KeyHistory {
-            key: key.clone(),
-            at,
-            past: self.past.iter().cloned().collect(),
-            expected: self.expected,
-        }
     }
 }
 
@@ -174,7 +191,7 @@ impl LockTable {
     /// The history of a key; `None` if it has none.
     pub fn history(&self, key: &str, now: Instant) -> Option<KeyHistory> {
         let (key, ring) = self.histories.rings.get_key_value(key)?;
-        Some(ring.describe(key, now))
+        Some(self.describe_history(key, ring, now))
     }
 
     /// Up to `at_most` histories in the order of their keys, from the one behind `last` on.
@@ -182,7 +199,7 @@ impl LockTable {
         let behind = last.map_or(Bound::Unbounded, Bound::Excluded);
         let rings = &self.histories.rings;
         let rings = rings.range::<Key, _>((behind, Bound::Unbounded));
-        let described = rings.map(|(key, ring)| ring.describe(key, now));
+        let described = rings.map(|(key, ring)| self.describe_history(key, ring, now));
         described.take(at_most).collect()
     }
 
@@ -191,6 +208,26 @@ impl LockTable {
         let rings = self.histories.rings.iter();
         let expected = rings.filter_map(|(key, ring)| Some((key.clone(), ring.expected?)));
         expected.collect()
+    }
+
+    fn describe_history(&self, key: &Key, ring: &Ring, at: Instant) -> KeyHistory {
+        KeyHistory {
+            key: key.clone(),
+            at,
+            past: ring.past.iter().cloned().collect(),
+            is_running: self.has_work(key),
+            expected: ring.expected,
+        }
+    }
+
+    /// Whether a client holds the key and has not ended its work. Looks at no more holders than
+    /// there may be kept grants.
+    fn has_work(&self, key: &Key) -> bool {
+        let Some(id) = self.names.get(key) else {
+            return false;
+        };
+        let mut holders = self.keys[*id].holders.iter(&self.places);
+        holders.any(|id| !self.places[id].is_past)
     }
 
     fn make_room_for_history(&mut self) {

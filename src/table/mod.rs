@@ -57,7 +57,7 @@ use connection::ConnectionEntry;
 pub use counters::{Counters, CountersSnapshot};
 pub use events::{ClaimEvent, Fate, GrantEnd};
 use history::Histories;
-pub use history::{Expectation, KeyHistory, PastHolder, MAX_HISTORIES, PER_HISTORY};
+pub use history::{Expectation, JobState, KeyHistory, PastHolder, MAX_HISTORIES, PER_HISTORY};
 use lasting::Lasting;
 pub use lasting::{LastingChange, LastingGrant, LastingNews};
 pub use names::{ConnId, Key};

@@ -85,7 +85,11 @@ fn a_kept_lock_tells_its_status_when_the_command_has_ended() {
     assert_eq!(ends(&daemon, "nightly"), [end(0, "kept")]);
     assert_eq!(json(&daemon, "nightly")["history"][0]["tag"], "job");
     let shown = history(&daemon, "nightly");
-    assert_eq!(shown[0], "nightly: last success s ago, expected every h");
+    // The lock is held still, but the work under it has ended.
+    assert_eq!(
+        shown[0],
+        "nightly: on time: last success s ago, expected every h"
+    );
 }
 
 #[test]
@@ -99,14 +103,18 @@ fn a_job_that_did_not_run_or_not_succeed_is_named_as_such() {
     };
     says(
         "weekly",
-        "no success since s ago, when the server started, expected every d",
+        "on time: no success since s ago, when the server started, expected every d",
     );
     says(
         "nightly",
-        "did not run: expected every s, no success since s ago",
+        "did not run: no success since s ago, when the server started, expected every s",
     );
     assert_eq!(status(&daemon, &["run", "weekly", "--", "true"]), 0);
-    says("weekly", "last success s ago, expected every d");
+    says("weekly", "on time: last success s ago, expected every d");
+    let mut client = daemon.connect();
+    let grant = client.acquire("nightly", 0);
+    says("nightly", "running: no success since s ago");
+    assert_eq!(client.request("r", "nightly", &grant.token), "ok");
     let failing = ["run", "nightly", "--", "false"];
     eventually(PATIENCE, "it runs, and does not succeed", || {
         assert_eq!(status(&daemon, &failing), 1);

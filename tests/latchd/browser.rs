@@ -354,7 +354,7 @@ fn a_browser_names_the_job_that_did_not_run() {
     browser.expect(".job .name", "nightly|weekly");
     browser.expect(".late .standing", "did not run: no success yet");
     let standing = browser.text(".job:last-child .standing");
-    assert!(standing.starts_with("last success "), "{standing}");
+    assert!(standing.starts_with("on time: last success "), "{standing}");
     let runs = "[...document.querySelectorAll('.run')]";
     let levels = browser.value(&format!("{runs}.map((it) => it.className).join()"));
     assert_eq!(levels, "run good,run bad");

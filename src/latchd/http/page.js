@@ -393,15 +393,12 @@ function showRun(run, parent) {
   made.title = `${run.end} ${age(run.ended_ago_s)} ago${status}, held ${age(run.held_s)}${tag}`;
 }
 
-// How a job is doing, as latch history says it.
 function standing({ history, expected }) {
   const last = history.length ? `last held ${age(history[0].ended_ago_s)} ago` : "";
   if (!expected) return last;
   const since = `${age(expected.success_age_s)} ago`;
   const success = expected.succeeded ? `last success ${since}` : "no success yet";
-  if (!expected.overdue) return success;
-  const hasRun = history.length && history[0].ended_ago_s <= expected.every_s;
-  return `did not ${hasRun ? "succeed" : "run"}: ${success}`;
+  return `${expected.state.replaceAll("-", " ")}: ${success}`;
 }
 
 function showRuns(jobs) {

@@ -211,6 +211,39 @@ fn what_is_expected_is_overdue_unless_it_succeeds_in_time() {
 }
 
 #[test]
+fn an_overdue_job_that_runs_is_not_said_not_to_run() {
+    let mut world = World::new();
+    world.table.expect("k", secs(60), world.now);
+    let state = |world: &World| {
+        let history = world.table.history("k", world.now).expect("it is expected");
+        let page = world.table.histories(None, 9, world.now);
+        assert_eq!(page, std::slice::from_ref(&history));
+        history.job_state(&history.expected.expect("it is expected"))
+    };
+    assert_eq!(state(&world), JobState::OnTime);
+    world.advance(secs(61));
+    assert_eq!(state(&world), JobState::DidNotRun);
+    let token = world.held(1, "k");
+    assert_eq!(state(&world), JobState::Running);
+    let kept = |world: &mut World, status| {
+        let table = &mut world.table;
+        let kept = table.keep("k", token, secs(60), status, |_| None, world.now);
+        assert!(kept.is_ok());
+        world.remember();
+        state(world)
+    };
+    assert_eq!(kept(&mut world, None), JobState::Running);
+    // The work has ended, whoever keeps the key from others.
+    assert_eq!(kept(&mut world, Some(1)), JobState::DidNotSucceed);
+    world.release_with("k", token, None);
+    assert_eq!(state(&world), JobState::DidNotSucceed);
+    world.advance(secs(61));
+    assert_eq!(state(&world), JobState::DidNotRun);
+    world.run("k", Some(0));
+    assert_eq!(state(&world), JobState::OnTime);
+}
+
+#[test]
 fn a_history_needs_no_more_memory_than_is_counted() {
     // The two counts of an `Arc`, and what an allocator adds.
     const OVERHEAD: usize = 32;
