@@ -15,6 +15,8 @@ pub(crate) struct History {
     /// The latest first.
     pub(crate) past: Vec<PastHold>,
     pub(crate) expected: Option<Expected>,
+    /// The server's answer as a whole.
+    pub(crate) json: String,
 }
 
 #[derive(Debug, PartialEq)]
@@ -38,7 +40,6 @@ pub(crate) struct Expected {
     /// How long ago the last success was, or else the start of the server.
     pub(crate) age: Duration,
     pub(crate) has_succeeded: bool,
-    pub(crate) is_overdue: bool,
     /// How the work is doing, in a few words.
     pub(crate) state: String,
 }
@@ -55,14 +56,14 @@ impl Connection {
             }
             answer => answer?,
         };
-        let history = parse(&json).filter(|_| self.introduction.abilities.status);
+        let history = parse(json).filter(|_| self.introduction.abilities.status);
         history.ok_or_else(|| Error::Unsupported(self.asked()))
     }
 }
 
 /// Parses the answer to `stats` with the key line `holders` and a key.
-fn parse(json: &str) -> Option<History> {
-    let answer: Value = serde_json::from_str(json).ok()?;
+fn parse(json: String) -> Option<History> {
+    let answer: Value = serde_json::from_str(&json).ok()?;
     let past = answer["history"].as_array().into_iter().flatten();
     Some(History {
         past: past.map(past_holder).collect::<Option<_>>()?,
@@ -70,6 +71,7 @@ fn parse(json: &str) -> Option<History> {
             Some(expected) => Some(expectation(expected)?),
             None => None,
         },
+        json,
     })
 }
 
@@ -96,7 +98,6 @@ fn expectation(entry: &Value) -> Option<Expected> {
         within: seconds(&entry["every_s"])?,
         age: seconds(&entry["success_age_s"])?,
         has_succeeded: entry["succeeded"].as_bool()?,
-        is_overdue: entry["overdue"].as_bool()?,
         state: entry["state"].as_str()?.replace('-', " "),
     })
 }

@@ -1,10 +1,8 @@
 //! `latch history`: who held a key lately, and how that ended.
 
-use serde_json::Value;
-
 use crate::cli::failure::CommandResult;
 use crate::client::history::{Expected, History, PastHold};
-use crate::text::{exact_time, rough_time, rounded_seconds, without_hidden};
+use crate::text::{exact_time, rough_time, without_hidden};
 
 use super::servers::Target;
 use super::stats_table::{or_dash, unquoted};
@@ -16,7 +14,7 @@ pub(super) fn show(options: &options::History) -> CommandResult {
     let history = target.ask(|connection| connection.history(&options.key));
     let history = history.map_err(|error| target.failure(&error))?;
     print(&if options.json {
-        json(&options.key, &history)
+        without_hidden(&history.json) + "\n"
     } else {
         table(&options.key, &history).lines().join("\n") + "\n"
     })
@@ -64,39 +62,4 @@ fn standing(expected: &Expected) -> String {
     };
     let every = exact_time(expected.within);
     format!("{state}: {last}, expected every {every}")
-}
-
-/// The answer as one JSON object, in one line.
-fn json(key: &str, history: &History) -> String {
-    let quoted = |text: Option<&str>| without_hidden(&Value::from(text).to_string());
-    let past = history.past.iter().map(|holder| {
-        // The fence is a string, because many JSON readers round a number as large as a fence.
-        format!(
-            "{{\"fence\":\"{}\",\"tag\":{},\"ended_ago_s\":{},\"waited_s\":{},\"held_s\":{},\
-             \"end\":{},\"status\":{}}}",
-            holder.fence,
-            quoted(holder.tag.as_deref()),
-            rounded_seconds(holder.ended_ago),
-            rounded_seconds(holder.waited),
-            rounded_seconds(holder.held),
-            quoted(Some(&holder.end)),
-            Value::from(holder.status)
-        )
-    });
-    let past: Vec<String> = past.collect();
-    let expected = history.expected.as_ref().map(|expected| {
-        format!(
-            ",\"expected\":{{\"every_s\":{},\"success_age_s\":{},\"succeeded\":{},\"overdue\":{}}}",
-            expected.within.as_secs(),
-            rounded_seconds(expected.age),
-            expected.has_succeeded,
-            expected.is_overdue
-        )
-    });
-    format!(
-        "{{\"key\":{},\"history\":[{}]{}}}\n",
-        quoted(Some(key)),
-        past.join(","),
-        expected.unwrap_or_default()
-    )
 }

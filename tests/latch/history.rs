@@ -63,9 +63,34 @@ fn each_command_that_ended_is_in_the_history_with_its_status() {
     assert_eq!(shown[1], "ENDED WAITED HELD END STATUS FENCE TAG");
     assert_eq!(shown[5], "s ago s s released job");
     let json = json(&daemon, "nightly");
-    assert_eq!(json["key"], "nightly");
     assert_eq!(json["history"][3]["tag"], "job");
     assert!(json["expected"].is_null());
+}
+
+#[test]
+fn the_json_of_a_history_is_that_of_the_server() {
+    let daemon = Daemon::start(&["--expect", "k=1h"]);
+    assert_eq!(status(&daemon, &["run", "k", "--", "sleep", "0.01"]), 0);
+    let mut client = daemon.connect();
+    client.acquire("k", 0);
+    let asked = client.request("stats", "holders", "k");
+    let asked = asked.strip_prefix("ok ").expect("an answer");
+    let mut asked: serde_json::Value = serde_json::from_str(asked).expect("JSON");
+    let mut shown = json(&daemon, "k");
+    assert!(
+        shown["history"][0]["held_s"].as_f64() > Some(0.0),
+        "{shown}"
+    );
+    assert!(
+        shown["keys"][0]["holders"][0]["fence"].is_string(),
+        "{shown}"
+    );
+    for json in [&mut asked, &mut shown] {
+        json["expected"]["success_age_s"].take();
+        json["history"][0]["ended_ago_s"].take();
+        json["keys"].take();
+    }
+    assert_eq!(shown, asked);
 }
 
 #[test]
@@ -83,7 +108,7 @@ fn a_kept_lock_tells_its_status_when_the_command_has_ended() {
     ];
     assert_eq!(status(&daemon, &job), 0);
     assert_eq!(ends(&daemon, "nightly"), [end(0, "kept")]);
-    assert_eq!(json(&daemon, "nightly")["history"][0]["tag"], "job");
+    assert_eq!(json(&daemon, "nightly")["history"][0]["tag"], "job (ended)");
     let shown = history(&daemon, "nightly");
     // The lock is held still, but the work under it has ended.
     assert_eq!(
