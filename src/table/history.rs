@@ -230,6 +230,9 @@ impl LockTable {
         holders.any(|id| !self.places[id].is_past)
     }
 
+    /// Drops a history if there are as many as there may be. Looks at all of them, at most twice
+    /// [`MAX_HISTORIES`], but only for a key that has no history yet: a holder of any other key is
+    /// remembered without a search.
     fn make_room_for_history(&mut self) {
         let histories = &mut self.histories;
         if histories.rings.len() - histories.expected_count < MAX_HISTORIES {
