@@ -294,6 +294,14 @@ impl Seat {
         let old = std::mem::replace(&mut self.state_in(&mut self.arbiter.state.lock()).tag, tag);
         drop(old);
     }
+    /// Disconnects, because the client has asked to end its session: its grants count as released,
+    /// not as abandoned, unless they become orphans.
+    pub fn release_all(mut self) {
+        if self.holdings == Holdings::Release {
+            self.holdings = Holdings::ReleaseAsAsked;
+        }
+    }
+
 
     /// When the connection last had a grant or a place in a queue: now, if it still has one; `None`
     /// if it never had one.

@@ -172,17 +172,19 @@ impl LockTable {
         let Some(held) = entry.held.first() else {
             return false;
         };
-        let (tag, can_adopt) = (
-            leaving.tag.clone(),
-            leaving.holdings == Holdings::ReleaseAdoptable,
-        );
-        if leaving.holdings == Holdings::Orphan {
+        let (tag, holdings) = (leaving.tag.clone(), leaving.holdings);
+        if holdings == Holdings::Orphan {
             self.make_orphan(held, tag, now);
         } else if !self.leave_adopted(held, tag, now) {
-            if can_adopt {
+            if holdings == Holdings::ReleaseAdoptable {
                 self.record_dead_token(held);
             }
-            self.revoke(held, GrantEnd::Abandoned, now);
+            let end = if holdings == Holdings::ReleaseAsAsked {
+                GrantEnd::Released(None)
+            } else {
+                GrantEnd::Abandoned
+            };
+            self.revoke(held, end, now);
         }
         true
     }

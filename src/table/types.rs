@@ -110,6 +110,8 @@ impl fmt::Display for Cap {
 pub enum Holdings {
     /// The slots pass to waiters at once.
     Release,
+    /// The same, because the client has asked for it: its grants end as released ones.
+    ReleaseAsAsked,
     /// The same, but the client may come back, and try to adopt its grants.
     ReleaseAdoptable,
     /// The grants become orphans, which live until their leases end.

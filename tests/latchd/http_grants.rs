@@ -208,6 +208,24 @@ fn each_route_does_what_its_command_does() {
 }
 
 #[test]
+fn a_client_that_ends_its_session_has_released_its_locks() {
+    let (daemon, door) = granting(&["--expect", "k=1h"]);
+    let session = door.session();
+    session.post("/v1/locks/k", waiting(0)).token();
+    assert_eq!(session.end().status, 204);
+    let mut client = daemon.connect();
+    let of_key = |client: &mut Client, line, key| {
+        let said = client.request("stats", line, key);
+        serde_json::from_str::<Value>(&said[3..]).expect("JSON")
+    };
+    let holders = of_key(&mut client, "holders", "k");
+    assert_eq!(holders["history"][0]["end"], "released", "{holders}");
+    let counters = &of_key(&mut client, "counters", "_")["counters"];
+    assert_eq!(counters["releases"], 1, "{counters}");
+    assert_eq!(counters["abandonments"], 0, "{counters}");
+}
+
+#[test]
 fn each_error_has_its_status_and_its_code() {
     let options = [
         "--max-locks",

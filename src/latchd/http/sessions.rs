@@ -146,7 +146,9 @@ impl Sessions {
         let session = open.remove(&conn);
         // What it holds is released without the mutex, because that may take a while.
         drop(open);
-        drop(session);
+        if let Some(session) = session {
+            session.seat.release_all();
+        }
         true
     }
 
