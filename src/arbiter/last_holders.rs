@@ -42,7 +42,10 @@ impl Arbiter {
         };
         let is_awaited = |conn: ConnId| match awaited.until {
             DrainUntil::NoHolder => true,
-            DrainUntil::AllCanAdopt => visit.seats.get(&conn).is_some_and(|seat| !seat.can_adopt),
+            DrainUntil::AllCanAdopt => visit
+                .seats
+                .get(&conn)
+                .is_some_and(|seat| !seat.client.can_adopt),
         };
         let (count, first) = visit.table.holders_of(is_awaited, at_most, now);
         (count, statuses(visit, first))

@@ -53,7 +53,7 @@ pub use operators::KeyStatus;
 use recorder::Recorders;
 #[cfg_attr(not(feature = "cluster"), allow(unused_imports))]
 pub use recorder::{Certainty, LastingRecorder, Promised, Recorder, ReplyPromise};
-pub use seat::{Seat, WaitEnd};
+pub use seat::{ClientAbilities, Seat, WaitEnd};
 use sync::{AtomicUsize, Condvar, Mutex, MutexGuard};
 
 /// The maximum number of grants that one visit sends for other connections. Beyond that, each
@@ -176,10 +176,7 @@ struct SeatState {
     peer: OnceCell<Box<str>>,
     /// The tag that the client gave itself.
     tag: Option<Arc<str>>,
-    /// Whether the client can adopt its grants over another connection.
-    can_adopt: bool,
-    /// Whether the client knows the reply that an operator has broken its grant.
-    hears_breaks: bool,
+    client: ClientAbilities,
     is_gone: bool,
     wait: WaitState,
     /// The further seats of this connection, and what wakes the threads that wait there.
@@ -189,7 +186,7 @@ struct SeatState {
 impl SeatState {
     /// Whether the connection has a grant that its client cannot adopt over another connection.
     fn is_bound(&self, conn: ConnId, table: &LockTable) -> bool {
-        !self.can_adopt && table.has_grant(conn)
+        !self.client.can_adopt && table.has_grant(conn)
     }
 }
 

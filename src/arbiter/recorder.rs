@@ -226,7 +226,7 @@ impl State {
     ) {
         if let Some(seat) = self.seats.get(&conn) {
             record.tag = record.tag.take().or_else(|| seat.tag.clone());
-            if !seat.can_adopt {
+            if !seat.client.can_adopt {
                 record.lease = record.lease.min(max_keep_time);
             }
         }

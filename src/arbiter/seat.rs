@@ -33,6 +33,15 @@ pub struct Seat {
     holdings: Holdings,
 }
 
+/// What a client says that it can do. At first it can do nothing of this.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ClientAbilities {
+    /// It can adopt its grants over another connection.
+    pub can_adopt: bool,
+    /// It knows the reply that an operator has broken its grant.
+    pub hears_breaks: bool,
+}
+
 /// How a wait ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WaitEnd {
@@ -73,8 +82,7 @@ impl SeatState {
             socket,
             peer: OnceCell::new(),
             tag: None,
-            can_adopt: false,
-            hears_breaks: false,
+            client: ClientAbilities::default(),
             is_gone: false,
             wait: WaitState::NotWaiting,
             beside: Vec::new(),
@@ -264,26 +272,33 @@ impl Seat {
         visit.table.abandon_grant(fence, now);
     }
 
-    /// Sets whether the client can adopt its grants over another connection.
-    pub fn set_can_adopt(&self, can_adopt: bool) {
-        self.state_in(&mut self.arbiter.state.lock()).can_adopt = can_adopt;
-    }
-
-    /// Sets whether the client knows the reply that an operator has broken its grant.
-    pub fn set_hears_breaks(&self, hears_breaks: bool) {
-        self.state_in(&mut self.arbiter.state.lock()).hears_breaks = hears_breaks;
+    /// Sets what the client says that it can do.
+    pub fn set_abilities(&self, client: ClientAbilities) {
+        self.state_in(&mut self.arbiter.state.lock()).client = client;
     }
 
     /// Whether an operator has broken the grant with this fence, and the client can be told so.
     pub fn hears_of_break(&self, fence: Fence) -> bool {
         let mut state = self.arbiter.state.lock();
-        self.state_in(&mut state).hears_breaks && state.broken.contains(&fence)
+        self.state_in(&mut state).client.hears_breaks && state.broken.contains(&fence)
     }
 
     /// If the client can adopt its grants, lets them outlive the connection.
     pub fn leave_orphans_if_client_can_adopt(&mut self) {
-        if self.state_in(&mut self.arbiter.state.lock()).can_adopt {
+        if self
+            .state_in(&mut self.arbiter.state.lock())
+            .client
+            .can_adopt
+        {
             self.holdings = Holdings::Orphan;
+        }
+    }
+
+    /// Disconnects, because the client has asked to end its session: its grants count as released,
+    /// not as abandoned, unless they become orphans.
+    pub fn release_all(mut self) {
+        if self.holdings == Holdings::Release {
+            self.holdings = Holdings::ReleaseAsAsked;
         }
     }
 
@@ -294,14 +309,6 @@ impl Seat {
         let old = std::mem::replace(&mut self.state_in(&mut self.arbiter.state.lock()).tag, tag);
         drop(old);
     }
-    /// Disconnects, because the client has asked to end its session: its grants count as released,
-    /// not as abandoned, unless they become orphans.
-    pub fn release_all(mut self) {
-        if self.holdings == Holdings::Release {
-            self.holdings = Holdings::ReleaseAsAsked;
-        }
-    }
-
 
     /// When the connection last had a grant or a place in a queue: now, if it still has one; `None`
     /// if it never had one.
@@ -418,7 +425,7 @@ impl Drop for Seat {
         }
         let seat = self.state_in(&mut state);
         let holdings = match self.holdings {
-            Holdings::Release if seat.can_adopt => Holdings::ReleaseAdoptable,
+            Holdings::Release if seat.client.can_adopt => Holdings::ReleaseAdoptable,
             holdings => holdings,
         };
         let tag = seat.tag.clone();

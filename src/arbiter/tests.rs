@@ -19,6 +19,10 @@ use crate::table::{Answer, Ask, Grant};
 use crate::terms::{Kind, Limit, Refusal};
 
 const FOREVER: Duration = Duration::from_secs(60);
+const ADOPTS: ClientAbilities = ClientAbilities {
+    can_adopt: true,
+    hears_breaks: false,
+};
 const DRAINING: Result<Answer, Refusal> = Err(Refusal::Draining);
 
 fn arbiter(holdings: Holdings) -> Arc<Arbiter> {

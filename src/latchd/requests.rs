@@ -8,7 +8,7 @@ use super::connection::outbox::Outbox;
 use super::ending::Ending;
 use super::rights::Permitted;
 use super::rules::Offer;
-use crate::arbiter::{Certainty, ReplyPromise, Seat};
+use crate::arbiter::{Certainty, ClientAbilities, ReplyPromise, Seat};
 use crate::net::hangup::InputReports;
 use crate::protocol::abilities::Abilities;
 use crate::protocol::reply::Reply;
@@ -120,8 +120,10 @@ pub(super) fn carry_out(
 }
 
 fn greet(seat: &Seat, client: Abilities, offer: Offer) -> Answered {
-    seat.set_can_adopt(client.adopt);
-    seat.set_hears_breaks(client.hears_breaks);
+    seat.set_abilities(ClientAbilities {
+        can_adopt: client.adopt,
+        hears_breaks: client.hears_breaks,
+    });
     Answered::free(Reply::Hello(offer.abilities))
 }
 

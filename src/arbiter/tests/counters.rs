@@ -85,7 +85,7 @@ fn a_holder_is_bound_until_it_says_that_it_can_adopt() {
     assert_eq!(arbiter.bound_holder_count(), 0);
     granted(&holder, FOREVER);
     assert_eq!(arbiter.bound_holder_count(), 1);
-    holder.set_can_adopt(true);
+    holder.set_abilities(ADOPTS);
     assert_eq!(arbiter.bound_holder_count(), 0);
 }
 

@@ -133,7 +133,7 @@ fn a_restored_holder_is_adopted_and_then_ends_with_its_seat() {
 fn the_record_closes_in_the_visit_that_leaves_adopters_alone() {
     let (arbiter, other, adopter) = arbiter_and_two(Holdings::Release);
     let notes = Notes::of(&arbiter);
-    adopter.set_can_adopt(true);
+    adopter.set_abilities(ADOPTS);
     let grant = granted(&other, FOREVER);
     let blocked = Blocked::start(&arbiter, adopter, |seat| acquire(seat, FOREVER));
     let waiting = arbiter.connect(ConnId(3), None);
@@ -157,7 +157,7 @@ fn the_record_closes_in_the_visit_that_leaves_adopters_alone() {
 #[test]
 fn a_phase_one_grant_of_another_client_is_waited_for() {
     let (arbiter, holder, other) = arbiter_and_two(Holdings::Release);
-    holder.set_can_adopt(true);
+    holder.set_abilities(ADOPTS);
     let grant = granted(&holder, FOREVER);
     assert!(matches!(
         other.enqueue(&lock(FOREVER)),
