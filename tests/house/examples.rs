@@ -6,14 +6,12 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
-use std::thread;
-use std::time::{Duration, Instant};
 
 use crate::support::mounts::Mount;
 use crate::support::needs::needs;
 use crate::support::silent::refusing_addr;
 use crate::support::stalls::fair_test;
-use crate::support::{eventually, program, Daemon, PATIENCE};
+use crate::support::{eventually, program, wait_for_exit, Daemon, PATIENCE};
 use rustix::process::{kill_process, kill_process_group, Pid, Signal};
 
 #[test]
@@ -489,14 +487,7 @@ impl Running {
 
     /// Waits for the end; its exit status and all that it printed.
     fn end(&mut self) -> (i32, String) {
-        let deadline = Instant::now() + 2 * PATIENCE;
-        let status = loop {
-            match self.child.try_wait().expect("it is our child") {
-                Some(status) => break status,
-                None => assert!(Instant::now() < deadline, "it does not end"),
-            }
-            thread::sleep(Duration::from_millis(5));
-        };
+        let status = wait_for_exit(&mut self.child, 2 * PATIENCE);
         (status.code().expect("an exit status"), self.printed())
     }
 

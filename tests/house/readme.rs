@@ -12,16 +12,14 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 use std::sync::mpsc;
 use std::thread;
-use std::time::{Duration, Instant};
 
 use rustix::process::geteuid;
 
 use crate::support::group::{is_empty, Group};
 use crate::support::needs::needs;
 use crate::support::silent::free_addr;
-use crate::support::{eventually, Daemon};
+use crate::support::{eventually, poll_for, Daemon, PATIENCE};
 
-const PATIENCE: Duration = Duration::from_secs(30);
 const CONVERSATION: &str = "$ nc localhost 6388";
 
 /// Ends the servers that earlier blocks have left running.
@@ -381,14 +379,7 @@ fn end_of(command: &mut Command, input: &str) -> Ended {
         .write_all(input.as_bytes())
         .expect("it has just started");
     drop(stdin);
-    let deadline = Instant::now() + PATIENCE;
-    let status = loop {
-        match group.0.try_wait().expect("it is our child") {
-            Some(status) => break Some(status),
-            None if Instant::now() > deadline => break None,
-            None => thread::sleep(Duration::from_millis(5)),
-        }
-    };
+    let status = poll_for(PATIENCE, || group.0.try_wait().expect("it is our child"));
     let left_over = !is_empty(group.pid());
     drop(group);
     output.rewind().expect("it is a file");

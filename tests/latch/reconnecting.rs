@@ -13,7 +13,7 @@ use crate::support::latch::{output, text};
 use crate::support::silent::{free_addr, refusing_addr};
 use crate::support::stalls::{fair_test, in_time};
 use crate::support::wire_cutter::WireCutter;
-use crate::support::{eventually, program, Daemon, Scheme, PATIENCE};
+use crate::support::{eventually, is_soon, program, Daemon, Scheme, PATIENCE};
 use latchd::client::{Address, Client, Error, Guard, Loss, Settings};
 
 pub const TOKEN: &str = "0123456789abcdef0123456789abcdef";
@@ -94,6 +94,17 @@ impl Peer {
         assert!(request.starts_with("l k "), "{request}");
         self.answer(&format!("ok {TOKEN} {lease}"));
     }
+}
+
+/// Closes each connection at once. Returns how many there were.
+fn hang_up_for(time: Duration, listener: &TcpListener) -> u32 {
+    listener.set_nonblocking(true).expect("a setting");
+    let mut count = 0;
+    is_soon(time, || {
+        count += u32::from(listener.accept().is_ok());
+        false
+    });
+    count
 }
 
 /// Waits for a client, but not for ever.
@@ -211,7 +222,7 @@ fn a_lock_that_another_may_hold_is_lost_for_good() {
         let (loss, _) = losses(&guard).recv_timeout(PATIENCE).expect("a loss");
         assert_eq!((loss, guard.loss()), (Loss::Closed, Some(Loss::Closed)));
         assert!(!guard.renew() && !guard.is_held());
-        // Beyond the time at which it would try again.
+        // Beyond the time at which it would try again, by its own clock.
         thread::sleep(Duration::from_secs(1));
         let asked = listener.accept().map(drop).map_err(|error| error.kind());
         assert_eq!(asked, Err(std::io::ErrorKind::WouldBlock));
@@ -271,14 +282,7 @@ fn a_server_that_hangs_up_is_tried_until_the_deadline_once() {
     thread::scope(|scope| {
         let server = scope.spawn(|| {
             Peer::accept(&listener).grant(4);
-            let until = Instant::now() + Duration::from_millis(2500);
-            listener.set_nonblocking(true).expect("a setting");
-            let mut count = 0;
-            while Instant::now() < until {
-                count += u32::from(listener.accept().is_ok());
-                thread::sleep(Duration::from_millis(1));
-            }
-            count
+            hang_up_for(Duration::from_millis(2500), &listener)
         });
         let guard = guard_of(&addr.to_string());
         let losses = losses(&guard);
@@ -513,12 +517,7 @@ fn a_release_gives_up_at_the_end_of_the_lease() {
     let (listener, addr) = listener();
     let server = thread::spawn(move || {
         Peer::accept(&listener).grant(4);
-        listener.set_nonblocking(true).expect("a setting");
-        let until = Instant::now() + Duration::from_secs(5);
-        while Instant::now() < until {
-            let _ = listener.accept();
-            thread::sleep(Duration::from_millis(1));
-        }
+        hang_up_for(Duration::from_secs(5), &listener);
     });
     let guard = guard_of(&addr.to_string());
     eventually(PATIENCE, "the end is noticed", || !guard.is_held());

@@ -17,7 +17,8 @@ use crate::support::limited::{copy_program, limit_to, with_surroundings_of};
 use crate::support::needs::{needs, skipped, Program};
 use crate::support::stalls::lateness_during;
 use crate::support::{
-    come_to_rest, eventually, fence, parse_grant, program, Client, Daemon, Event, Signal, PATIENCE,
+    come_to_rest, eventually, fence, parse_grant, program, wait_for_exit, Client, Daemon, Event,
+    Signal, PATIENCE,
 };
 use rustix::process::{Pid, Resource};
 
@@ -853,14 +854,7 @@ fn first_fence(daemon: &Daemon) -> u64 {
 /// Runs a server that must refuse to start because of its fence file, and say so in one line.
 fn refuses(mut command: Command, path: &Path, why: &str) {
     let mut child = command.spawn().expect("it was built");
-    let deadline = Instant::now() + PATIENCE;
-    while child.try_wait().expect("it is our child").is_none() {
-        if Instant::now() > deadline {
-            let _ = child.kill();
-            break;
-        }
-        thread::sleep(Duration::from_millis(2));
-    }
+    wait_for_exit(&mut child, PATIENCE);
     let output = child.wait_with_output().expect("it is our child");
     assert_eq!(
         String::from_utf8_lossy(&output.stderr),

@@ -5,12 +5,10 @@ use std::io::Write;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::thread;
-use std::time::Duration;
 
 use crate::support::amount::amount;
 use crate::support::needs::{needs, OwnPrograms};
-use crate::support::{fence, parse_grant, Client, Daemon, Deadline, Event, PATIENCE};
+use crate::support::{fence, parse_grant, poll_for, Client, Daemon, Event, PATIENCE};
 
 /// An allocator whose call number `FAILING_CALL` fails, and leaves the file `FAILED` as a sign.
 const ALLOCATOR: &str = r#"
@@ -140,15 +138,9 @@ fn fences_of(server: &mut Child, socket: &Path) -> Vec<u64> {
 
 /// A connection to the server, unless that ends before it listens.
 fn connected(server: &mut Child, socket: &Path) -> Option<Client> {
-    let deadline = Deadline::after(PATIENCE);
-    loop {
-        if let Some(client) = Client::try_unix(socket) {
-            return Some(client);
-        }
-        if server.try_wait().expect("it was started").is_some() {
-            return None;
-        }
-        assert!(!deadline.is_over(), "it neither listens nor ends");
-        thread::sleep(Duration::from_millis(2));
-    }
+    let found = poll_for(PATIENCE, || match Client::try_unix(socket) {
+        Some(client) => Some(Some(client)),
+        None => server.try_wait().expect("it was started").map(|_| None),
+    });
+    found.expect("it listens or ends")
 }

@@ -23,8 +23,8 @@ use crate::support::needs::{needs, skipped, Program};
 use crate::support::silent::free_addr;
 use crate::support::syslog::Syslog;
 use crate::support::{
-    children_of, come_to_rest, described, eventually, fence, parse_grant, program, stat_of, Client,
-    Daemon, Deadline, Event, Signal, PATIENCE,
+    children_of, come_to_rest, described, eventually, fence, is_soon, parse_grant, program,
+    stat_of, wait_for_exit, Client, Daemon, Deadline, Event, Signal, PATIENCE,
 };
 use rustix::net::{bind, ipproto, listen, socket, AddressFamily, SocketType};
 use rustix::process::{kill_process, Pid};
@@ -124,7 +124,7 @@ fn a_server_that_fails_under_inetd_says_why_in_the_syslog() {
             let mut daemon = command.spawn().expect("latchd was built by cargo");
             let expected = format!("<27>latchd[{}]: {reason}", daemon.id());
             assert_eq!(syslog.next(), expected);
-            assert!(!wait_for(&mut daemon, PATIENCE).success());
+            assert!(!wait_for_exit(&mut daemon, PATIENCE).success());
             let took = started_at.elapsed();
             assert!(took >= Duration::from_secs(1), "only {took:?}");
         }
@@ -221,7 +221,7 @@ fn nothing_that_goes_wrong_at_start_is_said_to_a_client() {
         let daemon = command.spawn().expect("latchd was built by cargo");
         (args, status, daemon, peer)
     }) {
-        let ended = wait_for(&mut daemon, PATIENCE);
+        let ended = wait_for_exit(&mut daemon, PATIENCE);
         assert_eq!(ended.code(), Some(status), "{args:?}");
         assert_eq!(all_that_comes(peer), "", "{args:?}");
     }
@@ -256,7 +256,7 @@ fn a_port_is_not_printed_to_the_listening_socket() {
         .args(["--print-port", "--idle-exit", "1"]);
     let mut server = server.spawn().expect("latchd was built by cargo");
     Client::tcp(addr).acquire("k", 0);
-    assert_eq!(wait_for(&mut server, PATIENCE).code(), Some(0));
+    assert_eq!(wait_for_exit(&mut server, PATIENCE).code(), Some(0));
 }
 
 #[test]
@@ -1006,10 +1006,8 @@ impl Drop for Inetd {
         }
         let _ = kill_process(inetd, Signal::CONT);
         // Those that inetd does not reap would be left to the host.
-        let deadline = Deadline::after(Duration::from_secs(1));
-        while !children_of(self.inetd.id()).is_empty() && !deadline.is_over() {
-            thread::sleep(Duration::from_millis(3));
-        }
+        let inetd = self.inetd.id();
+        is_soon(Duration::from_secs(1), || children_of(inetd).is_empty());
         let _ = self.inetd.kill();
         let _ = self.inetd.wait();
     }
@@ -1368,26 +1366,11 @@ fn finished(command: &mut Command) -> (ExitStatus, String) {
     let mut child = command
         .spawn()
         .unwrap_or_else(|error| panic!("{:?}: {error}", command.get_program()));
-    let status = wait_for(&mut child, 2 * PATIENCE);
+    let status = wait_for_exit(&mut child, 2 * PATIENCE);
     said.rewind().expect("a file");
     let mut text = String::new();
     said.read_to_string(&mut text).expect("it is text");
     (status, text)
-}
-
-fn wait_for(child: &mut Child, limit: Duration) -> ExitStatus {
-    let deadline = Deadline::after(limit);
-    loop {
-        if let Some(status) = child.try_wait().expect("it is our child") {
-            return status;
-        }
-        if deadline.is_over() {
-            let _ = child.kill();
-            let _ = child.wait();
-            panic!("still running after {limit:?}");
-        }
-        thread::sleep(Duration::from_millis(3));
-    }
 }
 
 /// Everything up to the end of the stream.

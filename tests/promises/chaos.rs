@@ -32,7 +32,7 @@ use crate::support::limited::limit_to;
 use crate::support::needs::needs;
 use crate::support::random::{self, setting, Random};
 use crate::support::stalls::lateness_during;
-use crate::support::{Scheme, PATIENCE};
+use crate::support::{poll_for, Scheme, PATIENCE};
 
 /// How many processes with clients there are at a time, usually and in full.
 const PROCESSES: (u64, u64) = (4, 16);
@@ -192,8 +192,7 @@ impl Chaos {
         while let Some(mut crowd) = self.crowds.pop() {
             drop(crowd.child.stdin.take());
             let begin = now();
-            let status =
-                eventually_some(6 * PATIENCE, || crowd.child.try_wait().expect("our child"));
+            let status = poll_for(6 * PATIENCE, || crowd.child.try_wait().expect("our child"));
             if !status.is_some_and(|status| status.success()) {
                 let complaint = format!("clients that were told to end: {status:?}");
                 self.complaints.push(complaint);
@@ -230,7 +229,7 @@ impl Chaos {
         self.service.ends.push(now());
         self.service.daemon(server).signal(Signal::TERM);
         let patience = SHUTDOWN + PATIENCE;
-        let ended = eventually_some(patience, || {
+        let ended = poll_for(patience, || {
             self.continue_those_due(now());
             self.service.daemon(server).wait_exit(Duration::ZERO)
         });
@@ -392,15 +391,4 @@ fn ping(stream: &mut Stream) -> Option<Duration> {
     stream.write_all(b"ping\n_\n_\n").ok()?;
     stream.read_exact(&mut [0; 3]).ok()?;
     Some(now() - begin)
-}
-
-fn eventually_some<T>(patience: Duration, mut look: impl FnMut() -> Option<T>) -> Option<T> {
-    let deadline = now() + patience;
-    loop {
-        let found = look();
-        if found.is_some() || now() > deadline {
-            return found;
-        }
-        thread::sleep(Duration::from_millis(5));
-    }
 }

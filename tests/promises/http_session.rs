@@ -5,7 +5,9 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use crate::support::is_soon;
 
 /// How long a request may take beside its wait.
 const PATIENCE: Duration = Duration::from_secs(40);
@@ -43,16 +45,14 @@ impl HttpSession {
 
     /// Ends the session, unless its server has ended.
     pub fn end(&self) {
-        let deadline = Instant::now() + PATIENCE;
         let path = format!("/v1/sessions/{}", self.id);
-        while Instant::now() < deadline {
+        // The server may be short of descriptors or of memory.
+        is_soon(PATIENCE, || {
             match ask(self.door, "DELETE", &path, "", "", Duration::ZERO, None) {
-                Ok((204 | 410, _)) => return,
-                Err(error) if error.kind() == ErrorKind::ConnectionRefused => return,
-                // The server may be short of descriptors or of memory.
-                _ => thread::sleep(Duration::from_millis(5)),
+                Ok((status, _)) => [204, 410].contains(&status),
+                Err(error) => error.kind() == ErrorKind::ConnectionRefused,
             }
-        }
+        });
     }
 }
 

@@ -3,7 +3,6 @@
 use std::fs;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::thread;
 use std::time::Duration;
 
 use rustix::process::{getrlimit, Resource};
@@ -13,11 +12,11 @@ use crate::place::Place;
 #[cfg(feature = "cluster")]
 use crate::support::cluster::{self, Etcd};
 use crate::support::footprint::Footprint;
-use crate::support::history::{now, Instant};
+use crate::support::history::Instant;
 use crate::support::limited::limit_to;
 #[cfg(feature = "cluster")]
 use crate::support::silent::free_port;
-use crate::support::{eventually, Client, Daemon, Scheme, PATIENCE};
+use crate::support::{eventually, is_soon, Client, Daemon, Scheme, PATIENCE};
 
 /// How long holders may take after SIGTERM; leases are shorter.
 pub const SHUTDOWN: Duration = Duration::from_secs(3);
@@ -187,22 +186,18 @@ impl Service {
         };
         let (descriptors, threads) = (most(|calm| calm.descriptors), most(|calm| calm.threads));
         // Threads wait for the next client for a while.
-        let deadline = now() + 3 * PATIENCE;
         for server in &self.servers {
             let pid = server.daemon.pid();
             let is_calm = || {
                 let left = Footprint::of(pid);
                 left.descriptors <= descriptors && left.threads <= threads
             };
-            while !is_calm() {
-                assert!(
-                    now() < deadline,
-                    "{:?} and then {}",
-                    server.calm,
-                    held_by(pid)
-                );
-                thread::sleep(Duration::from_millis(5));
-            }
+            assert!(
+                is_soon(3 * PATIENCE, is_calm),
+                "{:?} and then {}",
+                server.calm,
+                held_by(pid)
+            );
         }
     }
 

@@ -5,8 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::OnceLock;
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::process::{kill_process, waitpid, Pid, WaitOptions};
 use tempfile::TempDir;
@@ -300,15 +299,7 @@ impl Server {
 
     /// Waits until a text is in the log so many times.
     pub fn wait_for(&self, text: &str, times: usize) {
-        let began = Instant::now();
-        while self.daemon.log().matches(text).count() < times {
-            let log = self.daemon.log();
-            assert!(
-                began.elapsed() < TAKE_OVER,
-                "no {text:?} in the log:\n{log}"
-            );
-            thread::sleep(Duration::from_millis(5));
-        }
+        self.daemon.wait_for_logs(text, times, TAKE_OVER);
     }
 
     /// Kills the server with SIGKILL.

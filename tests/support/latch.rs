@@ -8,12 +8,11 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::thread;
-use std::time::Duration;
 
 use rustix::fs::OFlags;
 use rustix::process::{kill_process, test_kill_process, Pid};
 
-use super::{eventually, program, stat_of, Daemon, Deadline, Signal, PATIENCE};
+use super::{eventually, program, stat_of, wait_for_exit, Daemon, Signal, PATIENCE};
 
 /// A running `latch`, killed when dropped: its command gets SIGTERM from the system then.
 pub struct Latch(Child);
@@ -114,26 +113,12 @@ fn all_of(stream: Option<impl Read>) -> Vec<u8> {
 
 /// The exit status of a child, in bounded time; `None` if a signal ended it.
 pub fn wait(child: &mut Child) -> Option<i32> {
-    wait_for(child).code()
+    wait_for_exit(child, PATIENCE).code()
 }
 
 /// The exit status of a child as a shell has it, in bounded time.
 pub fn wait_as_shell(child: &mut Child) -> Option<i32> {
-    shell_status(wait_for(child))
-}
-
-fn wait_for(child: &mut Child) -> ExitStatus {
-    let deadline = Deadline::after(PATIENCE);
-    loop {
-        if let Some(status) = child.try_wait().expect("a child") {
-            return status;
-        }
-        if deadline.is_over() {
-            let _ = child.kill();
-            panic!("latch does not end");
-        }
-        thread::sleep(Duration::from_millis(2));
-    }
+    shell_status(wait_for_exit(child, PATIENCE))
 }
 
 /// Its exit status as a shell has it.

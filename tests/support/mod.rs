@@ -262,23 +262,11 @@ impl Daemon {
 
     /// Waits for the end of the process; `None` if it is still running after `limit`.
     pub fn wait_exit(&self, limit: Duration) -> Option<ExitStatus> {
-        let deadline = Deadline::after(limit);
-        loop {
-            let status = self
-                .child
-                .lock()
-                .unwrap()
-                .try_wait()
-                .expect("it is our child");
-            if status.is_some() {
-                self.log.wait_complete(PATIENCE / 6);
-                return status;
-            }
-            if deadline.is_over() {
-                return None;
-            }
-            thread::sleep(POLL_INTERVAL);
-        }
+        // Another thread may send a signal in between.
+        let look = || self.child.lock().unwrap().try_wait();
+        let status = poll_for(limit, || look().expect("it is our child"))?;
+        self.log.wait_complete(PATIENCE / 6);
+        Some(status)
     }
 
     /// What the daemon has written to stderr so far.
@@ -288,15 +276,17 @@ impl Daemon {
 
     /// Waits until `text` is in the log; panics if it does not within `limit`.
     pub fn wait_for_log(&self, text: &str, limit: Duration) {
-        let deadline = Deadline::after(limit);
-        while !self.log().contains(text) {
-            assert!(
-                !deadline.is_over(),
-                "no {text:?} in the log within {limit:?}:\n{}",
-                self.log()
-            );
-            thread::sleep(POLL_INTERVAL);
-        }
+        self.wait_for_logs(text, 1, limit);
+    }
+
+    /// Waits until `text` is in the log so many times; panics if it is not `within` the time given.
+    pub fn wait_for_logs(&self, text: &str, times: usize, within: Duration) {
+        let is_there = || self.log().matches(text).count() >= times;
+        assert!(
+            is_soon(within, is_there),
+            "not {times} times {text:?} in the log within {within:?}:\n{}",
+            self.log()
+        );
     }
 
     /// Asks for the statistics over a connection of its own, which they count.
@@ -358,10 +348,7 @@ impl Log {
     }
 
     fn wait_complete(&self, limit: Duration) {
-        let deadline = Deadline::after(limit);
-        while !self.complete.load(Ordering::Acquire) && !deadline.is_over() {
-            thread::sleep(POLL_INTERVAL);
-        }
+        is_soon(limit, || self.complete.load(Ordering::Acquire));
     }
 }
 
@@ -828,14 +815,37 @@ pub fn eventually(within: Duration, what: &str, holds: impl FnMut() -> bool) {
 
 /// Whether `holds` becomes true `within` the time given. Looks every few milliseconds.
 pub fn is_soon(within: Duration, mut holds: impl FnMut() -> bool) -> bool {
+    poll_for(within, || holds().then_some(())).is_some()
+}
+
+/// What `look` finds `within` the time given. Looks at once, and then every few milliseconds.
+pub fn poll_for<T>(within: Duration, mut look: impl FnMut() -> Option<T>) -> Option<T> {
     let deadline = Deadline::after(within);
-    while !holds() {
-        if deadline.is_over() {
-            return false;
+    loop {
+        let found = look();
+        if found.is_some() || deadline.is_over() {
+            return found;
         }
         thread::sleep(POLL_INTERVAL);
     }
-    true
+}
+
+/// Waits until a thread of this process sleeps, as it does while it waits for an event.
+pub fn wait_until_asleep(thread: Pid) {
+    let stat = format!("/proc/self/task/{}/stat", thread.as_raw_nonzero());
+    eventually(PATIENCE, "the thread sleeps", || {
+        std::fs::read_to_string(&stat).is_ok_and(|stat| stat.contains(") S "))
+    });
+}
+
+/// How a child ends; it is killed, and the test fails, if it does not `within` the time given.
+pub fn wait_for_exit(child: &mut Child, within: Duration) -> ExitStatus {
+    let status = poll_for(within, || child.try_wait().expect("it is our child"));
+    status.unwrap_or_else(|| {
+        // Fails only if it has ended since.
+        let _ = child.kill();
+        panic!("process {} is still running after {within:?}", child.id())
+    })
 }
 
 /// What proc(5) has of a process from its state on: that, its parent, its group, its session, its
@@ -863,7 +873,7 @@ pub fn children_of(parent: u32) -> Vec<Pid> {
 pub fn come_to_rest(pids: &[u32], most: Duration) {
     let times = || pids.iter().copied().map(processor_time);
     let mut spent = Duration::MAX;
-    for _ in 0..10 {
+    for _ in 0..PATIENCE.as_secs() {
         let before: Vec<Duration> = times().collect();
         thread::sleep(Duration::from_secs(1));
         let taken = times().zip(before).map(|(after, before)| after - before);
