@@ -454,6 +454,8 @@ mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
     use std::thread;
 
+    use crate::sys::is_soon;
+
     fn held(fence: u64, seconds: u64) -> Change {
         let token = Token {
             fence: Fence(fence),
@@ -496,16 +498,8 @@ mod tests {
             journal_of_thread.wait_until_certain(&promised(fence, certainty));
             done_of_thread.store(true, Ordering::SeqCst);
         });
-        wait_until(|| journal.waiting_sessions() > before);
+        assert!(is_soon(|| journal.waiting_sessions() > before));
         done
-    }
-
-    fn wait_until(mut holds: impl FnMut() -> bool) {
-        let began = Instant::now();
-        while !holds() {
-            assert!(began.elapsed() < Duration::from_secs(30));
-            thread::sleep(Duration::from_millis(1));
-        }
     }
 
     fn is_done(flag: &AtomicBool) -> bool {
@@ -562,7 +556,7 @@ mod tests {
         assert_eq!(second.changes.len(), 4);
         assert!(second.recorded_at.elapsed() >= first.began.duration_since(first.recorded_at));
         journal.finish(&second);
-        wait_until(|| is_done(&claim));
+        assert!(is_soon(|| is_done(&claim)));
     }
 
     #[test]
@@ -578,10 +572,10 @@ mod tests {
         record(&journal, &[held(2, 1)]);
         let late = waiting(&journal, 2, Certainty::Journaled);
         journal.finish(&round);
-        wait_until(|| is_done(&early));
+        assert!(is_soon(|| is_done(&early)));
         assert!(!is_done(&late));
         journal.finish(&journal.next_round());
-        wait_until(|| is_done(&late));
+        assert!(is_soon(|| is_done(&late)));
     }
 
     #[test]
@@ -596,7 +590,7 @@ mod tests {
         let question = journal.next_round();
         assert!(question.changes.is_empty() && question.reserve.is_none());
         journal.finish(&question);
-        wait_until(|| is_done(&renewal));
+        assert!(is_soon(|| is_done(&renewal)));
     }
 
     #[test]
@@ -612,7 +606,7 @@ mod tests {
             let question = journal.next_round();
             assert!(question.changes.is_empty());
             journal.finish(&question);
-            wait_until(|| is_done(&renewal));
+            assert!(is_soon(|| is_done(&renewal)));
         }
         assert!(!is_done(&claim));
         // After the pause it is written, with what has come since.
@@ -621,7 +615,7 @@ mod tests {
         let round = journal.next_round();
         assert_eq!(changes(&round), [held(1, 1), held(2, 1)]);
         journal.finish(&round);
-        wait_until(|| is_done(&claim));
+        assert!(is_soon(|| is_done(&claim)));
     }
 
     #[test]
@@ -634,7 +628,7 @@ mod tests {
         let question = journal.next_round();
         assert!(question.changes.is_empty());
         journal.finish(&question);
-        wait_until(|| is_done(&release));
+        assert!(is_soon(|| is_done(&release)));
         assert!(!tell(&journal, 1));
     }
 
@@ -647,10 +641,10 @@ mod tests {
         let renewal = waiting(&journal, 0, Certainty::JournaledByActive);
         let number = journal.begin_question();
         journal.finish_question(number);
-        wait_until(|| is_done(&renewal));
+        assert!(is_soon(|| is_done(&renewal)));
         assert!(!is_done(&claim));
         journal.finish(&round);
-        wait_until(|| is_done(&claim));
+        assert!(is_soon(|| is_done(&claim)));
     }
 
     #[test]
@@ -661,7 +655,7 @@ mod tests {
         let renewal = waiting(&journal, 0, Certainty::JournaledByActive);
         journal.begin_question();
         journal.finish(&round);
-        wait_until(|| is_done(&renewal));
+        assert!(is_soon(|| is_done(&renewal)));
     }
 
     #[test]
@@ -672,7 +666,7 @@ mod tests {
         let release = waiting(&journal, 2, Certainty::Journaled);
         journal.put_back(round, Duration::ZERO);
         journal.finish(&journal.next_round());
-        wait_until(|| is_done(&release));
+        assert!(is_soon(|| is_done(&release)));
     }
 
     /// Writes what there is, as the thread of the journal does.
@@ -738,6 +732,7 @@ mod tests {
         state.note_certain(round.covers_up_to);
         state.close();
         drop(state);
+        // By the wall's clock: a session that goes on waiting leaves no trace.
         thread::sleep(Duration::from_millis(20));
         assert!(!is_done(&claim));
     }
@@ -771,7 +766,7 @@ mod tests {
         journal.finish(&under_way);
         write_all(&journal);
         journal.wait_until_written(Duration::MAX);
-        // Sessions that may go on are on their way.
+        // Sessions that may go on are on their way, by the wall's clock.
         thread::sleep(Duration::from_millis(20));
         for session in [&claim, &renewal, &late] {
             assert!(!is_done(session));

@@ -174,7 +174,9 @@ mod tests {
     use super::*;
     use std::net::{TcpListener, TcpStream};
     use std::os::unix::net::UnixStream;
-    use std::time::{Duration, Instant};
+    use std::time::Duration;
+
+    use crate::sys::is_soon;
 
     fn own_user() -> u32 {
         rustix::process::geteuid().as_raw()
@@ -258,14 +260,7 @@ mod tests {
 
     /// A program that another test is starting has a copy of our descriptors until it executes.
     fn becomes_unknown(look: impl Fn() -> Option<Peer>) -> bool {
-        let over = Instant::now() + Duration::from_secs(10);
-        while Instant::now() < over {
-            if look() == Some(Peer(None)) {
-                return true;
-            }
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        false
+        is_soon(|| look() == Some(Peer(None)))
     }
 
     #[test]

@@ -37,3 +37,16 @@ pub fn short_directory() -> tempfile::TempDir {
     let place = if is_short { usual } else { "/tmp".into() };
     tempfile::tempdir_in(place).expect("a directory")
 }
+
+/// Whether `holds` becomes true within half a minute. Looks every millisecond.
+#[cfg(test)]
+pub fn is_soon(mut holds: impl FnMut() -> bool) -> bool {
+    let began = std::time::Instant::now();
+    while !holds() {
+        if began.elapsed() > std::time::Duration::from_secs(30) {
+            return false;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    true
+}

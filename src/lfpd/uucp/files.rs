@@ -282,7 +282,7 @@ mod tests {
     use crate::lfpd::uucp::mark::{self, LockedFor};
     use crate::lfpd::uucp::names::{content, DevicePath};
     use crate::sys::directory::names_in;
-    use crate::sys::process;
+    use crate::sys::{is_soon, process};
     use std::fs;
     use std::os::unix::fs::{symlink, PermissionsExt};
     use std::process::Command;
@@ -864,9 +864,8 @@ mod tests {
                 }
                 let stat = format!("/proc/self/task/{}/stat", id.load(Ordering::Relaxed));
                 // It sleeps only while it waits for its turn. If it has given up, it is gone.
-                while fs::read_to_string(&stat).is_ok_and(|stat| !stat.contains(") S ")) {
-                    thread::sleep(Duration::from_millis(1));
-                }
+                let is_awake = || fs::read_to_string(&stat).is_ok_and(|it| !it.contains(") S "));
+                assert!(is_soon(|| !is_awake()), "it does not wait");
             }
             MutexGuard::unlock_fair(turn);
         });
