@@ -330,7 +330,7 @@ fn one_who_guesses_all_the_time_hides_no_other_address() {
 #[test]
 fn the_mode_and_the_group_of_the_unix_socket_decide_who_gets_in() {
     needs!(root);
-    let nc = needs!("nc.openbsd");
+    let nc = needs!("nc");
     let directory = tempfile::tempdir().expect("there is room");
     fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o755)).expect("it is ours");
     let path = directory.path().join("socket");

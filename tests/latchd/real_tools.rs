@@ -1,4 +1,4 @@
-//! The server as seen by the programs that people have at hand: five kinds of netcat, and telnet.
+//! The server as seen by the programs that people have at hand: three kinds of netcat, and telnet.
 //!
 //! A tool which is missing fails its test and names the Debian package that brings it: a check
 //! that skips itself where it matters checks nothing.
@@ -15,17 +15,11 @@ use crate::support::{eventually, fence, parse_grant, Daemon, Deadline, PATIENCE}
 
 /// The options with which programs end their half of the connection when their stdin ends, as a
 /// pipe into them does.
-const PIPED: [(usize, &[&str]); 5] = [
-    (0, &["-N"]),
-    (0, &["-q", "1"]),
-    (1, &["nc"]),
-    (2, &[]),
-    (3, &["-"]),
-];
+const PIPED: [(usize, &[&str]); 4] = [(0, &["-N"]), (0, &["-q", "1"]), (1, &["nc"]), (2, &["-"])];
 
 #[test]
 fn a_pipe_into_any_netcat_gets_a_free_key_and_frees_it_again() {
-    let programs = needs!("nc.openbsd", "busybox", "ncat", "socat");
+    let programs = needs!("nc", "busybox", "socat");
     let daemon = Daemon::start(&[]);
     for (program, options) in PIPED.map(|(index, options)| (&programs[index], options)) {
         let outcome = pipe(netcat(program, options, &daemon), b"l\nk\n10\n");
@@ -42,7 +36,7 @@ fn a_pipe_into_any_netcat_gets_a_free_key_and_frees_it_again() {
 
 #[test]
 fn a_pipe_that_would_wait_gets_error_and_no_grant() {
-    let programs = needs!("nc.openbsd", "busybox", "ncat", "socat");
+    let programs = needs!("nc", "busybox", "socat");
     let daemon = Daemon::start(&[]);
     let mut holder = daemon.connect();
     for (program, options) in PIPED.map(|(index, options)| (&programs[index], options)) {
@@ -67,7 +61,7 @@ fn a_pipe_that_would_wait_gets_error_and_no_grant() {
 
 #[test]
 fn a_netcat_that_does_not_half_close_keeps_its_lock() {
-    let nc = needs!("nc.openbsd");
+    let nc = needs!("nc");
     let daemon = Daemon::start(&[]);
     let mut session = Session::start(netcat(&nc, &[], &daemon));
     session.send("l\nk\n10\n");
@@ -81,7 +75,7 @@ fn a_netcat_that_does_not_half_close_keeps_its_lock() {
 
 #[test]
 fn a_person_at_a_netcat_can_acquire_renew_and_release() {
-    let nc = needs!("nc.openbsd");
+    let nc = needs!("nc");
     let daemon = Daemon::start(&[]);
     let mut session = Session::start(netcat(&nc, &[], &daemon));
 

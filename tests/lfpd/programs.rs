@@ -9,11 +9,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::thread;
-use std::time::{Duration, Instant};
 
 use crate::lfp::{greeted, lock_dirs, names_in, Alive, Lfpd, Rxtx};
 use crate::support::needs::{needs, skipped, Program};
-use crate::support::{children_of, eventually, program, Client, PATIENCE};
+use crate::support::{children_of, eventually, is_soon, program, wait_for_exit, Client, PATIENCE};
 use rustix::process::{kill_process, Pid, Signal};
 
 const OKAY: &str = "200 Command okay.\r";
@@ -442,21 +441,12 @@ fn a_person_at_a_telnet_locks_unlocks_and_quits() {
     .into_iter()
     .enumerate()
     {
-        let began = Instant::now();
-        while replies_in(&text()).len() <= count {
-            assert!(began.elapsed() < 2 * PATIENCE, "{count}: {}", text());
-            thread::sleep(Duration::from_millis(10));
-        }
+        let is_shown = is_soon(2 * PATIENCE, || replies_in(&text()).len() > count);
+        assert!(is_shown, "{count}: {}", text());
         stdin.write_all(line.as_bytes()).expect("it reads");
         stdin.flush().expect("it reads");
     }
-    let began = Instant::now();
-    while telnet.try_wait().expect("our child").is_none() {
-        if began.elapsed() > 2 * PATIENCE {
-            let _ = telnet.kill();
-        }
-        thread::sleep(Duration::from_millis(10));
-    }
+    wait_for_exit(&mut telnet, 2 * PATIENCE);
     reading.join().expect("no panic");
     let text = text();
     let replies = replies_in(&text);
@@ -475,7 +465,7 @@ fn a_person_at_a_telnet_locks_unlocks_and_quits() {
 /// A person with nothing but `nc`, in one go.
 #[test]
 fn a_line_of_shell_with_nc_locks() {
-    let nc = needs!("nc.openbsd");
+    let nc = needs!("nc");
     let server = Lfpd::start(&[]);
     let mut socket = TcpStream::connect(server.addr()).expect("a server");
     drop(socket.set_read_timeout(Some(PATIENCE)));

@@ -28,11 +28,12 @@ mod support;
 
 use rustix::fs::FlockOperation;
 use rustix::process::{waitid, Pid, WaitId, WaitIdOptions};
+use rustix::thread::gettid;
 use support::limited::copy_program;
 use support::locks::{flocked, locked_in_every_way};
 use support::needs::{has_inotify, has_pidfds, needs, skipped, Program};
 use support::stalls::{fair_test, in_time};
-use support::{eventually, program, PATIENCE};
+use support::{eventually, is_soon, program, wait_until_asleep, PATIENCE};
 
 /// The number of no process.
 const DEAD: u32 = 999_999_999;
@@ -810,6 +811,7 @@ fn a_lock_is_not_born_stale_after_a_long_wait() {
             };
             lock.acquire_with_info(long_ago)
         });
+        // Longer than the lock may be old, in whole seconds of the wall's clock.
         thread::sleep(Duration::from_millis(2100));
         let released = now();
         drop(guard);
@@ -1084,15 +1086,15 @@ fn a_lock_from_the_future_is_as_old_as_its_file() {
 /// Without unnamed files, too, the clock of the file system tells the age.
 #[test]
 fn the_age_of_a_file_is_that_of_its_file_system() {
-    let [faketime, strace] = needs!("faketime", "strace");
+    let [libfaketime, strace] = needs!("libfaketimeMT.so.1", "strace");
     let scratch = Scratch::new();
     scratch.lock_with("");
     let ahead = SystemTime::now() + Duration::from_secs(1000);
     let file = File::options().write(true).open(scratch.path());
     file.expect("a file").set_modified(ahead).expect("a time");
     // The clock of the process is two hours ahead.
-    let faketime = faketime.path().display().to_string();
-    let words = [faketime, "-f".into(), "+2h".into()];
+    let preload = format!("LD_PRELOAD={}", libfaketime.path().display());
+    let words = ["env".into(), preload, "FAKETIME=+2h".into()];
     let no_unnamed = ["-P", ".", "-e", "inject=openat:error=EOPNOTSUPP"];
     for options in [&["-e", "trace=openat"][..], &no_unnamed] {
         let again = again(&this_program(), "try", &scratch.path());
@@ -1383,16 +1385,12 @@ fn a_holder_lives_as_long_as_any_of_its_threads() {
         .expect("python3");
     let pid = holder.id();
     let status = || fs::read_to_string(format!("/proc/{pid}/status")).expect("it runs");
-    let deadline = Instant::now() + LIMIT;
-    while !status().contains("State:\tZ") && Instant::now() < deadline {
-        thread::sleep(Duration::from_millis(1));
-    }
-    let status = status();
+    let is_zombie = is_soon(LIMIT, || status().contains("State:\tZ"));
     let lock = scratch.lock_with(format!("pid={pid}\ntimestamp={}\n", now()));
     let alive = details(&lock).alive;
     holder.kill().expect("it runs");
     holder.wait().expect("its end");
-    assert!(status.contains("State:\tZ"), "{status}");
+    assert!(is_zombie, "its first thread goes on");
     assert_eq!(alive, Alive::Yes);
 }
 
@@ -1678,11 +1676,13 @@ fn a_release_wakes_a_waiter_at_once_once() {
         .map(|_| {
             let guard = lock.try_acquire().expect("a free lock");
             thread::scope(|scope| {
-                let waiter = scope.spawn(|| {
+                let (lock, (sender, receiver)) = (&lock, mpsc::channel());
+                let waiter = scope.spawn(move || {
+                    sender.send(gettid()).expect("the test waits");
                     let _guard = lock.acquire().expect("the lock");
                     Instant::now()
                 });
-                thread::sleep(Duration::from_millis(15));
+                wait_until_asleep(receiver.recv().expect("the waiter starts"));
                 let released = Instant::now();
                 drop(guard);
                 waiter.join().expect("the waiter") - released
@@ -1709,8 +1709,12 @@ fn a_holder_that_is_killed_wakes_a_waiter() {
     let holder = Holder::start(&scratch.path());
     assert_eq!(lock.lock_info().expect("a record").pid, holder.child.id());
     thread::scope(|scope| {
-        let waiter = scope.spawn(|| lock.acquire().map(drop));
-        thread::sleep(Duration::from_millis(100));
+        let (lock, (sender, receiver)) = (&lock, mpsc::channel());
+        let waiter = scope.spawn(move || {
+            sender.send(gettid()).expect("the test waits");
+            lock.acquire().map(drop)
+        });
+        wait_until_asleep(receiver.recv().expect("the waiter starts"));
         assert!(!waiter.is_finished());
         let began = Instant::now();
         holder.kill();
@@ -1774,11 +1778,9 @@ fn a_heartbeat_moves_the_timestamp_but_not_x_since() {
     let (since, text) = (guard_timestamp(&scratch), scratch.text());
     let aged = text.replacen(&since, "0000000009", 1);
     fs::write(scratch.path(), &aged).expect("an old lock");
-    let over = Instant::now() + LIMIT;
-    while guard_timestamp(&scratch) == "0000000009" {
-        assert!(Instant::now() < over, "no heartbeat");
-        thread::sleep(Duration::from_millis(20));
-    }
+    eventually(LIMIT, "the heart beats", || {
+        guard_timestamp(&scratch) != "0000000009"
+    });
     let (beaten, then) = (scratch.text(), guard_timestamp(&scratch));
     assert!(then >= since);
     assert_eq!(beaten, text.replacen(&since, &then, 1));
