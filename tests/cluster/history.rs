@@ -469,7 +469,14 @@ fn no_two_clients_believe_in_one_slot() {
 
 /// Renews a lock every now and then at the first port, as long as the history lasts and the holder
 /// believes in it. A holder whose connection ends goes to the second port with its token.
-fn keep(recorder: &Recorder, ports: [u16; 2], key: usize, token: &str, lease: Duration) {
+fn keep(
+    recorder: &Recorder,
+    ports: [u16; 2],
+    key: usize,
+    token: &str,
+    lease: Duration,
+    has_renewed: &AtomicBool,
+) {
     let (name, _) = KEYS[key];
     let renewal = format!("n\n{name}\n{token} {}\n", lease.as_secs());
     let (connection, fence) = (recorder.connection(), fence(token));
@@ -485,6 +492,7 @@ fn keep(recorder: &Recorder, ports: [u16; 2], key: usize, token: &str, lease: Du
                 until = sent + lease;
                 let renewed = Request::Renew { fence, lease };
                 recorder.note(connection, key, sent, renewed, Reply::Done);
+                has_renewed.store(true, Ordering::Relaxed);
             }
             _ => client = None,
         }
@@ -536,14 +544,17 @@ fn violations_of_two_believers(programs: &[Program; 2], fault: Option<&str>) -> 
     let first = start(before.port);
     first.wait_until_active(1);
     let second = start(free_port());
+    let have_renewed = [const { AtomicBool::new(false) }; COUNT];
     thread::scope(|scope| {
         let _end = AtTheEnd(&recorder.is_over);
         for (key, token) in tokens.iter().enumerate() {
             let (recorder, ports) = (&recorder, [first.port, second.port]);
-            scope.spawn(move || keep(recorder, ports, key, token, lease));
+            let has_renewed = &have_renewed[key];
+            scope.spawn(move || keep(recorder, ports, key, token, lease, has_renewed));
         }
-        // Each holder has renewed its lock when the server stops.
-        thread::sleep(Duration::from_secs(1));
+        eventually(PATIENCE, "each holder has renewed its lock", || {
+            have_renewed.iter().all(|it| it.load(Ordering::Relaxed))
+        });
         first.daemon.signal(Signal::STOP);
         second.wait_until_active(1);
         first.daemon.signal(Signal::CONT);

@@ -74,6 +74,7 @@ fn each_server_tells_its_role() {
     let mut slow = standby.connect();
     for piece in ["clus", "ter\n_", "\n_\ncluster\n_\n_\nping\n_\n_\n"] {
         slow.send(piece);
+        // Without a pause, the server would read the pieces as one.
         thread::sleep(Duration::from_millis(100));
     }
     for line in [&expected[1].1, &expected[1].1, "ok"] {

@@ -404,7 +404,12 @@ fn a_server_told_to_stop_while_it_starts_over_ends() {
     let mut client = server.connect();
     etcd.ctl(&["del", "latchd/leader"]);
     client.send("l\nk\n0\n");
-    thread::sleep(Duration::from_millis(100));
+    // It starts over with its role locked.
+    eventually(TAKE_OVER, "it says its role no longer", || {
+        let mut asking = server.connect();
+        asking.send("cluster\n_\n_\n");
+        asking.next_event(Duration::from_millis(500)) == Event::Nothing
+    });
     server.daemon.signal(Signal::TERM);
     let ended = server.daemon.wait_exit(TAKE_OVER);
     let _ = reader.kill();
@@ -507,6 +512,7 @@ fn two_servers_with_one_address_take_no_turns() {
     first.wait_for("deposed", 1);
     let said = format!("ERROR same-advertise address=127.0.0.1:{} ", first.port);
     first.wait_for(&said, 1);
+    // By the wall's clock: the leases of etcd, which decide whose turn it is, run on that.
     thread::sleep(Duration::from_secs(3));
     assert!(!second.log().contains("deposed"), "{}", second.log());
 }

@@ -334,6 +334,7 @@ fn tls_begins_after_the_frame_of_a_standby() {
         socket.set_nodelay(true).expect("TCP knows TCP_NODELAY");
         for piece in [&greeting[..cut], &greeting[cut..]] {
             socket.write_all(piece.as_bytes()).expect("it is open");
+            // Without a pause, the server would read the pieces as one.
             thread::sleep(Duration::from_millis(30));
         }
         let mut client = TlsClient::over(socket).expect("a handshake");

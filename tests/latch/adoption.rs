@@ -8,12 +8,13 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::support::at_the_end::AtTheEnd;
-use crate::support::latch::{is_held, latch, ready, signal, wait, Latch};
+use crate::support::latch::{is_gone, is_held, latch, ready, signal, wait, Latch};
 use crate::support::silent::free_port;
 use crate::support::stalls::fairly_within;
 use crate::support::wire_cutter::{Wire, WireCutter};
 use crate::support::{eventually, Daemon, Scheme, Signal, PATIENCE};
 use latchd::client::{Address, Client, Guard, Loss};
+use rustix::process::Pid;
 
 /// The servers: with a release on disconnect, and without.
 const BOTH: [&[&str]; 2] = [&[], &["--no-auto-release-on-disconnect"]];
@@ -103,9 +104,11 @@ fn a_cut_during_the_adoption_loses_nothing() {
                     let count = proxy.count();
                     wire.cut_client();
                     proxy.wait_for(count + 1);
-                    // The server has taken the request, and its answer is lost.
-                    thread::sleep(Duration::from_millis(200));
-                    proxy.wire().cut();
+                    let wire = proxy.wire();
+                    eventually(PATIENCE, "the adoption is answered", || {
+                        wire.replies().lines().count() >= 2
+                    });
+                    wire.cut();
                 };
                 assert_eq!(after(options, again), None);
             });
@@ -149,7 +152,7 @@ fn a_cut_at_the_release_leaves_the_key_free_and_no_failure() {
 }
 
 /// A command under the lock of a server behind the proxy. It runs: a cut before would end the wait.
-fn run_through(proxy: &WireCutter, daemon: &Daemon, lease: &str, script: &str) -> Latch {
+fn run_through(proxy: &WireCutter, daemon: &Daemon, lease: &str, script: &str) -> (Latch, Pid) {
     let directory = tempfile::tempdir().expect("a directory");
     let script = format!("eval \"$READY\"; {script}");
     let arguments = ["run", "k", "--lease", lease, "--", "sh", "-c", &script];
@@ -157,7 +160,7 @@ fn run_through(proxy: &WireCutter, daemon: &Daemon, lease: &str, script: &str) -
     command
         .env("LATCH_SERVER", proxy.addr().to_string())
         .stderr(Stdio::piped());
-    ready(command, &directory).0
+    ready(command, &directory)
 }
 
 #[test]
@@ -167,11 +170,12 @@ fn a_command_that_ends_without_a_connection_releases_later() {
     let directory = tempfile::tempdir().expect("a directory");
     let go_on = directory.path().join("go-on");
     let script = format!("until [ -e {} ]; do sleep 0.02; done", go_on.display());
-    let mut child = run_through(&proxy, &daemon, "60", &script);
+    let (mut child, command) = run_through(&proxy, &daemon, "60", &script);
     proxy.hang_up(true);
     proxy.wire().cut();
     fs::write(&go_on, "").expect("there is room");
-    thread::sleep(Duration::from_secs(1));
+    eventually(PATIENCE, "the command has ended", || is_gone(command));
+    proxy.wait_for_hang_ups(2);
     assert_eq!(child.try_wait().expect("a child"), None);
     proxy.hang_up(false);
     assert_eq!(wait(&mut child), Some(0));
@@ -182,10 +186,13 @@ fn a_command_that_ends_without_a_connection_releases_later() {
 fn a_release_that_no_server_hears_is_told_with_its_time() {
     let daemon = Daemon::start(BOTH[1]);
     let proxy = WireCutter::before(daemon.addr());
-    let script = "exec sleep 0.5";
-    let mut child = run_through(&proxy, &daemon, "6", script);
+    let directory = tempfile::tempdir().expect("a directory");
+    let go_on = directory.path().join("go-on");
+    let script = format!("until [ -e {} ]; do sleep 0.02; done", go_on.display());
+    let (mut child, _) = run_through(&proxy, &daemon, "6", &script);
     proxy.hang_up(true);
     proxy.wire().cut();
+    fs::write(&go_on, "").expect("there is room");
     assert_eq!(wait(&mut child), Some(0));
     let mut said = String::new();
     let mut stderr = child.stderr.take().expect("piped");
@@ -247,7 +254,7 @@ fn survive_cuts(count: usize) {
     let daemon = Daemon::start_directly(Scheme::Plain, &options);
     let proxy = WireCutter::before(daemon.addr());
     // Half a minute without an answer would end the job. A machine is not late for so long.
-    let mut child = run_through(&proxy, &daemon, "60", "exec sleep 3600");
+    let (mut child, _) = run_through(&proxy, &daemon, "60", "exec sleep 3600");
     let is_over = AtomicBool::new(false);
     let seed = u64::from(std::process::id());
     println!("seed {seed}");
@@ -300,7 +307,10 @@ fn survive_cuts(count: usize) {
             thread::sleep(Duration::from_millis(below(300)));
         }
         // The last connection may be one that swallows.
-        thread::sleep(Duration::from_secs(2));
+        eventually(PATIENCE, "the client has an answer again", || {
+            let has_ended = child.try_wait().expect("a child").is_some();
+            has_ended || proxy.wire().has_passed_replies()
+        });
         drop(end);
         witness.join().expect("it only asks")
     });

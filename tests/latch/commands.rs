@@ -22,6 +22,7 @@ use crate::support::latch::{
 use crate::support::needs::{needs, skipped};
 use crate::support::silent::{refusing_addr, FullBacklog};
 use crate::support::stalls::{fair_test, in_time};
+use crate::support::wire_cutter::WireCutter;
 use crate::support::{eventually, program, Daemon, Signal, PATIENCE};
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::fs::{flock, FlockOperation};
@@ -1777,8 +1778,13 @@ fn a_claim_with_a_new_limit_waits_for_the_users_of_the_old() {
         let mut holder = daemon.connect();
         let token = holder.request("sl", "k", "0 2 600");
         let token = token.split(' ').nth(1).expect("a token");
-        let mut waiting = Latch::start(&mut latch(&daemon, arguments));
-        thread::sleep(Duration::from_millis(300));
+        let proxy = WireCutter::before(daemon.addr());
+        let mut command = latch(&daemon, arguments);
+        command.env("LATCH_SERVER", proxy.addr().to_string());
+        let mut waiting = Latch::start(&mut command);
+        eventually(PATIENCE, "the claim is refused", || {
+            proxy.has_answered("error_limit_mismatch")
+        });
         assert_eq!(waiting.try_wait().expect("a child"), None, "{arguments:?}");
         assert_eq!(holder.request("sr", "k", token), "ok");
         assert_eq!(wait(&mut waiting), Some(0), "{arguments:?}");

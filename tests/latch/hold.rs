@@ -13,6 +13,7 @@ use crate::support::latch::{
 };
 use crate::support::stalls::{fair_test, in_time};
 use crate::support::{eventually, Daemon, Signal, PATIENCE};
+use rustix::io::ioctl_fionread;
 
 /// Starts `latch hold k` and waits for its line. Returns it with its input and its line.
 fn held(daemon: &Daemon, options: &[&str]) -> (Latch, ChildStdin, String) {
@@ -81,9 +82,15 @@ fn hold_keeps_the_lock_if_its_input_does_not_block() {
     let daemon = Daemon::start(&[]);
     let (mut script, stdin) = UnixStream::pair().expect("two descriptors");
     stdin.set_nonblocking(true).expect("a socket");
+    let unread = stdin.try_clone().expect("descriptors are left");
     let (mut hold, _) = held_by(&daemon, &[], OwnedFd::from(stdin).into());
-    script.write_all(b"x").expect("a reader");
-    thread::sleep(Duration::from_millis(300));
+    // It reads the second byte after it has met an empty socket.
+    for _ in 0..2 {
+        script.write_all(b"x").expect("a reader");
+        eventually(PATIENCE, "hold reads", || {
+            ioctl_fionread(&unread).expect("a socket") == 0
+        });
+    }
     assert!(is_held(&daemon, "k"));
     assert_eq!(hold.try_wait().expect("a child"), None);
     drop(script);

@@ -11,7 +11,8 @@ use crate::support::Daemon;
 
 /// What makes the only name server of a new namespace a socket that nobody answers at.
 const SILENT_NAME_SERVER: &str = "ip link set lo up && mount --bind $0 /etc/resolv.conf && \
-    { socat -u UDP4-RECV:53 /dev/null & sleep 0.3; }";
+    { socat -u UDP4-RECV:53 /dev/null & \
+    until grep -q ':0035 ' /proc/net/udp; do sleep 0.01; done; }";
 
 #[test]
 fn a_silent_name_server_delays_no_command_beyond_its_timeout() {

@@ -309,6 +309,7 @@ fn retry_waits_for_a_server_that_is_not_there_yet() {
         }
         let mut command = latch(&other, &arguments);
         let mut waiting = Latch::start(command.stdin(Stdio::piped()).stdout(Stdio::null()));
+        // By the wall's clock: an attempt to connect leaves no trace.
         thread::sleep(Duration::from_millis(300));
         assert_eq!(waiting.try_wait().expect("a child"), None);
         let daemon = Daemon::start_unix(&socket, &[]);

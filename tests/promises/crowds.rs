@@ -367,13 +367,8 @@ fn at_all_caps_memory_is_below_the_worst_case_it_states() {
     for client in &mut crowd {
         client.send("stats\nholders\n_\n");
     }
-    let mut most = 0;
-    eventually(PATIENCE, "it takes no more memory", || {
-        thread::sleep(Duration::from_millis(500));
-        let before = most;
-        most = status_kib(daemon.pid(), "VmHWM:") >> 10;
-        most == before
-    });
+    come_to_rest(&[daemon.pid()], Duration::from_millis(90));
+    let most = status_kib(daemon.pid(), "VmHWM:") >> 10;
     println!("{most} MB at all caps, {worst} MB at worst");
     assert!(most <= worst, "{most} MB, and the server says {worst} MB");
     assert!(most > 5, "the caps were not reached");

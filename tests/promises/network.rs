@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use crate::support::limited::limited;
 use crate::support::needs::{needs, Program};
 use crate::support::stalls::fairly;
-use crate::support::{eventually, parse_grant, Client, Daemon, PATIENCE};
+use crate::support::{eventually, parse_grant, waiter_count, Client, Daemon, PATIENCE};
 
 /// A watch for hang-ups that looks every 50 ms would take half a minute for these.
 #[test]
@@ -95,12 +95,22 @@ fn clients_that_are_cut_off_lose_their_keys_in_35_seconds() {
     let (mut silent, mut granted, mut holder) = (far(), far(), near());
     silent.acquire("silent", 0);
     let held = holder.acquire("granted", 0);
+    let (mut next, mut next_but_one, mut asking) = (near(), near(), near());
+    let mut wait_for_waiters = |key: &str, count: u64| {
+        eventually(PATIENCE, "it waits", || {
+            asking.send("stats\n_\n_\n");
+            let reply = asking.line(PATIENCE);
+            let stats = reply.strip_prefix("ok ").expect("statistics");
+            let stats = serde_json::from_str(stats).expect("JSON");
+            waiter_count(&stats, key) == count
+        });
+    };
     granted.send("l\ngranted\n600 600\n");
-    let (mut next, mut next_but_one) = (near(), near());
-    thread::sleep(Duration::from_millis(500)); // until it waits
+    wait_for_waiters("granted", 1);
     next.send("l\nsilent\n600 600\n");
+    wait_for_waiters("silent", 1);
     next_but_one.send("l\ngranted\n600 600\n");
-    thread::sleep(Duration::from_millis(500));
+    wait_for_waiters("granted", 2);
 
     inside(&client, &ip, "link set far down");
     let cut = Instant::now();

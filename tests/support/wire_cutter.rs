@@ -2,10 +2,9 @@
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
-use std::time::Duration;
 
 use super::{eventually, PATIENCE};
 
@@ -20,6 +19,7 @@ struct Shared {
     wires: Mutex<Vec<Arc<Wire>>>,
     /// New connections are closed at once.
     hangs_up: AtomicBool,
+    hang_up_count: AtomicUsize,
     /// It listens no longer.
     is_closed: AtomicBool,
     /// The replies of the next connection go nowhere.
@@ -35,6 +35,8 @@ pub struct Wire {
     stalls: AtomicBool,
     swallows: AtomicBool,
     half_closes: bool,
+    /// What the server has answered, whether it was passed on or not.
+    replies: Mutex<Vec<u8>>,
 }
 
 impl WireCutter {
@@ -54,6 +56,7 @@ impl WireCutter {
                     break;
                 }
                 if ours.hangs_up.load(Ordering::SeqCst) {
+                    ours.hang_up_count.fetch_add(1, Ordering::SeqCst);
                     continue;
                 }
                 let Ok(server) = TcpStream::connect(server) else {
@@ -93,6 +96,21 @@ impl WireCutter {
     /// Whether new connections are closed at once.
     pub fn hang_up(&self, hangs_up: bool) {
         self.shared.hangs_up.store(hangs_up, Ordering::SeqCst);
+    }
+
+    /// Waits until so many more connections have been closed at once.
+    pub fn wait_for_hang_ups(&self, count: usize) {
+        let now = || self.shared.hang_up_count.load(Ordering::SeqCst);
+        let wanted = now() + count;
+        eventually(PATIENCE, "attempts to connect", || now() >= wanted);
+    }
+
+    /// Whether one of the connections has had this reply.
+    pub fn has_answered(&self, reply: &str) -> bool {
+        let wires = self.shared.wires.lock().unwrap();
+        wires
+            .iter()
+            .any(|wire| wire.replies().lines().any(|line| line == reply))
     }
 
     /// Listens no longer, and cuts all connections.
@@ -136,7 +154,18 @@ impl Wire {
             stalls: AtomicBool::new(false),
             swallows: AtomicBool::new(swallows),
             half_closes,
+            replies: Mutex::default(),
         })
+    }
+
+    /// What the server has answered until now, whether it was passed on or not.
+    pub fn replies(&self) -> String {
+        String::from_utf8_lossy(&self.replies.lock().unwrap()).into_owned()
+    }
+
+    /// Whether the client has had an answer over it.
+    pub fn has_passed_replies(&self) -> bool {
+        !self.swallows.load(Ordering::SeqCst) && !self.replies.lock().unwrap().is_empty()
     }
 
     fn pass_on(self: Arc<Wire>) {
@@ -155,8 +184,11 @@ impl Wire {
         };
         let mut chunk = [0; 4096];
         while let Ok(len @ 1..) = from.read(&mut chunk) {
-            while self.stalls.load(Ordering::SeqCst) {
-                thread::sleep(Duration::from_millis(5));
+            if self.stalls.load(Ordering::SeqCst) {
+                return;
+            }
+            if is_reply {
+                self.replies.lock().unwrap().extend(&chunk[..len]);
             }
             let is_swallowed = is_reply && self.swallows.load(Ordering::SeqCst);
             if !is_swallowed && to.write_all(&chunk[..len]).is_err() {

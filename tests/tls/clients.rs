@@ -7,7 +7,7 @@ use std::process::{Command, Output};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{mpsc, Arc};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use latchd::client::{Address, CancelHandle, Client, Connection, Error, Settings, Slot, Tls, Wait};
 
@@ -19,7 +19,7 @@ use signal_hook::consts::SIGUSR1;
 use crate::support::needs::needs;
 use crate::support::stalls::{fair_test, in_time};
 use crate::support::tls::{common, serving, Set};
-use crate::support::{program, Daemon, Scheme, Signal, PATIENCE};
+use crate::support::{eventually, program, Daemon, Scheme, Signal, PATIENCE};
 
 fn daemon() -> Daemon {
     Daemon::start_over(Scheme::Tls, &[])
@@ -229,14 +229,10 @@ fn a_guard_renews_over_tls_once() {
     let lease = Duration::from_secs(4);
     let guard = client.lock("k").lease(lease).acquire().expect("it is free");
     thread::sleep(lease * 5 / 4);
-    assert!(guard.is_held());
+    in_time!(guard.is_held());
     assert!(client.lock("k").try_acquire().expect("an answer").is_none());
     drop(daemon);
-    let lost = Instant::now();
-    while guard.is_held() {
-        in_time!(lost.elapsed() < PATIENCE, "the end goes unnoticed");
-        thread::sleep(Duration::from_millis(10));
-    }
+    eventually(PATIENCE, "the end is noticed", || !guard.is_held());
 }
 
 /// A server may change its keys at any time. That makes the socket readable, and is no reply.
@@ -246,6 +242,7 @@ fn a_guard_outlives_a_change_of_keys() {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let port = listener.local_addr().expect("it is bound").port();
     let (proceed, go_on) = mpsc::channel::<()>();
+    let (sent, has_sent) = mpsc::channel();
     let server = thread::spawn(move || {
         let (mut socket, _) = listener.accept().expect("a client comes");
         let mut session = ServerConnection::new(serving(common())).expect("it is valid");
@@ -258,16 +255,20 @@ fn a_guard_outlives_a_change_of_keys() {
         let _ = go_on.recv();
         tls.conn.refresh_traffic_keys().expect("it is TLS 1.3");
         tls.flush().expect("a reader");
-        // The client releases.
-        let _ = tls.read(&mut request);
-        let _ = tls.write_all(b"ok\n");
+        sent.send(()).expect("the test waits");
+        for (command, reply) in [("n", "ok 600\n"), ("r", "ok\n")] {
+            let len = tls.read(&mut request).expect("a request");
+            assert!(request[..len].starts_with(format!("{command}\nk\n").as_bytes()));
+            tls.write_all(reply.as_bytes()).expect("a reader");
+        }
     });
     let address = format!("127.0.0.1:{port}").parse::<Address>();
     let client = Client::with_settings([address.expect("an address")], trusting(common()));
     let guard = client.lock("k").acquire().expect("it is free");
     proceed.send(()).expect("the server waits");
-    thread::sleep(Duration::from_millis(300));
-    assert!(guard.is_held());
+    has_sent.recv().expect("the server goes on");
+    // The reply comes behind the new keys.
+    assert!(guard.renew() && guard.is_held());
     guard.release().expect("it is held");
     server.join().expect("it does not panic");
 }

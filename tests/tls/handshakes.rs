@@ -16,7 +16,9 @@ use crate::support::limited::{limit_to, raise_our_own_limit};
 use crate::support::needs::needs;
 use crate::support::silent::free_addr;
 use crate::support::tls::{common, trusting, TlsClient, Version};
-use crate::support::{eventually, parse_grant, Client, Daemon, Event, Scheme, PATIENCE};
+use crate::support::{
+    come_to_rest, eventually, parse_grant, Client, Daemon, Event, Scheme, PATIENCE,
+};
 
 /// The beginning of a handshake: a record with 512 bytes, of which the first six come.
 const BEGINNING: [u8; 11] = [22, 3, 1, 2, 0, 1, 0, 1, 252, 3, 3];
@@ -240,7 +242,7 @@ fn unfinished_records_take_no_more_memory_than_is_counted() {
             client
         })
         .collect();
-    thread::sleep(Duration::from_millis(300));
+    come_to_rest(&[daemon.pid()], Duration::from_millis(50));
     let taken = status_kib(daemon.pid(), "VmRSS:").saturating_sub(before) / CLIENTS;
     println!("{taken} kilobytes for each");
     // 64 for the connection and 96 for TLS, with the stack of an unoptimised build.
