@@ -74,7 +74,7 @@ impl LockInfo {
 /// All fields of a lock file. A field that is missing or unreadable is `None`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Record {
-    pub(super) pid: Option<u32>,
+    pub(crate) pid: Option<u32>,
     pub(super) timestamp: Option<u64>,
     pub(crate) tag: Option<String>,
     /// When the lock was granted, in seconds since 1970; a heartbeat does not change it.

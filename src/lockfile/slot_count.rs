@@ -26,9 +26,7 @@ pub(super) fn agree(slots: &[Semaphore]) -> SemaphoreResult<()> {
         return Ok(());
     };
     for slot in all_slots(first) {
-        let written = slot
-            .written_holder()
-            .and_then(|(_, record)| record.slot_count);
+        let written = slot.written_record().and_then(|record| record.slot_count);
         if written.is_none_or(|written| written == count) {
             continue;
         }

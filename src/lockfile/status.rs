@@ -200,16 +200,15 @@ impl Semaphore {
         })
     }
 
-    /// Returns the process that the file names, and the record; `None` if no file names a process.
-    /// Does not lock the file, so it cannot hinder other processes. Does not check whether the
-    /// process is alive.
-    pub(crate) fn written_holder(&self) -> Option<(u32, Record)> {
+    /// Returns what the file says of the holder; `None` if there is no file that can be read. Does
+    /// not lock the file, so it cannot hinder other processes. Does not check whether the process
+    /// is alive.
+    pub(crate) fn written_record(&self) -> Option<Record> {
         let opened = self.directory().ok()?.open_file(&self.lock_path.name);
         let Ok(Entry::File(file)) = opened else {
             return None;
         };
-        let record = *read(&file).ok()?.record;
-        Some((record.pid?, record))
+        Some(*read(&file).ok()?.record)
     }
 
     /// Describes the lock; `None` if the lock is free. The details say whether the lock is stale;

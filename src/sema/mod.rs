@@ -217,8 +217,8 @@ fn waiting_line(request: &SemaRequest) -> Result<WaitingLine, Failure> {
     let about = format!("waiting for {}", shown_path(&request.path));
     let talk = Verbosity::of(options.quiet, options.verbose);
     Ok(WaitingLine::start(PROGRAM, talk, move || {
-        match slots.iter().find_map(Semaphore::written_holder) {
-            Some(holder) => format!("{about}: held by {}", report::holder_line(&holder)),
+        match slots.iter().find_map(Semaphore::written_record) {
+            Some(record) => format!("{about}: {}", report::holder_line(&record)),
             None => about.clone(),
         }
     }))
@@ -559,8 +559,8 @@ fn caller() -> u32 {
 /// command.
 fn asking(slot: &Semaphore) -> u32 {
     let own = std::process::id();
-    match slot.written_holder() {
-        Some((pid, _)) if pid == own => own,
+    match slot.written_record() {
+        Some(record) if record.pid == Some(own) => own,
         _ => caller(),
     }
 }

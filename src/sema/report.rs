@@ -12,6 +12,10 @@ use crate::cli::output;
 use crate::lockfile::{Alive, Busy, LockDetails, Obstacle, Record, Semaphore, Status};
 use crate::text::{rough_time, without_hidden, Plain};
 
+/// What a file is that names neither a process nor a time, and what to do about it.
+const NAMES_NO_HOLDER: &str =
+    "the file names no holder, like one that flock(1) leaves; remove it if no program uses it";
+
 /// A JSON object that keeps the order of its keys.
 #[derive(Debug, Default)]
 pub(super) struct Object(Vec<(&'static str, Field)>);
@@ -147,7 +151,9 @@ pub(super) fn status_text(path: Option<&Path>, status: &Status) -> String {
 pub(super) fn holder_text(path: &Path, busy: &Busy) -> String {
     let details = &busy.details;
     let is_unknown = details.alive == Alive::Unknown;
+    let is_unnamed = (details.pid, details.timestamp) == (None, None);
     let note = note(busy)
+        .or(is_unnamed.then_some(NAMES_NO_HOLDER))
         .or(unreadable(details))
         .or(is_unknown.then_some("it cannot be told from here whether the holder is alive"));
     Object::new()
@@ -159,9 +165,12 @@ pub(super) fn holder_text(path: &Path, busy: &Busy) -> String {
         .lines()
 }
 
-/// Describes in one line the holder that the lock's file names.
-pub(super) fn holder_line((pid, record): &(u32, Record)) -> String {
-    let mut text = format!("pid {pid}");
+/// Describes in one line the holder that the lock's file names, or says that it names none.
+pub(super) fn holder_line(record: &Record) -> String {
+    let Some(pid) = record.pid else {
+        return NAMES_NO_HOLDER.to_owned();
+    };
+    let mut text = format!("held by pid {pid}");
     if let Some(host) = record.host.as_deref() {
         text += &format!(" on {}", shown(host));
     }

@@ -392,6 +392,13 @@ const TIMEOUT_BY_ME: &str =
 const ACQUIRED_JSON: &str = "{\"acquired\":true,\"path\":\"f\",\"pid\":{me},\"since\":{now}}\n";
 const HELD_JSON: &str = "{\"locked\":true,\"pid\":{me},\"since\":{now}}\n";
 
+/// The note about a file that names neither a process nor a time.
+macro_rules! names_no_holder {
+    () => {
+        "the file names no holder, like one that flock(1) leaves; remove it if no program uses it"
+    };
+}
+
 #[test]
 fn try_and_acquire_print_what_their_users_rely_on() {
     play(
@@ -412,7 +419,11 @@ fn try_and_acquire_print_what_their_users_rely_on() {
                 "try f",
                 1,
                 "",
-                "Lock already held\n  Path: f\n  Note: contents unreadable\n",
+                concat!(
+                    "Lock already held\n  Path: f\n  Note: ",
+                    names_no_holder!(),
+                    "\n"
+                ),
                 true,
             ),
             row(
@@ -489,7 +500,11 @@ fn a_lock_is_stale_by_age_unless_its_holder_is_provably_alive() {
 fn release_refuses_a_lock_that_may_have_a_live_holder() {
     const RELEASED: &str = "Lock released: f\n";
     const REFUSED: &str = "Lock held by different process\n  Holder PID: 1\n  Path: f\n  Age: 0s\n";
-    const UNREADABLE: &str = "Lock not released\n  Path: f\n  Note: contents unreadable\n";
+    const UNREADABLE: &str = concat!(
+        "Lock not released\n  Path: f\n  Note: ",
+        names_no_holder!(),
+        "\n"
+    );
     const TOKEN: Option<&str> = Some("pid=1\ntimestamp={now}\nx-token=abc\n");
     // A lock of another host, whose holder has the same number as the process that asks.
     const REMOTE: Option<&str> =
@@ -3010,6 +3025,34 @@ fn a_verbose_wait_says_who_holds_the_lock() {
         child.wait().expect("a child");
         assert_eq!(complaint(child), "");
     }
+}
+
+/// It is not a lock of flock(1), and names no holder that would release it.
+#[test]
+fn a_file_that_flock_left_is_said_to_name_no_holder() {
+    let place = Place::new();
+    place.write("f", "");
+    let refused = place.sema(&["run", "f", "-n", "--", "true"]);
+    assert_eq!(refused.status.code(), Some(BUSY));
+    assert_eq!(
+        text(&refused.stderr),
+        concat!(
+            "sema: Lock already held\n  Path: f\n  Note: ",
+            names_no_holder!(),
+            "\n"
+        )
+    );
+    let mut command = place.command("sema", &["run", "f", "-v", "--", "true"]);
+    let mut waiting = command.spawn().expect("sema starts");
+    let mut line = String::new();
+    let stderr = waiting.stderr.as_mut().expect("piped");
+    BufReader::new(stderr).read_line(&mut line).expect("text");
+    assert_eq!(
+        line,
+        concat!("sema: waiting for f: ", names_no_holder!(), "\n")
+    );
+    fs::remove_file(place.path("f")).expect("it is there");
+    assert_eq!(wait(&mut waiting), Some(0));
 }
 
 #[test]
