@@ -13,11 +13,52 @@ use super::options::COMMANDS;
 /// is an option that this command lacks.
 pub(super) const FOREIGN: &[Foreign] = &[
     (
-        &["--nowait", "--nb", "--nonblocking", "--try"],
+        &["--nowait", "--no-wait", "--nb", "--nonblocking", "--try"],
         "use --nonblock",
     ),
-    (&["--wait", "-t", "-timeout", "-try"], "use --timeout TIME"),
-    (&["--conflict-exit-code"], "use --busy-status STATUS"),
+    (
+        &["-N", "--block", "--blocking"],
+        "latch waits unless --nonblock is given; leave the option out",
+    ),
+    (
+        &[
+            "--wait",
+            "-t",
+            "-W",
+            "-r",
+            "-timeout",
+            "-try",
+            "--retries",
+            "--max-wait",
+            "--wait-timeout",
+            "--lock-timeout",
+        ],
+        "use --timeout TIME",
+    ),
+    (
+        &["--conflict-exit-code", "--exit-code", "--lock-exit-code"],
+        "use --busy-status STATUS",
+    ),
+    (
+        &["--name", "--key", "--lock", "-l"],
+        "write the key right after the command; --tag TEXT describes its holder",
+    ),
+    (
+        &["--lock-file", "--lockfile", "--file", "--path"],
+        "a key needs no file; for a lock file, use sema run PATH",
+    ),
+    (
+        &["--prefix", "--namespace"],
+        "write the prefix at the beginning of the key",
+    ),
+    (
+        &["--mode"],
+        "use --shared for a shared lock; other locks are exclusive",
+    ),
+    (
+        &["--prometheus", "--metrics"],
+        "use latch stats --format prometheus",
+    ),
     (&["-s"], "use --shared"),
     (
         &["-x", "-e", "--exclusive"],
@@ -37,10 +78,14 @@ pub(super) const FOREIGN: &[Foreign] = &[
         "use --of COUNT",
     ),
     (
-        &["-child-exit-code"],
+        &["-child-exit-code", "--child-exit-code"],
         "the exit status is that of the command",
     ),
-    (&["-monitor-retry"], "use --retry TIME"),
+    (&["-monitor-retry", "--monitor-retry"], "use --retry TIME"),
+    (
+        &["-pass-stdin", "--pass-stdin"],
+        "the command reads the standard input; leave the option out",
+    ),
     (
         &["--auth-token"],
         "ps would show it: use --auth-token-file FILE, or LATCH_AUTH_TOKEN_FILE",
@@ -50,7 +95,7 @@ pub(super) const FOREIGN: &[Foreign] = &[
         "use --auth-token-file PATH",
     ),
     (
-        &["-shell"],
+        &["-shell", "--shell"],
         "the command is run as it is; write sh -c COMMAND for a shell",
     ),
     (&["reserve --lease", "reserve --ttl"], "use --for TIME"),
@@ -58,12 +103,23 @@ pub(super) const FOREIGN: &[Foreign] = &[
         &["acquire --for"],
         "use --lease TIME, or latch reserve --for TIME",
     ),
-    (&["--ttl"], "use --lease TIME"),
+    (
+        &["--ttl", "--expire", "--expires", "--expiry", "--expiration"],
+        "use --lease TIME",
+    ),
     (&["--duration", "--until"], "use latch reserve --for TIME"),
     (
-        &["--endpoints", "-http-addr", "--host", "-p", "--port"],
+        &[
+            "--endpoints",
+            "-http-addr",
+            "--host",
+            "-p",
+            "--port",
+            "--url",
+        ],
         "use --server HOST:PORT",
     ),
+    (&["--cacert", "--ca-file", "-ca-file"], "use --tls-ca PATH"),
     (&["--signal"], "use --on-lost SIGNAL"),
     (&["-k"], "use --kill-after TIME"),
     (&["--who", "--why", "-name"], "use --tag TEXT"),

@@ -71,6 +71,9 @@ pub(super) const FOREIGN: &[Foreign] = &[
         &[
             "--metrics",
             "--metrics-addr",
+            "--metrics-port",
+            "--prometheus",
+            "--http-addr",
             "--web",
             "--web.listen-address",
             "--ui",

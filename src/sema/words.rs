@@ -6,14 +6,44 @@ use crate::cli::words::Foreign;
 /// with what to write instead.
 pub(super) const FOREIGN: &[Foreign] = &[
     (
-        &["--nowait", "--nb", "--nonblocking", "--try"],
+        &["--nowait", "--no-wait", "--nb", "--nonblocking", "--try"],
         "use --nonblock",
     ),
     (
-        &["--wait", "-t", "-r", "--retry", "-i"],
+        &[
+            "--wait",
+            "-t",
+            "-W",
+            "-r",
+            "--retry",
+            "--retries",
+            "-i",
+            "--max-wait",
+            "--wait-timeout",
+            "--lock-timeout",
+        ],
         "use --timeout TIME",
     ),
-    (&["--conflict-exit-code"], "use --busy-status STATUS"),
+    (
+        &["--conflict-exit-code", "--exit-code", "--lock-exit-code"],
+        "use --busy-status STATUS",
+    ),
+    (
+        &[
+            "--name",
+            "--key",
+            "--lock",
+            "--lock-file",
+            "--lockfile",
+            "--file",
+            "--path",
+        ],
+        "write the path right after the command; --tag TEXT describes its holder",
+    ),
+    (
+        &["--server", "--host"],
+        "a lock file needs no server; latch run takes a lock of latchd",
+    ),
     (
         &["-s", "--shared", "--read"],
         "a lock file has one holder; latch run --shared shares a lock of latchd",
@@ -37,7 +67,7 @@ pub(super) const FOREIGN: &[Foreign] = &[
         "the path is that of the lock file itself; see --stale for its age",
     ),
     (
-        &["--ttl", "--lease"],
+        &["--ttl", "--lease", "--expire", "--expires", "--expiry"],
         "a lock lasts as long as its holder; see --stale",
     ),
     (
@@ -46,7 +76,7 @@ pub(super) const FOREIGN: &[Foreign] = &[
     ),
     (&["-j"], "use --of COUNT for so many at a time, or --json"),
     (
-        &["-N"],
+        &["-N", "--block", "--blocking"],
         "sema waits unless --nonblock is given; leave the option out",
     ),
     (&["-m"], "use --mode MODE"),

@@ -245,6 +245,24 @@ fn a_usage_error_says_what_to_write_instead() {
             "latch: unknown option: --try; use --nonblock",
         ),
         (
+            &["run", "--name", "k", "--", "true"],
+            "latch: unknown option: --name; write the key right after the command; \
+             --tag TEXT describes its holder",
+        ),
+        (
+            &["stats", "--prometheus"],
+            "latch: unknown option: --prometheus; use latch stats --format prometheus",
+        ),
+        (
+            &["run", "k", "--mode", "shared", "--", "true"],
+            "latch: unknown option: --mode; use --shared for a shared lock; \
+             other locks are exclusive",
+        ),
+        (
+            &["run", "k", "-W5", "--", "true"],
+            "latch: unknown option: -W5; use --timeout TIME",
+        ),
+        (
             &["ping", "-q"],
             "latch: unknown option: -q; it is an option of latch run, hold, wait, acquire and reserve",
         ),

@@ -958,6 +958,11 @@ fn bad_usage_gives_one_line_and_touches_nothing() {
             "unknown option: --nb; use --nonblock",
         ),
         (
+            &["run", "--lockfile", "g", "--", "true"],
+            "unknown option: --lockfile; write the path right after the command; \
+             --tag TEXT describes its holder",
+        ),
+        (
             &["run", "g", "-nE256", "--", "true"],
             "invalid value '256' for --busy-status: expected 0-255",
         ),
