@@ -1,6 +1,7 @@
 //! Each promise of latchd-security(7) has tests that fail if it is broken.
 
 use std::collections::BTreeSet;
+use std::fs;
 
 use crate::manual::{page, section};
 use crate::tidy::{all_code, expect_none, read, test_names};
@@ -17,6 +18,17 @@ fn promises(text: &str) -> Vec<(&str, Vec<&str>)> {
         .collect()
 }
 
+/// The texts of all transcripts, whose sections are tests, too.
+fn transcripts() -> Vec<String> {
+    let folders = ["tests/latchd/wire", "tests/latchd/conversations"];
+    let folders = folders.map(|folder| crate::layering::root().join(folder));
+    let files = folders.iter().flat_map(|folder| {
+        let entries = fs::read_dir(folder).expect("it is part of the source");
+        entries.map(|entry| read(&entry.expect("a directory entry").path()))
+    });
+    files.collect()
+}
+
 #[test]
 fn each_promise_has_tests_that_exist() {
     let section = section(&page("latchd-security.7"), "PROMISES");
@@ -31,7 +43,10 @@ fn each_promise_has_tests_that_exist() {
     );
     assert!(promises.len() > 10, "{} promises", promises.len());
     let texts: Vec<String> = all_code().iter().map(|file| read(file)).collect();
-    let names: BTreeSet<&str> = texts.iter().flat_map(|text| test_names(text)).collect();
+    let mut names: BTreeSet<&str> = texts.iter().flat_map(|text| test_names(text)).collect();
+    let transcripts = transcripts();
+    let lines = transcripts.iter().flat_map(|text| text.lines());
+    names.extend(lines.filter_map(|line| line.strip_prefix("== ")));
     let mut found = Vec::new();
     for (promise, tests) in promises {
         if tests.is_empty() {

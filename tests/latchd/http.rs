@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use crate::support::group::Group;
 use crate::support::needs::needs;
 use crate::support::silent::{free_addr, free_port};
+use crate::support::transcript::door_of;
 use crate::support::{eventually, is_soon, Daemon, Signal, PATIENCE};
 
 /// A daemon with a door, and where that is.
@@ -14,15 +15,6 @@ pub(super) fn daemon_with_door(options: &[&str]) -> (Daemon, SocketAddr) {
     let daemon = Daemon::start_alone(&[&["--http", "127.0.0.1:0"], options].concat());
     let addr = door_of(&daemon);
     (daemon, addr)
-}
-
-/// Where the door of a daemon is.
-pub(super) fn door_of(daemon: &Daemon) -> SocketAddr {
-    daemon.wait_for_log("listening http=", PATIENCE);
-    let log = daemon.log();
-    let (_, rest) = log.split_once("listening http=").expect("it is there");
-    let addr = rest.lines().next().expect("a line").parse();
-    addr.expect("an address")
 }
 
 /// All that the door answers to these bytes, until it closes.
@@ -369,4 +361,12 @@ fn a_crowd_at_the_door_keeps_no_client_from_its_locks() {
     });
     assert!(began.elapsed() < Duration::from_secs(20));
     drop(crowd);
+}
+
+#[test]
+fn without_the_option_no_request_for_a_lock_is_described() {
+    let (_daemon, door) = daemon_with_door(&[]);
+    let described = json(door, "/v1/openapi.json");
+    assert!(described["paths"]["/v1/locks/{key}"].is_null());
+    assert!(described["paths"]["/v1/stats"]["get"].is_object());
 }

@@ -4,10 +4,10 @@
 #[path = "../support/mod.rs"]
 mod support;
 
-mod account;
 mod auth;
 mod browser;
 mod calls;
+mod conversations;
 mod faults;
 mod fences;
 mod handover;
@@ -26,7 +26,6 @@ mod planted;
 mod proofs;
 mod real_tools;
 mod restart;
-mod rights;
 mod settling;
 mod supervision;
 mod wire;

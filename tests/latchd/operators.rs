@@ -14,20 +14,7 @@ use rustix::fs::{utimensat, AtFlags, Timespec, Timestamps, CWD};
 use crate::support::limited::{limited, without_users};
 use crate::support::needs::needs;
 use crate::support::silent::{free_port, leave_socket};
-use crate::support::{eventually, parse_grant, Client, Daemon, PATIENCE};
-
-/// A daemon with a Unix socket and an admin token.
-fn daemon(dir: &tempfile::TempDir) -> Daemon {
-    let token = dir.path().join("admin");
-    fs::write(&token, "open-sesame\n").expect("the directory is ours");
-    let socket = dir.path().join("socket");
-    Daemon::start(&[
-        "--unix",
-        socket.to_str().expect("UTF-8"),
-        "--admin-token-file",
-        token.to_str().expect("UTF-8"),
-    ])
-}
+use crate::support::{parse_grant, Client, Daemon, PATIENCE};
 
 /// The fence in a token, as `break` takes it.
 fn fence_of(token: &str) -> String {
@@ -37,116 +24,6 @@ fn fence_of(token: &str) -> String {
 
 fn breaks(operator: &mut Client, argument: &str) -> String {
     operator.request("break", "k", argument)
-}
-
-#[test]
-fn a_broken_grant_passes_to_the_next_waiter() {
-    let dir = tempfile::tempdir().expect("a directory");
-    let daemon = daemon(&dir);
-    let (mut holder, mut waiter) = (daemon.connect(), daemon.connect());
-    let first = holder.acquire_for("k", 0, 60);
-    waiter.send("l\nk\n60 60\n");
-    let mut operator = Client::unix(&dir.path().join("socket"));
-    eventually(PATIENCE, "it waits", || {
-        let queues = operator.request("stats", "holders", "k");
-        queues.contains("\"waiter_count\":1")
-    });
-    // The operator's own process is shown, since it is on the same host.
-    assert_eq!(operator.request("l", "own", "0").get(..3), Some("ok "));
-    let own = operator.request("stats", "holders", "own");
-    assert!(own.contains("\"peer\":\"unix pid "), "{own}");
-    assert_eq!(breaks(&mut operator, "1"), "error");
-    assert_eq!(breaks(&mut operator, &fence_of(&first.token)), "ok");
-    let second = parse_grant(&waiter.line(), "ok").expect("its turn");
-    holder.expect_eof();
-    let mut other = daemon.connect();
-    assert_eq!(other.request("n", "k", &first.token), "error");
-    assert_eq!(other.request("r", "k", &first.token), "error");
-    assert_eq!(breaks(&mut operator, "_"), "ok");
-    assert_eq!(breaks(&mut operator, "_"), "error");
-    waiter.expect_eof();
-    assert_eq!(other.request("n", "k", &second.token), "error");
-}
-
-#[test]
-fn the_log_names_the_holder_and_the_operator_of_a_break() {
-    let dir = tempfile::tempdir().expect("a directory");
-    let daemon = daemon(&dir);
-    let mut holder = daemon.connect();
-    assert_eq!(holder.request("tag", "_", "nightly backup"), "ok");
-    let grant = holder.acquire_for("k", 0, 60);
-    let mut operator = Client::unix(&dir.path().join("socket"));
-    assert_eq!(breaks(&mut operator, "_"), "ok");
-    let broken = format!("broken key=k fence={} conn=", fence_of(&grant.token));
-    daemon.wait_for_log(&broken, PATIENCE);
-    let log = daemon.log();
-    let line = log.lines().find(|line| line.contains(&broken));
-    let line = line.expect("it is there");
-    for part in [
-        " holder=127.0.0.1:",
-        " tag=\"nightly backup\" ",
-        " peer=\"unix pid ",
-    ] {
-        assert!(line.contains(part), "{line}");
-    }
-}
-
-#[test]
-fn a_break_ends_the_connection_of_a_holder_with_nothing_else() {
-    let dir = tempfile::tempdir().expect("a directory");
-    let daemon = daemon(&dir);
-    let mut operator = Client::unix(&dir.path().join("socket"));
-    let mut other = daemon.connect();
-    other.acquire_for("taken", 0, 60);
-    let busy_with = [
-        ("l", "another lock", "0"),
-        ("e", "taken", ""),
-        ("se", "phase one", "1"),
-    ];
-    for (command, key, argument) in busy_with {
-        let mut holder = daemon.connect();
-        holder.acquire_for("k", 0, 60);
-        let key = key.replace(' ', "-");
-        let reply = holder.request(command, &key, argument);
-        assert!(!reply.starts_with("error"), "{reply}");
-        assert_eq!(breaks(&mut operator, "_"), "ok");
-        assert_eq!(holder.request("ping", "_", "_"), "ok", "{command}");
-    }
-    // The entry of a grant that is broken before its `w` waits for that.
-    let mut holder = daemon.connect();
-    assert_eq!(holder.request("e", "k", "")[..8], *"acquired");
-    assert_eq!(breaks(&mut operator, "_"), "ok");
-    assert_eq!(holder.request("w", "k", "0"), "error_lease_expired");
-    // All slots of a connection are broken, then it ends; that of the operator does not.
-    let mut holder = daemon.connect();
-    for _ in 0..2 {
-        assert_eq!(holder.request("sl", "k", "0 3")[..3], *"ok ");
-    }
-    assert_eq!(operator.request("sl", "k", "0 3")[..3], *"ok ");
-    assert_eq!(breaks(&mut operator, "_"), "ok");
-    holder.expect_eof();
-    assert_eq!(operator.request("ping", "_", "_"), "ok");
-}
-
-#[test]
-fn the_admin_token_breaks_grants_over_the_network() {
-    let dir = tempfile::tempdir().expect("a directory");
-    let daemon = daemon(&dir);
-    let (mut holder, mut operator) = (daemon.connect(), daemon.connect());
-    let grant = holder.acquire_for("k", 0, 60);
-    assert_eq!(breaks(&mut operator, "_"), "error_auth");
-    // A wrong token ends the connection, so that tokens are not guessed at full speed.
-    for argument in ["_ sesame", "_ open-sesame2"] {
-        let mut guesser = daemon.connect();
-        assert_eq!(breaks(&mut guesser, argument), "error_auth");
-        guesser.expect_eof();
-    }
-    eventually(PATIENCE, "it is logged", || {
-        daemon.log().contains("auth-refused")
-    });
-    assert_eq!(holder.request("n", "k", &grant.token), "ok 33");
-    assert_eq!(breaks(&mut operator, "_ open-sesame"), "ok");
-    holder.expect_eof();
 }
 
 #[test]
@@ -189,23 +66,6 @@ fn a_user_unknown_to_the_namespace_is_no_operator() {
     let grant = holder.acquire_for("k", 0, 60);
     let mut stranger = Client::unix(&socket);
     assert_eq!(breaks(&mut stranger, &fence_of(&grant.token)), "error_auth");
-}
-
-#[test]
-fn an_admin_token_that_cannot_be_sent_is_refused_at_start() {
-    let dir = tempfile::tempdir().expect("a directory");
-    let path = dir.path().join("admin");
-    for token in ["two words".to_owned(), "x".repeat(129)] {
-        fs::write(&path, token).expect("the directory is ours");
-        let mut command = Daemon::command();
-        command
-            .args(["--port", "0", "--admin-token-file"])
-            .arg(&path);
-        let output = command.output().expect("it runs");
-        let complaint = String::from_utf8_lossy(&output.stderr);
-        assert!(complaint.contains("a token is one word"), "{complaint}");
-        assert_eq!(output.status.code(), Some(1));
-    }
 }
 
 /// A server whose operator socket goes into `directory`.

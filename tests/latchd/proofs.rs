@@ -112,23 +112,6 @@ fn a_token_proves_no_more_than_was_granted() {
     }
 }
 
-/// Its first client has brought the key back and released it, so the key is proved free.
-#[test]
-fn a_grant_of_the_settling_server_is_not_proved_again() {
-    let left = Left::new();
-    let _second = left.service.start();
-    let mut client = left.service.connect();
-    let adopt =
-        |client: &mut Client, token: &str| client.request("adopt", "lock", &format!("{token} 60"));
-    assert_eq!(adopt(&mut client, &left.lock.token), "ok 60");
-    assert_eq!(client.request("r", "lock", &left.lock.token), "ok");
-    let newer = client.acquire_for("lock", 0, 60);
-    assert_eq!(client.request("r", "lock", &newer.token), "ok");
-    for token in [&newer.token, &left.lock.token] {
-        assert_eq!(adopt(&mut client, token), "error");
-    }
-}
-
 /// How many more instructions one refusal may take than another: whether a fence is held, dead or
 /// too high shows in how long it is looked up. Stopping at the first reason would save more than
 /// twice as many.

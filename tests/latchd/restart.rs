@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::fs;
-use std::os::unix::fs::{chown, PermissionsExt};
+use std::os::unix::fs::chown;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,9 +19,7 @@ use crate::support::limited::{behind, with_surroundings_of};
 use crate::support::locks::flocked;
 use crate::support::needs::needs;
 use crate::support::silent::free_port;
-use crate::support::{
-    eventually, fence, parse_grant, waiter_count, Client, Daemon, Event, Grant, Signal, PATIENCE,
-};
+use crate::support::{eventually, fence, Client, Daemon, Event, Grant, Signal, PATIENCE};
 
 /// A server at a Unix socket that hands over to the next one there.
 pub struct Service {
@@ -142,57 +140,6 @@ fn a_relative_path_is_that_of_the_directory_of_the_start() {
     }
 }
 
-#[test]
-fn a_lone_server_without_a_file_keeps_nothing() {
-    let daemon = Daemon::start_directly(crate::SCHEME, &[]);
-    let reply = daemon.connect().request("hello", "_", "adopt");
-    assert!(
-        matches!(
-            &*reply,
-            "ok adopt slots status" | "ok adopt slots keeps status"
-        ),
-        "{reply}"
-    );
-}
-
-#[test]
-fn a_holder_comes_back_to_the_next_server() {
-    let service = Service::new(&[]);
-    let first = service.start();
-    let (client, grant) = held(&service, "k", 600);
-    let mut keeper = service.connect();
-    keeper.request("tag", "_", "backup");
-    let kept = keeper.acquire_for("kept", 0, 60);
-    let keep = format!("{} 3600", kept.token);
-    assert_eq!(keeper.request("keep", "kept", &keep), "ok 3600");
-    drop(keeper);
-    stop(&first);
-    let mode = fs::metadata(service.file())
-        .expect("it is written")
-        .permissions();
-    assert_eq!(mode.mode() & 0o777, 0o600);
-    drop(client);
-
-    let second = service.start();
-    let mut other = service.connect();
-    assert_eq!(other.request("l", "k", "0"), "timeout");
-    // It is open before the first request is answered.
-    assert!(service.is_open());
-    let shown = other.request("stats", "holders", "kept");
-    assert!(
-        shown.contains(r#""conn_id":0,"peer":null,"tag":"backup""#),
-        "{shown}"
-    );
-    assert_eq!(other.request("adopt", "k", &grant.token), "ok 33");
-    assert_eq!(other.request("n", "k", &grant.token), "ok 33");
-    assert_eq!(other.request("r", "kept", &kept.token), "ok");
-    let newer = other.acquire("kept", 0);
-    assert!(fence(&newer.token) > fence(&kept.token) && fence(&newer.token) > fence(&grant.token));
-    drop(other);
-    service.connect().acquire("k", 10);
-    drop(second);
-}
-
 /// Here because the port cannot be printed. What the file had is not lost with this server.
 #[test]
 fn a_start_that_fails_late_leaves_the_file() {
@@ -213,115 +160,6 @@ fn a_start_that_fails_late_leaves_the_file() {
     let mut other = service.connect();
     assert_eq!(other.request("l", "k", "0"), "timeout");
     assert_eq!(other.request("adopt", "k", &grant.token), "ok 33");
-}
-
-#[test]
-fn what_is_left_of_a_lease_is_handed_over() {
-    let service = Service::new(&[]);
-    let first = service.start();
-    let (_client, grant) = held(&service, "k", 600);
-    stop(&first);
-    thread::sleep(Duration::from_millis(1100));
-    let _second = service.start();
-    let stats = service.connect().stats();
-    let left = stats["locks"][0]["lease_expires_in_s"].as_f64();
-    let left = left.unwrap_or_else(|| panic!("{stats}"));
-    // The time without a server does not count.
-    assert!((580.0..=600.0).contains(&left), "{left}");
-    assert_eq!(service.connect().request("r", "k", &grant.token), "ok");
-}
-
-#[test]
-fn fences_rise_over_a_hand_over_if_nothing_is_held() {
-    let service = Service::new(&[]);
-    let first = service.start();
-    let (mut client, grant) = held(&service, "k", 60);
-    assert_eq!(client.request("r", "k", &grant.token), "ok");
-    stop(&first);
-    let text = fs::read_to_string(service.file()).expect("it is written");
-    let second = service.start();
-    let (_client, next) = held(&service, "k", 60);
-    assert!(fence(&next.token) > fence(&grant.token), "{text}");
-    drop(second);
-}
-
-#[test]
-fn a_client_that_cannot_adopt_is_waited_for() {
-    let service = Service::new(&["--shutdown-timeout", "30"]);
-    let first = service.start();
-    let (_adopter, _) = held(&service, "new", 600);
-    let mut old = service.connect();
-    let grant = old.acquire_for("old", 0, 600);
-    let mut waiter = service.connect();
-    waiter.send("l\nold\n60\n");
-    let mut observer = service.connect();
-    eventually(PATIENCE, "one waits", || {
-        waiter_count(&observer.stats(), "old") == 1
-    });
-    first.signal(Signal::TERM);
-    waiter.expect("error_draining");
-    old.nothing_within(Duration::from_millis(200));
-    assert_eq!(old.request("n", "old", &grant.token), "ok 33");
-    assert_eq!(old.request("r", "old", &grant.token), "ok");
-    let status = first.wait_exit(PATIENCE).expect("it ends");
-    assert_eq!(status.code(), Some(0));
-    let text = fs::read_to_string(service.file()).expect("it is written");
-    assert!(text.contains(r#""key":"new""#) && !text.contains(r#""key":"old""#));
-}
-
-#[test]
-fn a_client_that_is_waited_for_too_long_is_handed_over_too() {
-    let service = Service::new(&["--shutdown-timeout", "1"]);
-    let first = service.start();
-    let grant = service.connect().acquire_for("other", 0, 600);
-    let mut old = service.connect();
-    let grant = match old.request("l", "old", "0 600") {
-        reply if reply.starts_with("ok") => parse_grant(&reply, "ok").unwrap_or(grant),
-        reply => panic!("{reply}"),
-    };
-    stop(&first);
-    let second = service.start();
-    assert_eq!(service.connect().request("n", "old", &grant.token), "ok 33");
-    drop(second);
-}
-
-#[test]
-fn a_damaged_or_foreign_file_is_refused_and_stays() {
-    let service = Service::new(&[]);
-    let first = service.start();
-    let (_client, _) = held(&service, "k", 600);
-    stop(&first);
-    let whole = fs::read(service.file()).expect("it is written");
-    let mut damaged = whole.clone();
-    damaged[60] ^= 1;
-    let newer = b"latchd-handover 99 0000000000000000\n".to_vec();
-    let foreign = b"a file of somebody else".to_vec();
-    for (content, why) in [
-        (damaged, "it is damaged"),
-        (newer, "it has version 99, of a newer latchd"),
-        (foreign, "latchd has not written it"),
-    ] {
-        fs::write(service.file(), &content).expect("writable");
-        let refusal = service.refusal();
-        assert!(refusal.contains(why), "{refusal}");
-        assert!(refusal.contains("move it away"), "{refusal}");
-        assert_eq!(fs::read(service.file()).expect("it is there"), content);
-    }
-    fs::remove_file(service.file()).expect("it is there");
-    std::os::unix::fs::symlink("elsewhere", service.file()).expect("a link");
-    assert!(service.refusal().contains("not a regular file"));
-}
-
-#[test]
-fn two_servers_do_not_share_a_file() {
-    let service = Service::new(&[]);
-    let first = service.start();
-    let other = service.directory.path().join("other");
-    let output = service.command("off", &other).output().expect("it runs");
-    assert_eq!(output.status.code(), Some(1));
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(said.contains("another server is using it"), "{said}");
-    drop(first);
 }
 
 /// The closed file is in its place by then, and would soon be out of date.
@@ -373,80 +211,6 @@ pub fn obstruct(service: &Service) {
 /// Lets a server write its file again.
 pub fn unobstruct(service: &Service) {
     fs::remove_dir(service.staged()).expect("it is empty");
-}
-
-#[test]
-fn a_server_that_cannot_write_the_file_drains() {
-    let service = Service::new(&[]);
-    let first = service.start();
-    let (mut client, grant) = held(&service, "k", 600);
-    obstruct(&service);
-    first.signal(Signal::TERM);
-    first.wait_for_log("cannot-hand-over", PATIENCE);
-    assert_eq!(client.request("n", "k", &grant.token), "ok 33");
-    assert_eq!(client.request("r", "k", &grant.token), "ok");
-    let status = first.wait_exit(PATIENCE).expect("it ends");
-    assert_eq!(status.code(), Some(0));
-    first.wait_for_log("stopping reason=drained", PATIENCE);
-    assert!(service.is_open());
-}
-
-#[test]
-fn a_server_tries_again_to_write_the_file_while_holders_are_left() {
-    let service = Service::new(&[]);
-    let first = service.start();
-    let (client, grant) = held(&service, "k", 600);
-    obstruct(&service);
-    first.signal(Signal::TERM);
-    first.wait_for_log("cannot-hand-over", PATIENCE);
-    unobstruct(&service);
-    let status = first.wait_exit(PATIENCE).expect("it ends");
-    assert_eq!(status.code(), Some(0));
-    first.wait_for_log("stopping reason=handed-over", PATIENCE);
-    drop(client);
-    let _second = service.start();
-    assert_eq!(service.connect().request("r", "k", &grant.token), "ok");
-}
-
-#[test]
-fn a_server_that_can_never_write_the_file_ends_in_time() {
-    let service = Service::new(&["--shutdown-timeout", "2"]);
-    let first = service.start();
-    let (_client, _) = held(&service, "k", 600);
-    obstruct(&service);
-    first.signal(Signal::TERM);
-    let status = first.wait_exit(PATIENCE).expect("it ends");
-    assert_eq!(status.code(), Some(0));
-    first.wait_for_log("stopping reason=shutdown-timeout holders=1", PATIENCE);
-}
-
-#[test]
-fn a_second_signal_hands_nothing_over() {
-    let service = Service::new(&[]);
-    let first = service.start();
-    let mut old = service.connect();
-    old.acquire("k", 0);
-    first.signal(Signal::TERM);
-    first.wait_for_log("draining", PATIENCE);
-    first.signal(Signal::TERM);
-    let status = first.wait_exit(PATIENCE).expect("it ends");
-    assert_eq!(status.code(), Some(1));
-    assert!(service.is_open());
-}
-
-#[test]
-fn an_idle_server_hands_over_what_is_kept() {
-    let service = Service::new(&["--idle-exit", "1"]);
-    let first = service.start();
-    let (mut client, grant) = held(&service, "k", 60);
-    let keep = format!("{} 3600", grant.token);
-    assert_eq!(client.request("keep", "k", &keep), "ok 3600");
-    drop(client);
-    let status = first.wait_exit(PATIENCE).expect("it ends");
-    assert_eq!(status.code(), Some(0));
-    let second = service.start();
-    assert_eq!(service.connect().request("r", "k", &grant.token), "ok");
-    drop(second);
 }
 
 /// The next reply; `None` if the connection ends first.

@@ -2,63 +2,22 @@
 
 use std::fs;
 use std::net::TcpListener;
-use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::Mutex;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::restart::{held, obstruct, stop, unobstruct, Service};
+use crate::restart::{obstruct, unobstruct, Service};
 use crate::support::at_the_end::AtTheEnd;
 use crate::support::clock::{clear_up_after, with_a_clock_of_its_own};
 use crate::support::mounts::Mount;
 use crate::support::needs::needs;
 use crate::support::silent::free_port;
-use crate::support::{
-    eventually, fence, parse_grant, waiter_count, Client, Daemon, Event, Signal, PATIENCE,
-};
+use crate::support::{eventually, fence, parse_grant, Client, Daemon, Event, Signal, PATIENCE};
 
 pub fn kill(daemon: &Daemon) {
     daemon.signal(Signal::KILL);
     daemon.wait_exit(PATIENCE).expect("it ends");
-}
-
-/// For how much longer a server settles, in seconds.
-pub fn settling_left(client: &mut Client) -> f64 {
-    let reply = client.request("stats", "counters", "_");
-    let json = reply
-        .strip_prefix("ok ")
-        .unwrap_or_else(|| panic!("{reply}"));
-    let counters: serde_json::Value = serde_json::from_str(json).expect("JSON");
-    counters["gauges"]["settling_s"].as_f64().expect("a number")
-}
-
-#[test]
-fn a_crash_gives_no_key_to_a_second_client() {
-    const LEASE: Duration = Duration::from_secs(3);
-    let service = Service::new(&["--settle", "3"]);
-    let first = service.start();
-    let mut holder = service.connect();
-    let asked_at = Instant::now();
-    holder.acquire_for("k", 0, LEASE.as_secs());
-    kill(&first);
-
-    let second = service.start();
-    let mut other = service.connect();
-    assert_eq!(other.request("l", "k", "0"), "timeout");
-    assert_eq!(other.request("l", "free", "0"), "timeout");
-    let stats = other.stats();
-    let left = stats["settling_s"].as_f64();
-    assert!(
-        left.is_some_and(|left| (0.0..=3.0).contains(&left)),
-        "{stats}"
-    );
-    other.acquire("k", 60);
-    let lease_left = LEASE.checked_sub(asked_at.elapsed());
-    assert_eq!(lease_left, None, "the first client still holds the key");
-    second.wait_for_log("settled", PATIENCE);
-    other.acquire("free", 0);
-    assert_eq!(other.stats()["settling_s"], serde_json::Value::Null);
 }
 
 /// Acquires a key, holds it for a moment and releases it. `free_at` is when the last client that
@@ -132,80 +91,6 @@ fn crashes_at_any_moment_give_no_key_to_a_second_client() {
 }
 
 #[test]
-fn after_a_crash_claims_are_granted_in_order_of_arrival() {
-    let service = Service::new(&["--settle", "2"]);
-    let first = service.start();
-    held(&service, "k", 2);
-    kill(&first);
-    let second = service.start();
-    let mut waiters: Vec<Client> = (0..5).map(|_| service.connect()).collect();
-    for (count, waiter) in (1..).zip(&mut waiters) {
-        waiter.send("l\nk\n60\n");
-        let mut observer = service.connect();
-        eventually(PATIENCE, "it waits", || {
-            waiter_count(&observer.stats(), "k") == count
-        });
-    }
-    let mut impatient = service.connect();
-    assert_eq!(impatient.request("e", "k", ""), "queued");
-    assert_eq!(impatient.request("w", "k", "0"), "timeout");
-    let mut last = 0;
-    for mut waiter in waiters {
-        let reply = waiter.line();
-        let grant = parse_grant(&reply, "ok").unwrap_or_else(|| panic!("{reply}"));
-        assert!(fence(&grant.token) > last, "out of order");
-        last = fence(&grant.token);
-    }
-    second.wait_for_log("settling seconds=2 reason=crash", PATIENCE);
-    second.wait_for_log("settled", PATIENCE);
-    assert_eq!(settling_left(&mut impatient), 0.0);
-}
-
-#[test]
-fn a_first_start_and_one_after_an_orderly_end_grant_at_once() {
-    let service = Service::new(&["--settle", "600"]);
-    for _ in 0..2 {
-        let daemon = service.start();
-        let mut client = service.connect();
-        let grant = client.acquire("k", 0);
-        assert_eq!(client.request("r", "k", &grant.token), "ok");
-        assert_eq!(settling_left(&mut client), 0.0);
-        stop(&daemon);
-        assert!(!daemon.log().contains("settl"), "{}", daemon.log());
-    }
-}
-
-#[test]
-fn an_orderly_end_while_settling_leaves_the_rest_of_it() {
-    let service = Service::new(&["--settle", "600", "--idle-exit", "1"]);
-    kill(&service.start());
-    let settling = service.start();
-    assert!(settling_left(&mut service.connect()) > 590.0);
-    stop(&settling);
-    assert!(!service.is_open());
-    let next = service.start();
-    next.wait_for_log("reason=not-over", PATIENCE);
-    assert!(settling_left(&mut service.connect()) > 500.0);
-    let status = next.wait_exit(PATIENCE).expect("it is idle");
-    assert_eq!(status.code(), Some(0), "{}", next.log());
-    let last = service.start();
-    last.wait_for_log("reason=not-over", PATIENCE);
-    assert_eq!(service.connect().request("l", "k", "0"), "timeout");
-}
-
-/// The clients of the previous server may have longer leases than this one gives.
-#[test]
-fn a_server_settles_for_as_long_as_the_previous_one_would() {
-    let service = Service::new(&[]);
-    kill(&service.start_with(&["--settle", "600"]));
-    for _ in 0..2 {
-        let daemon = service.start_with(&["--settle", "1"]);
-        assert!(settling_left(&mut service.connect()) > 590.0);
-        kill(&daemon);
-    }
-}
-
-#[test]
 fn once_settled_a_server_goes_back_to_its_own_time() {
     let service = Service::new(&["--settle", "1"]);
     kill(&service.start_with(&[]));
@@ -270,29 +155,6 @@ fn after_a_boot_only_clients_of_other_hosts_are_waited_for() {
 }
 
 #[test]
-fn a_file_that_is_lost_or_empty_counts_as_a_crash() {
-    let service = Service::new(&["--settle", "600"]);
-    let first = service.start();
-    let (_client, _) = held(&service, "k", 600);
-    stop(&first);
-    for (content, why) in [
-        (Some(Vec::new()), "empty-file"),
-        (Some(vec![0; 400]), "empty-file"),
-        (None, "no-file"),
-    ] {
-        match &content {
-            Some(content) => fs::write(service.file(), content).expect("there is room"),
-            None => fs::remove_file(service.file()).expect("it is there"),
-        }
-        let daemon = service.start();
-        daemon.wait_for_log(&format!("settling seconds=600 reason={why}"), PATIENCE);
-        assert_eq!(daemon.log().contains("ERROR state-lost"), content.is_some());
-        assert_eq!(service.connect().request("l", "k", "0"), "timeout");
-        kill(&daemon);
-    }
-}
-
-#[test]
 fn a_first_server_that_cannot_start_leaves_no_trace() {
     let service = Service::new(&["--settle", "600"]);
     let lock = service.directory.path().join("state.lock");
@@ -307,22 +169,6 @@ fn a_first_server_that_cannot_start_leaves_no_trace() {
     unobstruct(&service);
     let _daemon = service.start();
     service.connect().acquire("k", 0);
-}
-
-/// A disk that loses what was written last has an older file.
-#[test]
-fn an_older_file_gives_no_key_to_a_second_client() {
-    let service = Service::new(&["--settle", "600"]);
-    let first = service.start();
-    let older = fs::read(service.file()).expect("it is written");
-    let (_client, grant) = held(&service, "k", 600);
-    stop(&first);
-    fs::write(service.file(), older).expect("there is room");
-    let _second = service.start();
-    let mut client = service.connect();
-    assert_eq!(client.request("l", "k", "0"), "timeout");
-    assert_eq!(client.request("n", "k", &grant.token), "error");
-    assert!(settling_left(&mut client) > 590.0);
 }
 
 #[test]
@@ -348,33 +194,6 @@ fn fences_rise_over_crashes_even_if_the_clock_is_set_back() {
 }
 
 #[test]
-fn ordinary_requests_write_nothing() {
-    let service = Service::new(&[]);
-    let daemon = service.start();
-    let file = || {
-        let metadata = fs::metadata(service.file()).expect("it is written");
-        (
-            metadata.ino(),
-            fs::read(service.file()).expect("it is written"),
-        )
-    };
-    let (mut holder, long) = held(&service, "long", 600);
-    let before = file();
-    let (mut client, _) = held(&service, "held", 30);
-    let renewal = format!("{} 600", long.token);
-    for _ in 0..100 {
-        assert_eq!(holder.request("n", "long", &renewal), "ok 600");
-        let grant = client.acquire("k", 0);
-        assert_eq!(client.request("n", "k", &grant.token), "ok 33");
-        assert_eq!(client.request("r", "k", &grant.token), "ok");
-    }
-    // Nothing is written later, either: an end writes what there is then.
-    assert_eq!(file(), before);
-    kill(&daemon);
-    assert_eq!(file(), before);
-}
-
-#[test]
 fn a_file_that_cannot_be_written_is_written_later() {
     let service = Service::new(&["--settle", "1"]);
     kill(&service.start());
@@ -391,15 +210,6 @@ fn a_file_that_cannot_be_written_is_written_later() {
     unobstruct(&service);
     daemon.wait_for_log("state-written-again", PATIENCE);
     assert!(text().contains(r#""settle_s":1"#), "{}", text());
-}
-
-#[test]
-fn a_server_that_cannot_open_its_file_does_not_start() {
-    let service = Service::new(&[]);
-    obstruct(&service);
-    let refusal = service.refusal();
-    assert!(refusal.contains("cannot use the state file"), "{refusal}");
-    assert!(!service.file().exists());
 }
 
 #[test]

@@ -27,6 +27,7 @@ pub mod stalls;
 pub mod syslog;
 #[cfg(feature = "tls")]
 pub mod tls;
+pub mod transcript;
 pub mod tunnel;
 pub mod wire_cutter;
 
