@@ -874,7 +874,7 @@ pub fn children_of(parent: u32) -> Vec<Pid> {
 pub fn come_to_rest(pids: &[u32], most: Duration) {
     let times = || pids.iter().copied().map(processor_time);
     let mut spent = Duration::MAX;
-    for _ in 0..PATIENCE.as_secs() {
+    for _ in 0..10 {
         let before: Vec<Duration> = times().collect();
         thread::sleep(Duration::from_secs(1));
         let taken = times().zip(before).map(|(after, before)| after - before);
