@@ -20,7 +20,11 @@ fn promises(text: &str) -> Vec<(&str, Vec<&str>)> {
 
 /// The texts of all transcripts, whose sections are tests, too.
 fn transcripts() -> Vec<String> {
-    let folders = ["tests/latchd/wire", "tests/latchd/conversations"];
+    let folders = [
+        "tests/latchd/wire",
+        "tests/latchd/conversations",
+        "tests/lfpd/conversations",
+    ];
     let folders = folders.map(|folder| crate::layering::root().join(folder));
     let files = folders.iter().flat_map(|folder| {
         let entries = fs::read_dir(folder).expect("it is part of the source");

@@ -3,6 +3,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod conversations;
 mod lfp;
 mod programs;
 mod protocol;

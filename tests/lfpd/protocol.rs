@@ -4,7 +4,7 @@ use std::fs;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{symlink, MetadataExt, PermissionsExt};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -20,7 +20,7 @@ use crate::support::limited::{copy_program, with_surroundings_of, without_users}
 use crate::support::needs::{needs, skipped, Program};
 use crate::support::stalls::{fair_test, in_time};
 use crate::support::syslog::Syslog;
-use crate::support::{eventually, program, Client, Daemon, Event, Signal, PATIENCE};
+use crate::support::{eventually, is_soon, program, Client, Daemon, Event, Signal, PATIENCE};
 
 const OKAY: &str = "200 Command okay.\r";
 const BUSY: &str = "450 : File busy\r";
@@ -52,247 +52,6 @@ fn ask(client: &mut Client, line: &str) -> String {
 
 // ---------------------------------------------------------------------------------------------
 // Words
-
-#[test]
-fn the_usual_conversation_goes_as_the_memo_says() {
-    let server = Lfpd::start(&[]);
-    let mut client = server.daemon.connect();
-    let greeting = client.line();
-    let host = greeting
-        .strip_prefix("220 ")
-        .and_then(|rest| rest.split_once(" Lock File Server (Version lfpd-"))
-        .map(|(host, _)| host.to_owned())
-        .expect("the form of the greeting");
-    let pid = dead_pid();
-    client.send(&format!("lock /dev/lfpd-test 000{pid}\r\n"));
-    client.expect(OKAY);
-    assert_eq!(
-        fs::read_to_string(server.lock_file("LCK..lfpd-test")).expect("a lock file"),
-        format!("{pid:10}\n")
-    );
-    client.send(&format!("unlock /dev/lfpd-test {pid}\r\n"));
-    client.expect(OKAY);
-    assert!(server.files().is_empty());
-    client.send("quit\r\n");
-    client.expect(&format!(
-        "221 Thank you for using the Lock File service on {host}\r"
-    ));
-    client.expect_eof();
-}
-
-#[test]
-fn every_line_gets_the_reply_that_is_its_due() {
-    let server = Lfpd::start(&[]);
-    let own = own_pid();
-    // In a container, process 1 may be the user's own.
-    let owner = fs::metadata("/proc/1").expect("it is there").uid();
-    let is_ours = owner == rustix::process::geteuid().as_raw();
-    let for_process_1 = if is_root() || is_ours { BUSY } else { DENIED };
-    let long_device = format!("/dev/{}", "x".repeat(250));
-    let table: &[(String, &str)] = &[
-        ("noop".into(), OKAY),
-        ("NoOp \t".into(), OKAY),
-        ("help".into(), "202 Command not implemented\r"),
-        ("STAT".into(), "202 Command not implemented\r"),
-        (format!("lock /dev/lfpd-a {own}"), OKAY),
-        (format!("LOCK /dev/lfpd-a {own}"), BUSY),
-        ("unlock /dev/lfpd-a 1".into(), for_process_1),
-        (format!("unlock /dev/lfpd-b {own}"), BUSY),
-        (format!("UnLock\t/dev//./lfpd-a \t+{own} "), OKAY),
-        (format!("unlock /dev/lfpd-a {own}"), BUSY),
-        (format!("lock {long_device} {own}"), OKAY),
-        (format!("unlock {long_device} {own}"), OKAY),
-        (format!("lock /dev/lfpd-\u{e9} {own}"), OKAY),
-        (format!("unlock /dev/lfpd-\u{e9} {own}"), OKAY),
-        (format!("lock /dev/null {own}"), OKAY),
-        (format!("unlock /dev/null {own}"), OKAY),
-        (format!("lock /dev/shm {own}"), DENIED),
-        (format!("lock /dev/null/x {own}"), DENIED),
-        (format!("lock /etc/passwd {own}"), DENIED),
-        (format!("unlock /etc/passwd {own}"), DENIED),
-        (format!("lock /dev/../etc/passwd {own}"), DENIED),
-        (format!("lock /dev/a/../b {own}"), DENIED),
-        (format!("unlock /dev/.. {own}"), DENIED),
-        (format!("lock ttyS1 {own}"), DENIED),
-        ("lock /dev/lfpd-a 0".into(), DENIED),
-        ("lock /dev/lfpd-a -7".into(), DENIED),
-        ("lock /dev/lfpd-a 2147483648".into(), DENIED),
-        ("unlock /dev/lfpd-a 99999999999999999999".into(), DENIED),
-    ];
-    let mut client = server.connect();
-    for (line, reply) in table {
-        let got = ask(&mut client, line);
-        assert_eq!(got, *reply, "{line}");
-    }
-    assert!(server.files().is_empty(), "{:?}", server.files());
-}
-
-#[test]
-fn an_unknown_command_is_repeated_ten_times_at_most() {
-    let server = Lfpd::start(&[]);
-    let bad = [
-        ("", ""),
-        ("lokc /dev/x 7", "lokc /dev/x 7"),
-        ("lock", "lock"),
-        ("lock /dev/x", "lock /dev/x"),
-        ("lock /dev/x seven", "lock /dev/x seven"),
-        ("unlock /dev/x 7 8", "unlock /dev/x 7 8"),
-        ("it's\x07\x01", "it?s??"),
-        (" noop", " noop"),
-        ("locks /dev/x 7", "locks /dev/x 7"),
-    ];
-    let mut client = server.connect();
-    for (line, echo) in bad {
-        let got = ask(&mut client, line);
-        assert_eq!(got, format!("500 '{echo}': command not understood\r"));
-        assert_eq!(ask(&mut client, "noop"), OKAY);
-    }
-    let got = ask(&mut client, &"y".repeat(100));
-    let echo = "y".repeat(64);
-    assert_eq!(got, format!("500 '{echo}': command not understood\r"));
-    client.expect_eof();
-}
-
-#[test]
-fn a_line_of_1024_bytes_is_read_and_a_longer_one_skipped() {
-    let server = Lfpd::start(&[]);
-    let mut client = server.connect();
-    let blanks = " ".repeat(1023 - "noop".len());
-    assert_eq!(ask(&mut client, &format!("noop{blanks}")), OKAY);
-    let not_understood = |head: &str| format!("500 '{head}': command not understood\r");
-    let echo = format!("noop{}", " ".repeat(60));
-    assert_eq!(
-        ask(&mut client, &format!("noop {blanks}")),
-        not_understood(&echo)
-    );
-    let line = "lock /dev/lfpd-x 1 ".repeat(2000);
-    assert_eq!(ask(&mut client, &line), not_understood(&line[..64]));
-    assert_eq!(ask(&mut client, "noop"), OKAY);
-    assert!(server.files().is_empty());
-}
-
-#[test]
-fn lines_may_come_in_pieces_or_many_at_once() {
-    let server = Lfpd::start(&[]);
-    let own = own_pid();
-    let text = format!("lock /dev/lfpd-a {own}\r\nnoop\nunlock /dev/lfpd-a {own}\nquit\n");
-    let mut whole = server.connect();
-    whole.send(&text);
-    let mut pieces = server.connect();
-    whole.expect(OKAY);
-    whole.expect(OKAY);
-    whole.expect(OKAY);
-    assert!(whole.line().starts_with("221 "));
-    whole.expect_eof();
-    for byte in text.as_bytes() {
-        pieces.send_bytes(&[*byte]);
-        thread::sleep(Duration::from_millis(1));
-    }
-    for _ in 0..3 {
-        pieces.expect(OKAY);
-    }
-    assert!(pieces.line().starts_with("221 "));
-    pieces.expect_eof();
-}
-
-#[test]
-fn at_the_end_whole_lines_are_done_and_an_unfinished_one_is_not() {
-    let server = Lfpd::start(&[]);
-    let own = own_pid();
-    let mut client = server.connect();
-    client.send(&format!("lock /dev/lfpd-a {own}\nlock /dev/lfpd-b {own}"));
-    client.half_close();
-    client.expect(OKAY);
-    client.expect_eof();
-    assert_eq!(server.files(), ["LCK..lfpd-a"]);
-}
-
-#[test]
-fn what_was_asked_is_done_though_the_peer_has_closed() {
-    let server = Lfpd::start(&[]);
-    let own = own_pid();
-    for round in 0..20 {
-        let mut client = server.connect();
-        assert_eq!(ask(&mut client, &format!("lock /dev/lfpd-a {own}")), OKAY);
-        drop(client);
-        let mut socket = TcpStream::connect(server.addr()).expect("connect");
-        // Half of the rounds after the greeting, half before it.
-        if round % 2 == 0 {
-            let _ = socket.read(&mut [0; 1024]).expect("a greeting");
-        }
-        let lines = format!("noop\nnoop\nunlock /dev/lfpd-a {own}\nquit\n");
-        socket.write_all(lines.as_bytes()).expect("sent");
-        drop(socket);
-        if round % 2 == 0 {
-            eventually(PATIENCE, "the lock file is gone", || {
-                server.files().is_empty()
-            });
-        } else {
-            // The user of a client that hangs up before the greeting may be unknown by then.
-            thread::sleep(Duration::from_millis(20));
-            let mut client = server.connect();
-            let _ = ask(&mut client, &format!("unlock /dev/lfpd-a {own}"));
-        }
-        assert!(server.files().is_empty());
-    }
-}
-
-#[test]
-fn a_browser_is_hung_up_on_before_its_page_can_lock_anything() {
-    let server = Lfpd::start(&[]);
-    let own = own_pid();
-    let long = "x".repeat(3000);
-    for head in [
-        "POST / HTTP/1.1\r\n".to_owned(),
-        "GET /\r\n".to_owned(),
-        format!("POST /{long} HTTP/1.1\r\n"),
-        "x y HTTP/1.0\r\n".to_owned(),
-        "\r\nHost: localhost\r\n".to_owned(),
-    ] {
-        let mut client = server.daemon.connect();
-        let body = format!("{head}Accept: */*\r\n\r\nlock /dev/lfpd-a {own}\n");
-        client.send(&body);
-        let mut replies = Vec::new();
-        while let Event::Line(line) = client.next_event(PATIENCE) {
-            replies.push(String::from_utf8(line).expect("ASCII"));
-        }
-        assert!(!replies.iter().any(|line| line == OKAY), "{replies:?}");
-        assert!(server.files().is_empty(), "{head}");
-    }
-}
-
-#[test]
-fn no_telnet_interrupt_hides_the_first_line_of_another_protocol() {
-    let server = Lfpd::start(&[]);
-    let hello = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03 its session id: ";
-    let long = [b"GET /", &[b'x'; 3000][..]].concat();
-    for head in [&hello[..], b"GET / HTTP/1.1", &long] {
-        let mut client = server.daemon.connect();
-        client.send_bytes(&[head, b"\xff\xf4noop\n"].concat());
-        let mut replies = Vec::new();
-        while let Event::Line(line) = client.next_event(PATIENCE) {
-            replies.push(String::from_utf8(line).expect("ASCII"));
-        }
-        assert!(!replies.iter().any(|line| line == OKAY), "{replies:?}");
-    }
-}
-
-#[test]
-fn telnet_commands_are_taken_out_and_refused() {
-    let server = Lfpd::start(&[]);
-    let mut client = server.connect();
-    client.send_bytes(b"\xff\xfd\x01no\xff\xf1op\r\n");
-    assert_eq!(client.next_bytes(3, PATIENCE), b"\xff\xfc\x01");
-    client.expect(OKAY);
-    client.send_bytes(b"lock /dev/half-ty\xff\xf4\xff\xfd\x06noop\r\n");
-    assert_eq!(client.next_bytes(3, PATIENCE), b"\xff\xfc\x06");
-    client.expect(OKAY);
-    for line in [&b"lock /dev/x\xff\xff 7\n"[..], b"lock /dev/x\xffy 7\n"] {
-        client.send_bytes(line);
-        assert!(client.line().starts_with("500 "), "{line:?}");
-    }
-    assert!(server.files().is_empty());
-}
 
 #[test]
 fn random_bytes_lock_nothing_and_delay_no_client() {
@@ -348,32 +107,6 @@ fn who_idles_is_hung_up_on_even_if_a_byte_comes_now_and_then() {
     }
     in_time!(started.elapsed() < Duration::from_secs(8));
     assert_eq!(ask(&mut server.connect(), "noop"), OKAY);
-}
-
-/// As the newest nrjavaserial sends it, which then waits for the reply.
-#[test]
-fn a_first_line_that_does_not_end_is_answered_after_two_seconds() {
-    let server = Lfpd::start(&[]);
-    let mut hasty = server.daemon.connect();
-    let mut person = server.connect();
-    let mut early = server.daemon.connect();
-    early.send("lock /d");
-    greeted(&mut hasty);
-    greeted(&mut early);
-    let started = Instant::now();
-    hasty.send("lock /d");
-    assert_eq!(ask(&mut person, "noop"), OKAY);
-    person.send("no");
-    for client in [&mut hasty, &mut early] {
-        client.expect("500 'lock /d': command not understood\r");
-        client.expect_eof();
-    }
-    assert!(started.elapsed() >= Duration::from_millis(1900));
-    // A person may type a later line slowly.
-    thread::sleep(Duration::from_millis(500));
-    person.send("op\n");
-    person.expect(OKAY);
-    assert!(server.files().is_empty());
 }
 
 #[test]
@@ -684,32 +417,6 @@ fn a_log_file_is_opened_again_at_sighup() {
 }
 
 #[test]
-fn pipes_are_served_only_if_that_is_asked_for() {
-    let dirs = lock_dirs();
-    let run = |args: &[&str]| {
-        let mut child = command(dirs.path())
-            .args(args)
-            .stdin(Stdio::piped())
-            .spawn()
-            .expect("lfpd was built");
-        let lines = format!("lock /dev/lfpd-a {}\n", own_pid());
-        let _ = child
-            .stdin
-            .take()
-            .expect("a pipe")
-            .write_all(lines.as_bytes());
-        let output = child.wait_with_output().expect("it ends");
-        let stdout = String::from_utf8(output.stdout).expect("ASCII");
-        (output.status.code(), stdout)
-    };
-    let (status, stdout) = run(&["--stdio"]);
-    assert_eq!(status, Some(0));
-    assert!(stdout.ends_with(&format!("{OKAY}\n")), "{stdout}");
-    assert_eq!(run(&["--inetd"]), (Some(1), String::new()));
-    assert_eq!(run(&[]), (Some(1), String::new()));
-}
-
-#[test]
 fn bad_usage_ends_with_2_and_a_taken_port_with_1() {
     let dirs = lock_dirs();
     let run_with = |args: &[&str], rust_log: &str| {
@@ -735,27 +442,6 @@ fn bad_usage_ends_with_2_and_a_taken_port_with_1() {
     let taken = TcpListener::bind("127.0.0.1:0").expect("a port");
     let addr = taken.local_addr().expect("an address").to_string();
     assert_eq!(run(&["--listen", &addr]), Some(1));
-}
-
-#[test]
-fn a_unix_socket_knows_its_peers() {
-    let dirs = lock_dirs();
-    let path = dirs.path().join("socket");
-    let mut command = command(dirs.path());
-    command.arg("--unix").arg(&path);
-    let daemon = Daemon::from_command(command);
-    eventually(PATIENCE, "the Unix socket answers", || {
-        UnixStream::connect(&path).is_ok()
-    });
-    let mut client = Client::unix(&path);
-    greeted(&mut client);
-    assert_eq!(
-        ask(&mut client, &format!("lock /dev/lfpd-a {}", own_pid())),
-        OKAY
-    );
-    daemon.signal(Signal::TERM);
-    assert!(daemon.wait_exit(PATIENCE).expect("it ends").success());
-    assert!(!path.exists());
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -904,26 +590,6 @@ fn the_rule_about_users_can_be_relaxed() {
     }
 }
 
-#[test]
-fn a_lock_for_no_process_is_logged_or_refused() {
-    let server = Lfpd::start(&[]);
-    let dead = dead_pid();
-    let mut client = server.connect();
-    assert_eq!(ask(&mut client, &format!("lock /dev/lfpd-a {dead}")), OKAY);
-    server
-        .daemon
-        .wait_for_log("locked-for-no-process", PATIENCE);
-    assert_eq!(
-        ask(&mut client, &format!("lock /dev/lfpd-a {}", own_pid())),
-        OKAY,
-        "anyone may take it over"
-    );
-    let server = Lfpd::start(&["--require-live-pid"]);
-    let reply = ask(&mut server.connect(), &format!("lock /dev/lfpd-a {dead}"));
-    assert_eq!(reply, DENIED);
-    assert!(server.files().is_empty());
-}
-
 /// In a PID namespace of its own, where the numbers of processes can be chosen.
 #[test]
 fn a_lock_does_not_pass_to_another_users_process() {
@@ -997,31 +663,6 @@ fn locks_of_others_count_in_every_directory_and_format() {
         stale
     );
     assert_eq!(server.files(), ["LCK..0", "LCK..lfpd_tts_0"]);
-}
-
-#[test]
-fn what_is_no_file_stays_in_its_place() {
-    let server = Lfpd::start(&[]);
-    let own = own_pid();
-    let mut client = server.connect();
-    let outside = server.other_file("outside");
-    fs::write(&outside, format!("{:10}\n", dead_pid())).expect("written");
-    let path = server.lock_file("LCK..lfpd-a");
-    let check = |client: &mut Client| {
-        assert_eq!(ask(client, &format!("lock /dev/lfpd-a {own}")), BUSY);
-        assert_eq!(ask(client, &format!("unlock /dev/lfpd-a {own}")), BUSY);
-        assert_eq!(server.files(), ["LCK..lfpd-a"]);
-    };
-    symlink(&outside, &path).expect("a link");
-    check(&mut client);
-    assert!(outside.exists());
-    fs::remove_file(&path).expect("removed");
-    fs::create_dir(&path).expect("a directory");
-    check(&mut client);
-    fs::remove_dir(&path).expect("removed");
-    let made = Command::new("mkfifo").arg(&path).status().expect("mkfifo");
-    assert!(made.success());
-    check(&mut client);
 }
 
 /// A server of another user, on a directory with the sticky bit, and a connection to it. The other
@@ -1304,45 +945,6 @@ fn a_directory_that_may_not_be_searched_is_ignored() {
 }
 
 #[test]
-fn without_its_directory_it_serves_on_and_refuses() {
-    let server = Lfpd::start(&[]);
-    let mut client = server.connect();
-    let own = own_pid();
-    let directory = server.lock_file("");
-    fs::remove_dir(&directory).expect("empty");
-    assert_eq!(ask(&mut client, &format!("lock /dev/lfpd-a {own}")), DENIED);
-    assert_eq!(
-        ask(&mut client, &format!("unlock /dev/lfpd-a {own}")),
-        DENIED
-    );
-    fs::create_dir(&directory).expect("a directory");
-    assert_eq!(ask(&mut client, &format!("lock /dev/lfpd-a {own}")), OKAY);
-}
-
-#[test]
-fn the_lock_goes_when_its_holder_does_and_no_other_lock_does() {
-    let server = Lfpd::start(&[]);
-    let mut client = server.connect();
-    let holder = Alive::new();
-    let pid = holder.pid();
-    for name in ["usb/0", "lfpd-b", "lfpd-c"] {
-        assert_eq!(ask(&mut client, &format!("lock /dev/{name} {pid}")), OKAY);
-    }
-    assert_eq!(
-        ask(&mut client, &format!("lock /dev/lfpd-d {}", own_pid())),
-        OKAY
-    );
-    // Another program has replaced one of them.
-    fs::remove_file(server.lock_file("LCK..lfpd-b")).expect("removed");
-    fs::write(server.lock_file("LCK..lfpd-b"), "         1\n").expect("written");
-    assert_eq!(ask(&mut client, &format!("unlock /dev/lfpd-c {pid}")), OKAY);
-    drop(holder);
-    eventually(PATIENCE, "only the other locks are left", || {
-        server.files() == ["LCK..lfpd-b", "LCK..lfpd-d"]
-    });
-}
-
-#[test]
 fn a_user_who_keeps_the_directory_locked_stops_no_lock() {
     use rustix::fs::{flock, FlockOperation};
     let server = Lfpd::start(&[]);
@@ -1386,7 +988,7 @@ fn holders_who_are_many_leave_descriptors_for_those_who_ask() {
 
 #[test]
 fn without_descriptors_nothing_is_locked_until_some_are_free() {
-    let server = Lfpd::start_behind(&["prlimit", "--nofile=32:32"]);
+    let server = Lfpd::start_behind(&["env", "RUST_LOG=debug", "prlimit", "--nofile=32:32"]);
     let mut client = server.connect();
     let own = own_pid();
     let holder = Alive::new();
@@ -1405,7 +1007,8 @@ fn without_descriptors_nothing_is_locked_until_some_are_free() {
         assert_eq!(server.files(), ["LCK..lfpd-a"]);
     }
     drop(holder);
-    thread::sleep(Duration::from_millis(50));
+    // Also if it cannot be looked at yet.
+    server.daemon.wait_for_log("reaped", PATIENCE);
     drop(crowd);
     eventually(PATIENCE, "the lock of the dead is gone", || {
         server.files().is_empty()
@@ -1646,10 +1249,7 @@ impl KillGroup {
 
     fn end(&mut self) {
         self.signal(Signal::TERM);
-        let deadline = Instant::now() + PATIENCE;
-        while matches!(self.0.try_wait(), Ok(None)) && Instant::now() < deadline {
-            thread::sleep(Duration::from_millis(5));
-        }
+        is_soon(PATIENCE, || !matches!(self.0.try_wait(), Ok(None)));
     }
 }
 

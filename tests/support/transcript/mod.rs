@@ -587,11 +587,12 @@ impl<'a> Stage<'a> {
             let complaint = String::from_utf8_lossy(&ended.stderr);
             return Err(format!("{}: {said}{complaint}", ended.status));
         }
-        if said.lines().count() != output.len() {
+        let lines: Vec<&str> = said.split_terminator('\n').collect();
+        if lines.len() != output.len() {
             let expected = format!("{} lines", output.len());
             return Err(difference(&expected, &said));
         }
-        let mut lines = said.lines().zip(output);
+        let mut lines = lines.iter().zip(output);
         lines.try_for_each(|(line, expected)| expected.matches(line, &mut self.known))
     }
 
