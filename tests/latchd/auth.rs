@@ -51,50 +51,6 @@ fn a_secret_from_a_file_is_not_in_arguments_or_environment() {
     }
 }
 
-/// Sends SIGHUP, and waits until a text has been logged for the `times`-th time.
-fn reload(daemon: &Daemon, text: &str, times: usize) {
-    daemon.signal(Signal::HUP);
-    eventually(PATIENCE, text, || {
-        daemon.log().matches(text).count() >= times
-    });
-}
-
-#[test]
-fn a_secret_is_changed_without_a_restart() {
-    let directory = tempfile::tempdir().expect("there is room");
-    let file = directory.path().join("secret");
-    let write = |content: &str| fs::write(&file, content).expect("there is room");
-    write("old\n");
-    let mut command = latchd();
-    command.arg("--auth-token-file").arg(&file);
-    let daemon = Daemon::from_command(command);
-    let accepts = |token: &str| daemon.connect().request("auth", "_", token) == "ok";
-    let mut open = daemon.connect();
-    assert_eq!(open.request("auth", "_", "old"), "ok");
-    let held = open.acquire("k", 0);
-
-    write("new\n\nold\n");
-    reload(&daemon, "token-read path=", 1);
-    assert_eq!(["old", "new", "newold"].map(accepts), [true, true, false]);
-    write("new\n");
-    reload(&daemon, "token-read path=", 2);
-    assert_eq!(["old", "new"].map(accepts), [false, true]);
-    // A file that cannot be used changes nothing.
-    let too_long = "x".repeat(257);
-    let bad = ["", "ol\rd\nnewer", &too_long];
-    for (times, content) in bad.into_iter().enumerate() {
-        write(content);
-        reload(&daemon, "WARN token-kept error=", times + 1);
-        assert_eq!(["old", "new", "newer"].map(accepts), [false, true, false]);
-    }
-    fs::remove_file(&file).expect("it is ours");
-    reload(&daemon, "WARN token-kept error=", 4);
-    assert!(accepts("new"));
-    assert!(!daemon.log().contains("newer"));
-    // The connection stays, although its secret is no longer accepted.
-    assert_eq!(open.request("r", "k", &held.token), "ok");
-}
-
 #[test]
 fn a_crash_leaves_no_core_file_with_the_secret() {
     let crash = |prepare: &dyn Fn(u32)| {
@@ -237,14 +193,6 @@ fn a_guess_costs_the_same_whatever_else_is_wrong() {
 }
 
 // ---- brute force -----------------------------------------------------------------------------
-
-#[test]
-fn a_connection_has_one_guess() {
-    let daemon = with_secret();
-    let mut stream = TcpStream::connect(daemon.addr()).expect("it listens");
-    let frames = format!("auth\n_\nwrong\nauth\n_\n{SECRET}\nping\n_\n_\n");
-    assert_eq!(guess(&mut stream, frames.as_bytes()), "error_auth\n");
-}
 
 #[test]
 fn guesses_take_a_tenth_of_a_second_and_delay_no_client() {

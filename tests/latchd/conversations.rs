@@ -27,8 +27,10 @@ transcripts! {
     breaking
     crashes
     history
+    http
     http_locks
     log_grants
     restarts
     rights
+    secrets
 }

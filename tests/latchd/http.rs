@@ -8,7 +8,7 @@ use crate::support::group::Group;
 use crate::support::needs::needs;
 use crate::support::silent::{free_addr, free_port};
 use crate::support::transcript::door_of;
-use crate::support::{eventually, is_soon, Daemon, Signal, PATIENCE};
+use crate::support::{eventually, is_soon, Daemon, PATIENCE};
 
 /// A daemon with a door, and where that is.
 pub(super) fn daemon_with_door(options: &[&str]) -> (Daemon, SocketAddr) {
@@ -174,53 +174,6 @@ fn the_port_of_dflockds_http_says_what_it_does_not_do() {
     assert!(answer.contains("latchd --http-grants"), "{answer}");
 }
 
-#[test]
-fn what_the_door_does_not_know_is_refused_and_closed() {
-    let (_daemon, door) = daemon_with_door(&[]);
-    let long = format!("GET / HTTP/1.1\r\nHost: {door}\r\nX: {}", "x".repeat(8192));
-    for (request, status) in [
-        (format!("POST / HTTP/1.1\r\nHost: {door}\r\n\r\n"), 405),
-        (
-            format!("DELETE /v1/stats HTTP/1.1\r\nHost: {door}\r\n\r\n"),
-            405,
-        ),
-        (
-            format!("GET /etc/passwd HTTP/1.1\r\nHost: {door}\r\n\r\n"),
-            404,
-        ),
-        ("GET / HTTP/1.1\r\nHost: evil.example\r\n\r\n".into(), 421),
-        // The authority of a target in absolute form counts.
-        (
-            format!("GET http://evil.example/ HTTP/1.1\r\nHost: {door}\r\n\r\n"),
-            421,
-        ),
-        (
-            format!("GET http://{door}/health HTTP/1.1\r\nHost: {door}\r\n\r\n"),
-            200,
-        ),
-        ("GET / HTTP/1.1\r\n\r\n".into(), 400),
-        ("l\nk\n0\n".into(), 400),
-        (long, 431),
-    ] {
-        let answer = exchange(door, request.as_bytes());
-        let start = format!("HTTP/1.1 {status} ");
-        assert!(answer.starts_with(&start), "{status}: {answer}");
-    }
-    let (_, why) = get(door, "/etc/passwd");
-    assert_eq!(
-        why,
-        "not found; see HTTP in latchd-operations(7) for the paths\n"
-    );
-    for (path, status) in [("/v1/stats/holders", 200), ("/etc/passwd", 404)] {
-        let head = exchange(door, format!("HEAD {path} HTTP/1.0\r\n\r\n").as_bytes());
-        let start = format!("HTTP/1.1 {status} ");
-        assert!(
-            head.starts_with(&start) && head.ends_with("\r\n\r\n"),
-            "{head}"
-        );
-    }
-}
-
 /// The status of a request for the statistics by this name of the server.
 fn status_by_name(door: SocketAddr, name: &str) -> u16 {
     let answer = exchange(
@@ -275,66 +228,6 @@ fn one_door_may_be_at_several_addresses() {
             assert_eq!(get(addr.parse().expect("an address"), "/health").0, 200);
         }
     }
-}
-
-#[test]
-fn a_connection_over_the_limit_reads_its_503() {
-    let (_daemon, door) = daemon_with_door(&[]);
-    let connect = || {
-        let mut stream = TcpStream::connect(door).expect("the backlog has room");
-        stream.write_all(b"GET / HT").expect("it takes it");
-        stream
-    };
-    let _crowd: Vec<TcpStream> = (0..8).map(|_| connect()).collect();
-    for _ in 0..4 {
-        let answer = exchange(door, b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n");
-        assert!(answer.starts_with("HTTP/1.1 503 "), "{answer}");
-    }
-}
-
-#[test]
-fn all_but_health_and_readiness_wants_the_auth_token() {
-    let (_daemon, door) = daemon_with_door(&["--auth-token", "s3cret"]);
-    for path in [
-        "/",
-        "/page.js",
-        "/metrics",
-        "/v1/stats",
-        "/v1/stats/holders",
-    ] {
-        let (status, how) = get(door, path);
-        assert_eq!(status, 401, "{path}");
-        let expected = "authentication required: send the auth token as a bearer token, ";
-        assert!(how.starts_with(expected), "{path}: {how}");
-    }
-    for path in ["/health", "/ready"] {
-        assert_eq!(get(door, path).0, 200, "{path}");
-    }
-    for (secret, status) in [
-        ("Bearer s3cret", 200),
-        ("Basic YTpzM2NyZXQ=", 200), // a:s3cret
-        ("Bearer s3cre", 401),
-        ("Basic czNjcmV0", 401), // s3cret
-    ] {
-        let header = format!("Authorization: {secret}\r\n");
-        assert_eq!(get_with(door, "/metrics", &header).0, status, "{secret}");
-    }
-}
-
-#[test]
-fn a_server_that_drains_is_healthy_and_not_ready() {
-    let (daemon, door) = daemon_with_door(&[]);
-    let mut client = daemon.connect();
-    let grant = client.acquire("k", 0);
-    assert_eq!(get(door, "/ready"), (200, "ready\n".into()));
-    daemon.signal(Signal::TERM);
-    daemon.wait_for_log("draining", PATIENCE);
-    assert_eq!(get(door, "/ready"), (503, "draining\n".into()));
-    assert_eq!(get(door, "/health").0, 200);
-    assert_eq!(json(door, "/v1/stats/counters")["gauges"]["draining"], 1);
-    assert_eq!(client.request("r", "k", &grant.token), "ok");
-    let status = daemon.wait_exit(PATIENCE).expect("it stops");
-    assert!(status.success());
 }
 
 #[test]
