@@ -13,6 +13,7 @@ use std::thread::{self, JoinHandle};
 
 use crossbeam_channel::{bounded, Sender};
 
+use super::clock::{PATIENCE, REAPER};
 use super::*;
 use crate::fence::source::ClockFences;
 use crate::table::{Answer, Ask, Grant};
@@ -27,9 +28,15 @@ const DRAINING: Result<Answer, Refusal> = Err(Refusal::Draining);
 
 fn arbiter(holdings: Holdings) -> Arc<Arbiter> {
     let arbiter = unreaped(holdings);
-    let reaper = Arc::clone(&arbiter);
-    thread::spawn(move || reaper.reap(None));
+    start_reaper(&arbiter, None);
     arbiter
+}
+
+fn start_reaper(arbiter: &Arc<Arbiter>, heartbeat: Option<Heartbeat>) {
+    let reaper = Arc::clone(arbiter);
+    let thread = thread::Builder::new().name(REAPER.into());
+    let started = thread.spawn(move || reaper.reap(heartbeat));
+    started.expect("the system has room for a thread");
 }
 
 /// An arbiter without a reaper.
@@ -112,7 +119,7 @@ fn wait(seat: &Seat, wait_timeout: Duration) -> Result<Answer, Refusal> {
 
 /// Blocks until `holds` does, which takes other threads no virtual time.
 fn until(what: &str, holds: impl Fn() -> bool) {
-    let deadline = Instant::now() + FOREVER;
+    let deadline = Instant::now() + PATIENCE;
     while !holds() {
         assert!(Instant::now() < deadline, "{what}");
         thread::yield_now();
@@ -178,7 +185,7 @@ fn hang_up_unnoticed(state: &mut State) {
 }
 
 fn is_over(drained: &Receiver<()>) -> bool {
-    let end = drained.recv_timeout(FOREVER);
+    let end = drained.recv_timeout(PATIENCE);
     end.is_err_and(|error| error.is_disconnected())
 }
 
@@ -208,6 +215,9 @@ fn a_release_wakes_a_wait_for_an_enqueued_key() {
 #[test]
 fn the_reaper_passes_an_expired_lease_on_in_time() {
     let (arbiter, holder, waiter) = arbiter_and_two(Holdings::Release);
+    // The reaper sleeps until a later lease ends.
+    let other = Ask::plain("other", Kind::Lock, Limit::ONE, FOREVER);
+    assert!(matches!(holder.try_acquire(&other), Ok(Answer::Granted(_))));
     let lease = Duration::from_millis(100);
     granted(&holder, lease);
     let blocked = Blocked::start(&arbiter, waiter, |seat| acquire(seat, FOREVER));
@@ -243,7 +253,7 @@ fn a_witness_gets_in_between() -> bool {
         let state = other.state.lock();
         state.table.has_due(Scope::Everything, other.clock.now())
     });
-    asked.recv().expect("it is sent");
+    asked.recv_timeout(PATIENCE).expect("it is sent");
     thread::sleep(Duration::from_millis(200)); // by now the witness sleeps at the mutex
     arbiter.expire_due(&mut state, Scope::Everything);
     drop(state);
@@ -364,7 +374,7 @@ fn a_long_wait_is_told_once_after_a_second() {
     arbiter.grant_owed_slots(); // wakes the reaper at most
     assert!(told.is_empty());
     arbiter.advance(Duration::from_millis(1));
-    assert_eq!(told.recv(), Ok(()));
+    assert_eq!(told.recv_timeout(PATIENCE), Ok(()));
     arbiter.advance(Duration::from_secs(5));
     release(&holder, grant);
     assert!(matches!(blocked.end().1, Ok(Answer::Granted(_))));
@@ -532,20 +542,17 @@ fn a_heartbeat_needs_the_mutex() {
     let interval = Duration::from_secs(10);
     let beat = move || sender.send(()).expect("there is room");
     let heartbeat = Heartbeat::new(interval, beat);
-    let reaper = Arc::clone(&arbiter);
-    thread::spawn(move || reaper.reap(Some(heartbeat)));
+    start_reaper(&arbiter, Some(heartbeat));
     let next_beat = |within| beats.recv_timeout(within);
-    next_beat(FOREVER).expect("the first beat");
+    next_beat(PATIENCE).expect("the first beat");
     let due = |arbiter: &Arbiter| arbiter.state.lock().reaper_looks_at;
-    while due(&arbiter).is_none() {
-        thread::yield_now();
-    }
+    until("the reaper does not sleep", || due(&arbiter).is_some());
     for _ in 0..3 {
         let frozen = arbiter.freeze();
         arbiter.clock.advance(interval);
         let early = next_beat(Duration::from_millis(50));
         assert!(early.is_err(), "it beat without the mutex");
         drop(frozen);
-        next_beat(FOREVER).expect("a beat");
+        next_beat(PATIENCE).expect("a beat");
     }
 }

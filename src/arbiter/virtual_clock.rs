@@ -38,10 +38,10 @@ impl Clock {
         if at.is_some_and(|at| at <= agenda.now) {
             return;
         }
-        let sleep = at.map(|at| (at, Arc::clone(wake)));
-        agenda.sleeps.extend(sleep);
+        let due = at.map(|at| (at, Arc::clone(wake)));
+        agenda.sleeps.extend(due);
         drop(agenda);
-        wake.wait(guard);
+        sleep(wake, guard);
     }
 
     /// Lets time pass, and wakes the sleeps that are due. The caller must hold the mutex that the
@@ -67,6 +67,31 @@ impl Clock {
             !is_due
         });
     }
+}
+
+/// The name of the reaper's thread. That thread may sleep for as long as nothing is due.
+#[cfg(not(shuttle))]
+pub(super) const REAPER: &str = "reaper";
+
+/// How long a test waits for what another thread must do, in real time.
+#[cfg(not(shuttle))]
+pub(super) const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Sleeps until `wake` is notified. If that does not happen, fails the test instead of hanging.
+#[cfg(not(shuttle))]
+fn sleep<T>(wake: &Condvar, guard: &mut MutexGuard<'_, T>) {
+    if std::thread::current().name() == Some(REAPER) {
+        wake.wait(guard);
+        return;
+    }
+    let is_late = wake.wait_for(guard, PATIENCE).timed_out();
+    assert!(!is_late, "no thread has ended this wait in {PATIENCE:?}");
+}
+
+/// Shuttle itself notices that no thread can run.
+#[cfg(shuttle)]
+fn sleep<T>(wake: &Condvar, guard: &mut MutexGuard<'_, T>) {
+    wake.wait(guard);
 }
 
 impl Arbiter {

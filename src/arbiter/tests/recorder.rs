@@ -103,8 +103,8 @@ fn a_restored_holder_is_adopted_and_then_ends_with_its_seat() {
     };
     let record = HolderRecord::of_lock("k", token, FOREVER);
     let notes = Notes::of(&arbiter);
-    let twice = [record.clone(), record.clone()];
-    assert_eq!(arbiter.restore(&twice), [&record]);
+    let twin = HolderRecord::of_lock("other", token, FOREVER);
+    assert_eq!(arbiter.restore(&[record, twin.clone()]), [&twin]);
     assert_eq!(arbiter.orphan_count(), 1);
     let renew = |seat: &Seat| seat.renew("k", Kind::Lock, token, FOREVER);
     renew(&one).expect("it is held");
@@ -168,6 +168,24 @@ fn a_phase_one_grant_of_another_client_is_waited_for() {
     assert!(closed.try_recv().is_err_and(|error| error.is_empty()));
     drop(other);
     assert!(is_over(&closed));
+}
+
+#[test]
+fn an_adopter_that_leaves_is_waited_for_between_two_steps() {
+    let (arbiter, adopter, _other) = arbiter_and_two(Holdings::Release);
+    let notes = Notes::of(&arbiter);
+    adopter.set_abilities(ADOPTS);
+    granted(&adopter, FOREVER);
+    let conn = adopter.id();
+    let holdings = Holdings::ReleaseAdoptable;
+    arbiter.state.lock().table.disconnect(conn, holdings, None);
+    let closed = arbiter.close_record_once_all_can_adopt();
+    assert!(closed.try_recv().is_err_and(|error| error.is_empty()));
+    arbiter.visit_in_steps(Scope::Nothing, |state, now| {
+        state.table.release_some(conn, STEP, now)
+    });
+    assert!(is_over(&closed));
+    assert_eq!(notes.all(), ["+1", "-1", "closed"]);
 }
 
 #[test]

@@ -19,7 +19,7 @@ impl ClientSocket for SlowSocket {
 
     fn send_grant(&self, grant: Grant) -> bool {
         self.sending.send(grant).expect("it is received");
-        self.leave.recv().expect("it is sent")
+        self.leave.recv_timeout(PATIENCE).expect("it is sent")
     }
 
     fn has_hung_up(&self) -> bool {
@@ -123,7 +123,10 @@ fn a_grant_on_its_way_beats_a_time_out_and_a_hang_up() {
     let grant = granted(&holder, FOREVER);
     let waiter = served(&arbiter, 2, Duration::from_secs(10));
     let releasing = thread::spawn(move || release(&holder, grant));
-    let sent = waiter.sending.recv().expect("it is being sent");
+    let sent = waiter
+        .sending
+        .recv_timeout(PATIENCE)
+        .expect("it is being sent");
     arbiter.advance(Duration::from_secs(10));
     assert!(!arbiter.cut_off(ConnId(2)), "the wait is decided");
     arbiter.hang_up(ConnId(2));
@@ -289,6 +292,57 @@ fn a_broken_grant_passes_on_and_its_token_is_dead() {
     assert_eq!(renewed, Err(Refusal::NotHeld));
 }
 
+/// A socket that knows whether it has been shut down.
+#[derive(Default)]
+struct CutSocket(AtomicBool);
+
+impl ClientSocket for CutSocket {
+    fn peer(&self) -> String {
+        "elsewhere".into()
+    }
+
+    fn send_grant(&self, _: Grant) -> bool {
+        false
+    }
+
+    fn has_hung_up(&self) -> bool {
+        false
+    }
+
+    fn shut_down(&self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
+#[test]
+fn a_break_cuts_off_a_client_that_then_has_nothing() {
+    let arbiter = arbiter(Holdings::Release);
+    let [holder, operator] = [ConnId(1), OPERATOR].map(|conn| {
+        let socket = Arc::new(CutSocket::default());
+        (arbiter.connect(conn, Some(socket.clone())), socket)
+    });
+    let ask = |key| Ask::plain(key, Kind::Lock, Limit::ONE, FOREVER);
+    let holds = |seat: &Seat, key| {
+        let answer = seat.try_acquire(&ask(key));
+        assert!(matches!(answer, Ok(Answer::Granted(_))), "{key}");
+    };
+    holds(&holder.0, "one");
+    holds(&holder.0, "other");
+    holds(&operator.0, "waited for");
+    let enqueued = holder.0.enqueue(&ask("waited for"));
+    assert!(matches!(enqueued, Ok(Answer::Queued(_))));
+    for key in ["one", "other", "waited for"] {
+        assert!(arbiter.break_grants(key, None, OPERATOR));
+        assert!(!holder.1 .0.load(Ordering::SeqCst), "{key}");
+    }
+    // The last break was that of the operator's own grant, and the waiter has it now.
+    assert!(!operator.1 .0.load(Ordering::SeqCst));
+    let collected = holder.0.collect("waited for", Kind::Lock);
+    assert!(matches!(collected, Ok(Answer::Granted(_))));
+    assert!(arbiter.break_grants("waited for", None, OPERATOR));
+    assert!(holder.1 .0.load(Ordering::SeqCst));
+}
+
 /// The virtual time of the last request may be long ago.
 #[test]
 fn a_disconnect_that_passes_a_grant_on_gives_a_whole_lease() {
@@ -302,7 +356,7 @@ fn a_disconnect_that_passes_a_grant_on_gives_a_whole_lease() {
     let waiter = served(&arbiter, 3, FOREVER);
     release(&holder, grant);
     arbiter.advance(Duration::from_secs(2));
-    assert_eq!(waiter.is_long.recv(), Ok(()));
+    assert_eq!(waiter.is_long.recv_timeout(PATIENCE), Ok(()));
     thread::sleep(Duration::from_millis(100)); // by now the waiter sleeps again
     arbiter.advance(FOREVER - Duration::from_secs(3));
     waiter.leave.send(false).expect("there is room");
