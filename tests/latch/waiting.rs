@@ -10,9 +10,9 @@ use rustix::pipe::pipe;
 use rustix::process::kill_process;
 
 use crate::reconnecting::{listener, Peer};
-use crate::run::{init_of, process_1};
 use crate::support::latch::{
-    fed, fill, is_held, latch, output, run, signal, status, text, wait, wait_as_shell, Latch,
+    fed, fill, init_of, is_held, latch, output, process_1, run, signal, status, text, wait,
+    wait_as_shell, Latch,
 };
 use crate::support::silent::{refusing_addr, FullBacklog};
 use crate::support::{eventually, program, Client, Daemon, Scheme, Signal, PATIENCE};
@@ -569,10 +569,15 @@ fn as_process_1_a_waiting_command_ends_by_a_signal() {
     ];
     for arguments in commands {
         for sent in [Signal::TERM, Signal::INT, Signal::HUP, Signal::QUIT] {
-            let Some(mut command) = process_1(&daemon, &[]) else {
+            let Some(mut command) = process_1(&[]) else {
                 return;
             };
-            let mut unshare = Latch::start(command.arg(program("latch")).args(arguments));
+            let mut unshare = Latch::start(
+                command
+                    .env("LATCH_SERVER", daemon.addr().to_string())
+                    .arg(program("latch"))
+                    .args(arguments),
+            );
             daemon.wait_for_waiters("k", 1);
             kill_process(init_of(&unshare), sent).expect("it runs");
             assert_eq!(wait_as_shell(&mut unshare), Some(128 + sent.as_raw()));
@@ -584,10 +589,12 @@ fn as_process_1_a_waiting_command_ends_by_a_signal() {
 #[test]
 fn as_process_1_a_watch_ends_by_a_signal() {
     let daemon = Daemon::start(&[]);
-    let Some(mut command) = process_1(&daemon, &[]) else {
+    let Some(mut command) = process_1(&[]) else {
         return;
     };
-    command.args([program("latch"), "stats", "--watch"]);
+    command
+        .env("LATCH_SERVER", daemon.addr().to_string())
+        .args([program("latch"), "stats", "--watch"]);
     let mut unshare = Latch::start(command.stdout(Stdio::piped()));
     let mut first = [0];
     let stdout = unshare.stdout.as_mut().expect("piped");

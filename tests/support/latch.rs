@@ -12,6 +12,7 @@ use std::thread;
 use rustix::fs::OFlags;
 use rustix::process::{kill_process, test_kill_process, Pid};
 
+use super::needs::skipped;
 use super::{eventually, program, stat_of, wait_for_exit, Daemon, Signal, PATIENCE};
 
 /// A running `latch`, killed when dropped: its command gets SIGTERM from the system then.
@@ -216,4 +217,30 @@ pub fn ended(child: &mut Latch) -> (Option<i32>, String) {
     let mut stderr = child.stderr.take().expect("piped");
     stderr.read_to_string(&mut said).expect("text");
     (status, said)
+}
+
+/// The beginning of a command line that runs in new namespaces, with `more` flags. `None` if the
+/// system allows no namespace.
+pub fn process_1(more: &[&str]) -> Option<Command> {
+    let unshare = "unshare";
+    let mut flags = vec!["--pid", "--fork", "--mount-proc", "--kill-child"];
+    flags.extend(more);
+    if !rustix::process::geteuid().is_root() {
+        flags.extend(["--user", "--map-root-user"]);
+    }
+    let probe = output(Command::new(unshare).args(&flags).arg("true"));
+    if !probe.status.success() {
+        skipped(&["PID namespace"]);
+        return None;
+    }
+    let mut command = Command::new(unshare);
+    command.args(flags).stdin(Stdio::null());
+    Some(command)
+}
+
+/// The process that `unshare` started.
+pub fn init_of(unshare: &Latch) -> Pid {
+    let number = unshare.id();
+    let children = format!("/proc/{number}/task/{number}/children");
+    number_in(std::path::Path::new(&children)).expect("its only child")
 }

@@ -25,6 +25,7 @@ pub mod random;
 pub mod silent;
 pub mod stalls;
 pub mod syslog;
+pub mod terminal;
 #[cfg(feature = "tls")]
 pub mod tls;
 pub mod transcript;

@@ -1,0 +1,341 @@
+//! A lock, and the wrapper that runs a command under it.
+
+use std::fs::{self, File, Permissions};
+use std::ops::Deref;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{symlink, PermissionsExt};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::thread;
+
+use rustix::event::{poll, PollFd, PollFlags, Timespec};
+use rustix::fs::{mkfifoat, open, Mode, OFlags, CWD};
+use rustix::process::{kill_process, kill_process_group, Pid, Signal};
+
+use crate::support::inherited::INHERITS;
+use crate::support::latch::{fed, number_in, shell_status, state};
+use crate::support::limited::copy_program;
+use crate::support::needs::has_pidfds;
+use crate::support::{eventually, PATIENCE};
+use crate::wrapper::{GRANT, LOCK, LOSS, WAITING, WRAPPER};
+
+/// Times before SIGKILL, in seconds: one that no test waits for, and one that soon passes.
+pub const LONG: &str = "60";
+pub const SHORT: &str = "0.3";
+
+/// Waits in a script until the file `go` is there.
+pub const WAIT: &str = "until [ -e $DIR/go ]; do sleep 0.02; done";
+
+/// Writes the number of a shell to the file `ready`. `$READY` in a script stands for it.
+const READY: &str = "echo $$ >$DIR/new; mv $DIR/new $DIR/ready";
+
+/// A folder with the named pipes of one lock. Shells that have its variables find the wrapper as
+/// `under`.
+pub struct Lock {
+    folder: tempfile::TempDir,
+    pipe: OwnedFd,
+}
+
+impl Lock {
+    pub fn new() -> Lock {
+        Lock::with(|program, name| symlink(program, name).expect("a link"))
+    }
+
+    /// A lock that every user can take with [`as_nobody`].
+    pub fn for_all() -> Lock {
+        let lock = Lock::with(|program, name| copy_program(program, name));
+        for name in ["", "bin", LOCK, LOSS] {
+            let mode = Permissions::from_mode(0o777);
+            fs::set_permissions(lock.file(name), mode).expect("it is ours");
+        }
+        lock
+    }
+
+    fn with(put: impl Fn(&Path, &Path)) -> Lock {
+        let folder = tempfile::tempdir().expect("a folder");
+        for name in [LOCK, LOSS] {
+            mkfifoat(CWD, folder.path().join(name), Mode::RWXU).expect("a pipe");
+        }
+        let bin = folder.path().join("bin");
+        fs::create_dir(&bin).expect("a folder");
+        let program = std::env::current_exe().expect("this program");
+        put(&program, &bin.join(WRAPPER));
+        let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let path = folder.path().join(LOCK);
+        let pipe = open(&path, flags, Mode::empty()).expect("a pipe");
+        // Free, and not only untouched: the reader is at the end of input.
+        File::options().write(true).open(path).expect("a pipe");
+        Lock { folder, pipe }
+    }
+
+    /// Has the wrapper wait for the lock until [`Lock::grant`].
+    pub fn held(self) -> Lock {
+        self.hold();
+        self
+    }
+
+    pub fn hold(&self) {
+        mkfifoat(CWD, self.file(GRANT), Mode::RWXU).expect("a pipe");
+    }
+
+    /// Grants a lock that the wrapper waits for. Returns what keeps it granted for others.
+    pub fn grant(&self) -> File {
+        let pipe = File::options().write(true).open(self.file(GRANT));
+        pipe.expect("a pipe")
+    }
+
+    pub fn wait_for_waiter(&self) {
+        eventually(PATIENCE, "the wrapper waits", || {
+            self.file(WAITING).exists()
+        });
+    }
+
+    /// The variables of a shell that finds the wrapper.
+    pub fn variables(&self) -> [(&'static str, String); 4] {
+        let path = std::env::var("PATH").unwrap_or_default();
+        [
+            ("DIR", self.folder.path().display().to_string()),
+            ("PATH", format!("{}:{path}", self.file("bin").display())),
+            ("READY", READY.to_owned()),
+            (INHERITS, "yes".to_owned()),
+        ]
+    }
+
+    /// A program that finds the wrapper.
+    pub fn command(&self, program: &str) -> Command {
+        let mut command = Command::new(program);
+        command
+            .envs(self.variables())
+            .current_dir(self.folder.path())
+            .stdin(Stdio::null());
+        command
+    }
+
+    /// What a shell script prints, and its status.
+    pub fn output(&self, script: &str) -> Output {
+        let script = script.replace("$READY", READY);
+        fed(self.command("sh").args(["-c", &script]), b"in")
+    }
+
+    pub fn file(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    pub fn touch(&self, name: &str) {
+        fs::write(self.file(name), "").expect("a file");
+    }
+
+    pub fn lines(&self, name: &str) -> Vec<String> {
+        let text = fs::read_to_string(self.file(name)).unwrap_or_default();
+        text.lines().map(str::to_owned).collect()
+    }
+
+    /// Waits for a process number in a file.
+    pub fn number(&self, name: &str) -> Pid {
+        let mut number = None;
+        eventually(PATIENCE, "a process number", || {
+            number = number_in(&self.file(name));
+            number.is_some()
+        });
+        number.expect("just read")
+    }
+
+    pub fn lose(&self) {
+        let pipe = File::options().write(true).open(self.file(LOSS));
+        pipe.expect("a pipe");
+    }
+
+    pub fn is_locked(&self) -> bool {
+        let now = Timespec::default();
+        let mut polled = [PollFd::new(&self.pipe, PollFlags::IN)];
+        poll(&mut polled, Some(&now)).expect("a pipe") == 0
+    }
+}
+
+/// The wrapper, which is killed when dropped, and its command's group, too.
+pub struct Wrapper {
+    lock: Lock,
+    pub child: Child,
+    /// The script under the lock, and the leader of its group.
+    command: Option<Pid>,
+}
+
+impl Deref for Wrapper {
+    type Target = Lock;
+
+    fn deref(&self) -> &Lock {
+        &self.lock
+    }
+}
+
+impl Wrapper {
+    /// Starts a program that is the wrapper or becomes it, in a group of its own: the test is its
+    /// shell with job control.
+    pub fn start(lock: Lock, command: &mut Command) -> Wrapper {
+        let child = command
+            .stdout(Stdio::null())
+            .stderr(File::create(lock.file("stderr")).expect("a file"))
+            .process_group(0)
+            .spawn()
+            .expect("the wrapper");
+        Wrapper {
+            lock,
+            child,
+            command: None,
+        }
+    }
+
+    /// Starts a shell script that becomes the wrapper. Waits until the command has written its
+    /// number with `$READY`, if it does so.
+    pub fn shell(lock: Lock, script: &str) -> Wrapper {
+        let mut wrapper = Wrapper::spawn_shell(lock, script);
+        if script.contains("$READY") {
+            wrapper.command = Some(wrapper.number("ready"));
+        }
+        wrapper
+    }
+
+    /// Starts such a script, and waits until the wrapper waits for the lock.
+    pub fn shell_that_waits(script: &str) -> Wrapper {
+        let wrapper = Wrapper::spawn_shell(Lock::new().held(), script);
+        wrapper.wait_for_waiter();
+        wrapper
+    }
+
+    fn spawn_shell(lock: Lock, script: &str) -> Wrapper {
+        let mut shell = lock.command("sh");
+        shell.args(["-c", &script.replace("$READY", READY)]);
+        Wrapper::start(lock, &mut shell)
+    }
+
+    /// Runs a script that writes its number with `$READY`, and waits until it has done so.
+    pub fn script(leftovers: &str, kill_after: &str, script: &str) -> Wrapper {
+        let lock = Lock::new();
+        let script = script.replace("$READY", READY);
+        let mut command = lock.command(WRAPPER);
+        command
+            .env("LEFTOVERS", leftovers)
+            .env("KILL_AFTER", kill_after)
+            .args(["sh", "-c", &script]);
+        let mut wrapper = Wrapper::start(lock, &mut command);
+        wrapper.command = Some(wrapper.number("ready"));
+        wrapper
+    }
+
+    pub fn pid(&self) -> Pid {
+        Pid::from_child(&self.child)
+    }
+
+    pub fn command(&self) -> Pid {
+        self.command.expect("a script")
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        kill_process(self.pid(), signal).expect("it runs");
+    }
+
+    /// The status, once the wrapper has ended.
+    pub fn end(&mut self) -> ExitStatus {
+        let mut status = None;
+        eventually(PATIENCE, "the wrapper ends", || {
+            status = self.child.try_wait().expect("a child");
+            status.is_some()
+        });
+        status.expect("just set")
+    }
+
+    /// The status as a shell has it, once the wrapper has ended.
+    pub fn status(&mut self) -> i32 {
+        shell_status(self.end()).expect("one")
+    }
+
+    pub fn said(&self) -> String {
+        fs::read_to_string(self.file("stderr")).expect("a file")
+    }
+
+    pub fn wait_for_the_end_of_the_command(&self) {
+        eventually(PATIENCE, "the command has ended", || {
+            has_ended(self.command())
+        });
+    }
+
+    pub fn wait_for_the_stop_of_the_command(&self) {
+        eventually(PATIENCE, "the command has stopped", || {
+            has_stopped(self.command())
+        });
+    }
+
+    /// The guard, once the wrapper has started it and it waits.
+    pub fn guard(&self) -> Pid {
+        let find = || {
+            let number = self.child.id();
+            let children = fs::read_to_string(format!("/proc/{number}/task/{number}/children"));
+            let children = children.unwrap_or_default();
+            let mut numbers = children
+                .split_whitespace()
+                .map(|it| it.parse().expect("one"));
+            numbers.find(|pid: &i32| {
+                let name = fs::read_to_string(format!("/proc/{pid}/comm"));
+                name.is_ok_and(|name| name == "latch-guard\n")
+            })
+        };
+        eventually(PATIENCE, "a guard", || find().is_some());
+        let guard = Pid::from_raw(find().expect("just found")).expect("a number");
+        // It opens its pidfd at its start, and reads then: it has that and the streams.
+        let least = 3 + usize::from(has_pidfds());
+        let fds = format!("/proc/{}/fd", guard.as_raw_nonzero());
+        eventually(PATIENCE, "the guard waits", || {
+            let count = fs::read_dir(&fds).map_or(0, Iterator::count);
+            state(guard) == Some('S') && count >= least
+        });
+        guard
+    }
+}
+
+impl Drop for Wrapper {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        if let Some(command) = self.command {
+            let _ = kill_process_group(command, Signal::KILL);
+        }
+    }
+}
+
+/// A process outside the group, killed when dropped.
+pub struct Stray(pub Pid);
+
+impl Drop for Stray {
+    fn drop(&mut self) {
+        let _ = kill_process(self.0, Signal::KILL);
+    }
+}
+
+pub fn has_stopped(pid: Pid) -> bool {
+    state(pid) == Some('T')
+}
+
+/// Whether a process has ended. A zombie has: another process must reap it.
+pub fn has_ended(pid: Pid) -> bool {
+    matches!(state(pid), None | Some('Z'))
+}
+
+/// What a script puts before a command to run it as a user who owns nothing here.
+pub fn as_nobody() -> &'static str {
+    if rustix::process::geteuid().is_root() {
+        "setpriv --reuid=65534 --regid=65534 --clear-groups"
+    } else {
+        "env"
+    }
+}
+
+/// Runs a test with each of the signals, side by side.
+pub fn at_once(signals: &[Signal], test: impl Fn(Signal) + Sync) {
+    let test = &test;
+    thread::scope(|scope| {
+        for sent in signals {
+            scope.spawn(move || test(*sent));
+        }
+    });
+}
