@@ -102,6 +102,11 @@ impl Numbers {
     }
 
     #[cfg(any(test, fuzzing))]
+    pub(super) fn count(&self) -> usize {
+        self.count
+    }
+
+    #[cfg(any(test, fuzzing))]
     pub(super) fn runs(&self) -> impl Iterator<Item = (KeyId, std::ops::Range<u32>)> + '_ {
         let runs = self.runs.iter();
         runs.map(|((key, start), end)| (*key, *start..*end))

@@ -265,9 +265,11 @@ mod tests {
     #[test]
     fn memory_shrinks_with_the_values() {
         let (mut slab, ids) = filled(10_000);
-        for id in &ids[1..] {
-            slab.remove(*id);
-        }
+        let capacity = slab.slots.capacity();
+        let (first, rest) = ids[1..].split_at(5_000);
+        rest.iter().for_each(|id| assert!(slab.remove(*id) > 0));
+        assert_eq!(slab.slots.capacity(), capacity, "half of it is in use");
+        first.iter().for_each(|id| assert!(slab.remove(*id) > 0));
         assert_eq!(slab.slots.len(), 1);
         assert!(slab.slots.capacity() <= MIN_CAPACITY);
         assert_eq!(slab[ids[0]], 0);

@@ -418,6 +418,7 @@ impl Seen {
             numbers.extend(run.map(|number| (key, number)));
         }
         assert_eq!(self.numbers, numbers);
+        assert_eq!(self.numbers.len(), table.numbers.count());
         let Counters {
             grants,
             releases,

@@ -996,3 +996,16 @@ fn a_listing_ends_however_many_keys_are_made_meanwhile() {
     let old: Vec<String> = (0..10).map(|number| format!("old-{number}")).collect();
     assert_eq!(listed, old);
 }
+
+#[test]
+fn a_listing_also_names_the_holder_behind_a_kept_grant() {
+    let mut world = World::new();
+    let [kept, next, _] = [1, 2, 3].map(|conn| granted(world.slot(conn, "k", 3)));
+    let now = world.now;
+    let answer = world.table.keep("k", kept, secs(10), None, |_| None, now);
+    answer.expect("it is held");
+    let (keys, _) = world.table.snapshot(None, 1, now);
+    let listed = keys[0].holders.iter().filter_map(|holder| holder.held);
+    let fences: Vec<Fence> = listed.map(|(fence, _)| fence).collect();
+    assert_eq!(fences, [kept.fence, next.fence]);
+}
