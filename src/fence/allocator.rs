@@ -443,8 +443,14 @@ mod tests {
             assert_eq!(mode & 0o777, 0o600);
             assert_eq!(refusal(&path), "another server is using it");
             drop(reserver);
-            let (mut fences, _reserver) = open(&path, 0, 10).expect("free again");
-            assert!(fences.next_fence() > Some(CLOCK + 9));
+            let mut last = Some(CLOCK + 9);
+            // Each start writes a record. From the third one on, the file is full.
+            for _ in 0..3 {
+                let (mut fences, _reserver) = open(&path, 0, 10).expect("free again");
+                let fence = fences.next_fence();
+                assert!(fence > last);
+                last = fence;
+            }
         });
     }
 
@@ -463,6 +469,11 @@ mod tests {
             fs::write(&path, content).expect("a file");
             assert_eq!(refusal(&path), "its content is not that of a fence file");
             assert_eq!(fs::read_to_string(&path).expect("still there"), content);
+        });
+        in_directory(|path| {
+            let too_long = [&file_of(&[2, 3])[..], b"x"].concat();
+            fs::write(&path, too_long).expect("a file");
+            assert_eq!(refusal(&path), "its content is not that of a fence file");
         });
         in_directory(|path| {
             let missing = format!("no such directory: {}", path.display());

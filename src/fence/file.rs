@@ -95,7 +95,7 @@ fn decode(slot: &[u8], at: usize) -> Option<(u64, u64)> {
         |from: usize| u64::from_be_bytes(slot[from..from + 8].try_into().expect("eight bytes"));
     let is_whole = slot[..8] == MAGIC && checksum(&slot[..24]) == number(24);
     let (seq, ceiling) = (number(8), number(16));
-    (is_whole && seq > 0 && slot_of(seq) == at).then_some((seq, ceiling))
+    (is_whole && slot_of(seq) == at).then_some((seq, ceiling))
 }
 
 /// CRC-64/GO-ISO.
@@ -202,8 +202,10 @@ mod tests {
         assert_eq!(recover(&MAGIC), Err(CUT_SHORT));
         assert_eq!(recover(&file_of(&[1])[..20]), Err(CUT_SHORT));
         for len in (1..100).filter(|len| *len != 8) {
-            assert!(recover(&vec![b'x'; len]).is_err(), "{len} bytes of rubbish");
+            assert_eq!(recover(&vec![b'x'; len]), Err(FOREIGN), "{len} bytes");
         }
+        let too_long = [&file_of(&[2, 3])[..], b"x"].concat();
+        assert_eq!(recover(&too_long), Err(FOREIGN));
         // A whole record in the other's place is not ours.
         let moved = [&[0; SLOT_LEN][..], &encode(1, 5).0].concat();
         assert!(recover(&moved).is_err());
