@@ -629,10 +629,9 @@ mod tests {
             is_live: true,
         };
         let text = record.print();
-        assert!(
-            Record::parse(text.as_bytes()).is_live,
-            "{} bytes",
-            text.len()
-        );
+        let read = Record::parse(text.as_bytes());
+        assert!(read.is_live, "{} bytes", text.len());
+        let tag_len = read.tag.map(|tag| tag.chars().count());
+        assert_eq!(tag_len, Some(MAX_TAG_LEN));
     }
 }

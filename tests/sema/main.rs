@@ -2347,19 +2347,10 @@ fn a_living_holder_is_not_stale_where_flock_is_refused() {
 fn a_stale_lock_without_flock_is_an_error_and_no_holder() {
     let strace = needs!("strace");
     let place = Place::new();
-    place.write("f", &format!("pid={NO_PROCESS}\ntimestamp=1\n"));
     let why = "f: stale, but the file system does not support locks on files; sema clean --force \
                removes it\n";
     for error in ["ENOSYS", "ENOLCK", "EBADF", "EOPNOTSUPP"] {
-        for (arguments, status) in [
-            (&["run", "f", "-n", "--busy-ok", "--", "true"][..], 74),
-            (&["run", "f", "--", "true"], 74),
-            (&["hold", "f", "-n"], 74),
-            (&["try", "f"], 3),
-            (&["acquire", "f"], 74),
-            (&["wait", "f"], 74),
-            (&["clean", "f"], 3),
-        ] {
+        let sema = |arguments: &[&str]| {
             let inject = format!("inject=flock:error={error}");
             let mut command = strace.command();
             command
@@ -2370,7 +2361,19 @@ fn a_stale_lock_without_flock_is_an_error_and_no_holder() {
                 .stdin(Stdio::null())
                 .stdout(Stdio::piped())
                 .stderr(Stdio::piped());
-            let output = finish(&mut command);
+            finish(&mut command)
+        };
+        place.write("f", &format!("pid={NO_PROCESS}\ntimestamp=1\n"));
+        for (arguments, status) in [
+            (&["run", "f", "-n", "--busy-ok", "--", "true"][..], 74),
+            (&["run", "f", "--", "true"], 74),
+            (&["hold", "f", "-n"], 74),
+            (&["try", "f"], 3),
+            (&["acquire", "f"], 74),
+            (&["wait", "f"], 74),
+            (&["clean", "f"], 3),
+        ] {
+            let output = sema(arguments);
             let prefix = if matches!(arguments[0], "run" | "hold") {
                 "sema"
             } else {
@@ -2381,6 +2384,9 @@ fn a_stale_lock_without_flock_is_an_error_and_no_holder() {
             assert_eq!(output.status.code(), Some(status), "{error} {arguments:?}");
             assert_eq!(place.names(), ["f"], "{error} {arguments:?}");
         }
+        let forced = sema(&["clean", "f", "--force"]);
+        assert_eq!(forced.status.code(), Some(0), "{error}: {forced:?}");
+        assert_eq!(place.names(), [""; 0], "{error}");
     }
 }
 
@@ -2400,12 +2406,18 @@ fn a_stale_lock_that_is_immutable_is_not_free() {
     if !chattr("+i").success() {
         return eprintln!("skipped: the file system has no such attribute");
     }
-    let statuses = [("try", 3), ("acquire", 74), ("wait", 74)];
-    let outputs = statuses.map(|(command, code)| (command, code, place.sema(&[command, "f"])));
+    let statuses = [
+        ("try", 3, "stale, but "),
+        ("acquire", 74, "stale, but "),
+        ("wait", 74, "stale, but "),
+        ("clean", 3, ""),
+        ("release", 3, ""),
+    ];
+    let outputs = statuses.map(|row| (row, place.sema(&[row.0, "f"])));
     let repeat = place.script("until sema try f; do sema wait f || exit; done");
     assert!(chattr("-i").success());
-    for (command, code, output) in outputs {
-        let why = "Error: IO error: f: stale, but this user may not remove the file\n";
+    for ((command, code, is_stale), output) in outputs {
+        let why = format!("Error: IO error: f: {is_stale}this user may not remove the file\n");
         assert_eq!(text(&output.stderr), why, "{command}");
         assert_eq!(output.status.code(), Some(code), "{command}");
     }
