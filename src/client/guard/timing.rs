@@ -103,6 +103,22 @@ mod tests {
         }
     }
 
+    #[test]
+    fn a_server_has_time_to_answer_after_a_stop_of_this_process() {
+        let asked_at = Moment::now();
+        for (lease, lead) in leases_and_leads() {
+            let began = deadline_of(asked_at, lease) - lead;
+            let told_at = silent_at(began, asked_at, lease, lead);
+            assert!(told_at > began, "{lease:?} {lead:?}");
+        }
+    }
+
+    #[test]
+    fn a_lead_of_more_than_half_a_lease_does_not_fit() {
+        let half = Duration::from_secs(5);
+        assert!(!fits(half + Duration::from_millis(1), 2 * half));
+    }
+
     fn token(fence: u64) -> Token {
         let token = format!("{fence:016x}0123456789abcdef");
         token.parse().expect("a token")
