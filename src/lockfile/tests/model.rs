@@ -1408,8 +1408,8 @@ fn scripts_and_an_operator_with_rm_cause_no_second_holder() {
 
 /// The searches that take the longest. The other tests have the same programs, but never four at a
 /// time; a guard beside a detached holder and a third without a crash; takers that may not rewrite
-/// as three without a crash or two with one; a script instead of the last guard where only the first
-/// process may write; and beside a reader, or where empty files are old, two at a time.
+/// as three without a crash or two with one; a script instead of the last guard where only the
+/// first process may write; and beside a reader, or where empty files are old, two at a time.
 #[test]
 #[ignore = "long: cargo test --release --lib model:: -- --ignored"]
 fn the_longest_searches_find_no_second_holder() {
