@@ -388,9 +388,10 @@ fn all_below_have_stopped(pid: u32) -> bool {
     let session = |pid| stat_of(pid).map(|fields| fields[3].clone());
     children_of(pid).into_iter().all(|child| {
         let child = child.as_raw_pid().unsigned_abs();
-        // The guard of a command has a session of its own, and does not stop with the job.
+        // The guard of a command has a session of its own, and does not stop with the job. A
+        // command that had just ended is left to a shell that has stopped before it could reap it.
         session(child) != session(pid)
-            || stat_of(child).is_some_and(|fields| fields[0] == "T")
+            || stat_of(child).is_some_and(|fields| ["T", "Z"].contains(&fields[0].as_str()))
                 && all_below_have_stopped(child)
     })
 }
