@@ -30,8 +30,9 @@ const FAREWELL: Duration = Duration::from_millis(600);
 /// A time limit that is effectively unlimited.
 const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
 
-/// How long the waiters that a drain has refused have to read their replies before a hand-over.
-const ANSWERS_TO_WAITERS: Duration = Duration::from_millis(100);
+/// How long sessions have to send the last replies before a hand-over: to waiters that the drain has
+/// refused, and to clients whose grants had to be written first.
+const LAST_REPLIES: Duration = Duration::from_millis(100);
 
 /// How long a server that hands over its leadership continues to grant while there are holders
 /// whose clients cannot adopt their locks. Without a limit, the hand-over might never happen: if
@@ -99,8 +100,9 @@ impl ServerEnd<'_> {
             return ExitCode::from(1);
         };
         if let Some(file) = self.state {
-            // The waiters that the drain has refused get time to read their replies.
-            std::thread::sleep(ANSWERS_TO_WAITERS);
+            // A client that does not hear of its grant cannot come back for it.
+            file.catch_up();
+            std::thread::sleep(LAST_REPLIES);
             reason = match self.hand_over_or_drain(file, deadline) {
                 Some(Ended::HandedOver) => {
                     info!("stopping reason=handed-over");

@@ -11,7 +11,9 @@ use crate::restart::Service;
 use crate::settling::kill;
 use crate::support::at_the_end::AtTheEnd;
 use crate::support::needs::needs;
-use crate::support::{eventually, fence, parse_grant, waiter_count, Client, Event, PATIENCE};
+use crate::support::{
+    eventually, fence, parse_grant, waiter_count, Client, Event, Signal, PATIENCE,
+};
 
 /// A client that keeps keys of its own, each for an hour, and releases some.
 fn keep_and_release(client: &mut Client, name: usize, confirmed: &Mutex<Vec<(String, String)>>) {
@@ -101,7 +103,7 @@ fn replies_wait_for_the_disk_only_if_they_concern_the_file() {
     let recover = inject(&strace, &daemon, "fsync:delay_enter=1000000");
     let text = || fs::read_to_string(service.file()).expect("it is written");
     keeper.send(&format!("keep\nkept\n{} 3600\n", grant.token));
-    for _ in 0..20 {
+    for _ in 0..3 {
         let ordinary = other.acquire("ordinary", 0);
         assert_eq!(other.request("r", "ordinary", &ordinary.token), "ok");
     }
@@ -123,6 +125,42 @@ fn replies_wait_for_the_disk_only_if_they_concern_the_file() {
     );
     keeper.expect("ok");
     recover();
+}
+
+/// A client that does not hear of its grant cannot come back for it.
+#[test]
+fn a_server_that_ends_first_tells_of_what_it_has_granted() {
+    let strace = needs!("strace");
+    if !may_attach(&strace) {
+        return;
+    }
+    let service = Service::new(&[]);
+    let daemon = service.start();
+    let (mut holder, mut other) = (service.connect(), service.connect());
+    holder.request("hello", "_", "adopt");
+    let recover = inject(&strace, &daemon, "fsync:delay_enter=1000000");
+    holder.send("l\nk\n0 3600\n");
+    eventually(PATIENCE, "it is granted", || {
+        let stats = other.stats();
+        stats["locks"].as_array().map(Vec::len) == Some(1)
+    });
+    daemon.signal(Signal::TERM);
+    daemon.wait_for_log("draining", PATIENCE);
+    let reply = loop {
+        match holder.next_event(Duration::from_millis(50)) {
+            Event::Line(reply) => break String::from_utf8(reply).expect("UTF-8"),
+            Event::Nothing => assert_eq!(other.request("ping", "_", "_"), "ok"),
+            _ => panic!("it has ended"),
+        }
+    };
+    recover();
+    let grant = parse_grant(&reply, "ok").expect(&reply);
+    daemon.wait_exit(PATIENCE).expect("it ends");
+    let _next = service.start();
+    let adopted = service
+        .connect()
+        .request("adopt", "k", &format!("{} 9", grant.token));
+    assert_eq!(adopted, "ok 9");
 }
 
 /// A request has no room for so many.

@@ -342,6 +342,15 @@ impl StateFile {
         }
     }
 
+    /// Writes the changes that are not in the file yet, for the sessions whose replies wait for
+    /// them. If that fails, they are written with the next ones.
+    pub fn catch_up(&self) {
+        let mut open = self.open.lock();
+        if self.has_unwritten() {
+            let _ = self.write_open(&mut open);
+        }
+    }
+
     /// Closes the file, so that it survives a power cut. Afterwards nothing else is written. After
     /// an error the file stays open, because this server continues.
     pub fn close(&self, handover: Handover) -> io::Result<()> {
