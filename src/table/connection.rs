@@ -39,6 +39,8 @@ pub(super) struct Leaving {
     holdings: Holdings,
     /// The tag that the client gave itself, for grants that become orphans.
     tag: Option<Arc<str>>,
+    /// How many pending places have not been looked at.
+    unseen_count: usize,
 }
 
 impl ConnectionEntry {
@@ -106,8 +108,8 @@ fn is_for(ended: &(Kind, Key, Refusal), kind: Kind, key: &str) -> bool {
 
 impl LockTable {
     /// Begins to remove a closed connection, whose client has this `tag`. Its places in queues are
-    /// removed, and its grants end or become orphans, depending on `holdings`. A grant that was not
-    /// collected ends in any case, because the client does not know its token. A grant that
+    /// removed first. Then its grants end or become orphans, depending on `holdings`. A grant that
+    /// was not collected ends in any case, because the client does not know its token. A grant that
     /// was adopted provisionally becomes an orphan if the caps allow it. Otherwise an `adopt` that
     /// is processed only after its client has given up the connection would cost the client its
     /// lock. From now on the connection is granted nothing.
@@ -117,7 +119,12 @@ impl LockTable {
     pub fn disconnect(&mut self, conn: ConnId, holdings: Holdings, tag: Option<Arc<str>>) {
         self.counters.disconnects += 1;
         if let Some(entry) = self.conns.get_mut(&conn) {
-            entry.leaving = Some(Leaving { holdings, tag });
+            let unseen_count = entry.pending.len();
+            entry.leaving = Some(Leaving {
+                holdings,
+                tag,
+                unseen_count,
+            });
             self.leaving_count += 1;
         }
     }
@@ -142,15 +149,24 @@ impl LockTable {
         false
     }
 
-    /// Removes one place or grant; `false` if none is left. No slot passes from the connection to
-    /// its own waiting claim, see [`LockTable::next_to_serve`].
+    /// Removes one place or grant; `false` if none is left. Removes places in queues first, then
+    /// grants. Their keys become idle in this order, in which a full table forgets them.
     fn release_next(&mut self, conn: ConnId, now: Instant) -> bool {
         let Some(entry) = self.conns.get_mut(&conn) else {
             return false;
         };
-        let leaving = entry.leaving.as_ref().expect("it has disconnected");
+        let leaving = entry.leaving.as_mut().expect("it has disconnected");
         if let Some(id) = entry.pending.first() {
-            self.abandon_place(id, now);
+            let is_unseen = leaving.unseen_count > 0;
+            leaving.unseen_count = leaving.unseen_count.saturating_sub(1);
+            if is_unseen && self.places[id].fence().is_some() {
+                // This grant was not collected. It moves to the end of the list, so that the
+                // waiting places are removed first.
+                entry.pending.remove(&mut self.places, id);
+                entry.pending.push(&mut self.places, id);
+            } else {
+                self.abandon_place(id, now);
+            }
             return true;
         }
         let Some(held) = entry.held.first() else {
