@@ -30,8 +30,8 @@ const FAREWELL: Duration = Duration::from_millis(600);
 /// A time limit that is effectively unlimited.
 const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
 
-/// How long sessions have to send the last replies before a hand-over: to waiters that the drain has
-/// refused, and to clients whose grants had to be written first.
+/// How long sessions have to send the last replies before a hand-over: to waiters that the drain
+/// has refused, and to clients whose grants had to be written first.
 const LAST_REPLIES: Duration = Duration::from_millis(100);
 
 /// How long a server that hands over its leadership continues to grant while there are holders
