@@ -181,7 +181,8 @@ impl History {
 
     /// Takes it that a connection may have ended with the break of a grant of its, if the server
     /// answered nothing on it after that. The server ends a connection that had nothing else, and
-    /// what the client is granted until then goes with it.
+    /// what the client is granted until then goes with it. If nobody heard the reply to the break,
+    /// the server may still have been at it until it surely knew that the operator was gone.
     pub fn breaks_may_end_connections(&mut self) {
         let (mut holders, mut last_replies) = (HashMap::new(), HashMap::new());
         for record in self.records.iter().filter(|it| it.reply != Reply::Lost) {
@@ -195,8 +196,13 @@ impl History {
             let Request::Break { fence } = record.request else {
                 continue;
             };
+            let done_by = if record.reply == Reply::Lost {
+                self.gone(record.connection)
+            } else {
+                record.end
+            };
             let holder = holders.get(&fence);
-            let is_over = |holder: &&u64| last_replies[*holder] <= record.end;
+            let is_over = |holder: &&u64| last_replies[*holder] <= done_by;
             if let Some(holder) = holder.filter(is_over) {
                 let hang_up = self.hang_ups.entry(*holder).or_insert((NEVER, NEVER));
                 hang_up.0 = hang_up.0.min(record.begin);
