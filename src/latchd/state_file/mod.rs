@@ -299,6 +299,15 @@ impl StateFile {
         }
     }
 
+    /// Writes the open file if any change is not in it yet.
+    fn write_unwritten(&self, open: &mut OpenState) -> io::Result<()> {
+        if self.has_unwritten() {
+            self.write_open(open)
+        } else {
+            Ok(())
+        }
+    }
+
     /// Writes the open file with all changes so far.
     fn write_open(&self, open: &mut OpenState) -> io::Result<()> {
         let (changes, number) = self.unwritten.take();
@@ -345,20 +354,15 @@ impl StateFile {
     /// Writes the changes that are not in the file yet, for the sessions whose replies wait for
     /// them. If that fails, they are written with the next ones.
     pub fn catch_up(&self) {
-        let mut open = self.open.lock();
-        if self.has_unwritten() {
-            let _ = self.write_open(&mut open);
-        }
+        let _ = self.write_unwritten(&mut self.open.lock());
     }
 
     /// Closes the file, so that it survives a power cut. Afterwards nothing else is written. After
     /// an error the file stays open, because this server continues.
     pub fn close(&self, handover: Handover) -> io::Result<()> {
         let mut open = self.open.lock();
-        if self.has_unwritten() {
-            // The dead among the changes are in no hand-over.
-            self.write_open(&mut open)?;
-        }
+        // The dead among the changes are in no hand-over.
+        self.write_unwritten(&mut open)?;
         let time = ClockTimes::now();
         let holders = handover.holders.into_iter();
         let grants = holders.map(|holder| handed_over(holder, time)).collect();
