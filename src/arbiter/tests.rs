@@ -26,6 +26,28 @@ const ADOPTS: ClientAbilities = ClientAbilities {
 };
 const DRAINING: Result<Answer, Refusal> = Err(Refusal::Draining);
 
+/// A peer that is there, and knows whether the server has shut its socket down.
+#[derive(Default)]
+struct Peer(AtomicBool);
+
+impl ClientSocket for Peer {
+    fn peer(&self) -> String {
+        "elsewhere".into()
+    }
+
+    fn send_grant(&self, _: Grant) -> bool {
+        false
+    }
+
+    fn has_hung_up(&self) -> bool {
+        false
+    }
+
+    fn shut_down(&self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
 fn arbiter(holdings: Holdings) -> Arc<Arbiter> {
     let arbiter = unreaped(holdings);
     start_reaper(&arbiter, None);

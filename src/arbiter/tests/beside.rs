@@ -2,25 +2,6 @@
 
 use super::*;
 
-/// A peer that is there.
-struct Peer;
-
-impl ClientSocket for Peer {
-    fn peer(&self) -> String {
-        "elsewhere".into()
-    }
-
-    fn send_grant(&self, _: Grant) -> bool {
-        false
-    }
-
-    fn has_hung_up(&self) -> bool {
-        false
-    }
-
-    fn shut_down(&self) {}
-}
-
 const ONE: ConnId = ConnId(11);
 const OTHER: ConnId = ConnId(12);
 
@@ -34,7 +15,7 @@ fn acquire_key(seat: &Seat, key: &str) -> Result<Answer, Refusal> {
 
 /// Waits for `key` at a seat beside `main` in another thread.
 fn waiting(arbiter: &Arc<Arbiter>, main: &Seat, waiter: ConnId, key: &'static str) -> Blocked {
-    let seat = main.beside(waiter, Arc::new(Peer));
+    let seat = main.beside(waiter, Arc::<Peer>::default());
     let thread = thread::spawn(move || {
         let answer = acquire_key(&seat, key);
         (seat, answer)
@@ -84,9 +65,11 @@ fn each_wait_of_a_connection_ends_with_its_own_grant() {
 fn an_enqueued_key_is_waited_for_at_any_seat() {
     let (arbiter, holder, main) = arbiter_and_two(Holdings::Release);
     let grant = granted(&holder, FOREVER);
-    let enqueued = main.beside(ONE, Arc::new(Peer)).enqueue(&lock(FOREVER));
+    let enqueued = main
+        .beside(ONE, Arc::<Peer>::default())
+        .enqueue(&lock(FOREVER));
     assert!(matches!(enqueued, Ok(Answer::Queued(_))));
-    let seat = main.beside(OTHER, Arc::new(Peer));
+    let seat = main.beside(OTHER, Arc::<Peer>::default());
     let thread = thread::spawn(move || {
         let answer = wait(&seat, FOREVER);
         (seat, answer)

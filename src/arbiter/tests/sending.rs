@@ -292,33 +292,11 @@ fn a_broken_grant_passes_on_and_its_token_is_dead() {
     assert_eq!(renewed, Err(Refusal::NotHeld));
 }
 
-/// A socket that knows whether it has been shut down.
-#[derive(Default)]
-struct CutSocket(AtomicBool);
-
-impl ClientSocket for CutSocket {
-    fn peer(&self) -> String {
-        "elsewhere".into()
-    }
-
-    fn send_grant(&self, _: Grant) -> bool {
-        false
-    }
-
-    fn has_hung_up(&self) -> bool {
-        false
-    }
-
-    fn shut_down(&self) {
-        self.0.store(true, Ordering::SeqCst);
-    }
-}
-
 #[test]
 fn a_break_cuts_off_a_client_that_then_has_nothing() {
     let arbiter = arbiter(Holdings::Release);
     let [holder, operator] = [ConnId(1), OPERATOR].map(|conn| {
-        let socket = Arc::new(CutSocket::default());
+        let socket = Arc::new(Peer::default());
         (arbiter.connect(conn, Some(socket.clone())), socket)
     });
     let ask = |key| Ask::plain(key, Kind::Lock, Limit::ONE, FOREVER);
