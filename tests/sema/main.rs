@@ -18,11 +18,13 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use mounts::BUSY;
 use rustix::pipe::pipe;
 use rustix::process::{kill_process, Pid, Signal};
-use support::latch::{fed, fill, process_1, shell_status, signal, state, text};
+use support::latch::{
+    fed, fill, process_1, shell_status, signal, state, text, wait_as_shell as wait,
+};
 use support::limited::copy_program;
 use support::locks::locked_in_every_way;
 use support::needs::{has_inotify, needs};
-use support::{children_of, eventually, is_soon, program, stat_of, PATIENCE};
+use support::{children_of, eventually, is_soon, program, stat_of, wait_for_exit, PATIENCE};
 
 /// A number that no process has: it is above every process number.
 const NO_PROCESS: &str = "99999999";
@@ -238,19 +240,6 @@ fn finish(command: &mut Command) -> Output {
     let mut child = command.spawn().expect("it starts");
     wait(&mut child);
     child.wait_with_output().expect("its output")
-}
-
-/// The exit status of a child as a shell has it, in bounded time.
-fn wait(child: &mut Child) -> Option<i32> {
-    wait_for(child, PATIENCE)
-}
-
-fn wait_for(child: &mut Child, patience: Duration) -> Option<i32> {
-    if !is_soon(patience, || child.try_wait().expect("a child").is_some()) {
-        let _ = child.kill();
-        panic!("it does not end");
-    }
-    shell_status(child.wait().expect("it has ended"))
 }
 
 /// Whether a process has ended. A zombie has: another process must reap it.
@@ -1735,7 +1724,7 @@ fn no_two_sizes_of_a_pool_are_held_at_once() {
         })
         .collect();
     let statuses: Vec<Option<i32>> = (children.into_iter())
-        .map(|(_, mut child)| wait_for(&mut child, 4 * PATIENCE))
+        .map(|(_, mut child)| shell_status(wait_for_exit(&mut child, 4 * PATIENCE)))
         .collect();
     assert!(
         statuses.iter().all(|status| matches!(status, Some(0 | 76))),
@@ -3255,7 +3244,7 @@ fn commands_under_one_lock_never_overlap() {
         .collect();
     for child in &mut children {
         // On a busy machine, all the others may come first.
-        assert_eq!(wait_for(child, 4 * PATIENCE), Some(0));
+        assert_eq!(shell_status(wait_for_exit(child, 4 * PATIENCE)), Some(0));
     }
     let log = place.read("log");
     let lines: Vec<&str> = log.lines().collect();

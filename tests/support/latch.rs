@@ -13,7 +13,7 @@ use rustix::fs::OFlags;
 use rustix::process::{kill_process, test_kill_process, Pid};
 
 use super::needs::skipped;
-use super::{eventually, program, stat_of, wait_for_exit, Daemon, Signal, PATIENCE};
+use super::{children_of, eventually, program, stat_of, wait_for_exit, Daemon, Signal, PATIENCE};
 
 /// A running `latch`, killed when dropped: its command gets SIGTERM from the system then.
 pub struct Latch(Child);
@@ -240,7 +240,5 @@ pub fn process_1(more: &[&str]) -> Option<Command> {
 
 /// The process that `unshare` started.
 pub fn init_of(unshare: &Latch) -> Pid {
-    let number = unshare.id();
-    let children = format!("/proc/{number}/task/{number}/children");
-    number_in(std::path::Path::new(&children)).expect("its only child")
+    children_of(unshare.id())[0]
 }
