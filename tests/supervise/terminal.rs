@@ -289,8 +289,9 @@ fn without_a_shell_ctrl_z_does_not_hang_the_terminal() {
 
 /// A conversation.
 struct Talk {
-    lock: Lock,
+    /// Dropped before the folder of the lock, which its shells use.
     terminal: Terminal,
+    lock: Lock,
     /// What keeps the lock granted.
     granted: Option<File>,
     /// How much the terminal had shown when a key was pressed last.
