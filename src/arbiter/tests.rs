@@ -4,7 +4,6 @@ mod account;
 mod beside;
 mod counters;
 mod holds;
-#[cfg(feature = "cluster")]
 mod recorder;
 mod sending;
 

@@ -1,7 +1,9 @@
-//! What a journal is told, and when.
+//! What a journal and a state file are told, and when.
 
 use super::*;
-use crate::table::{Change, HolderRecord, Proof, ProvedTerms};
+use crate::table::{
+    Change, HolderRecord, LastingChange, LastingNews, Proof, ProofRules, ProvedTerms, SaltKey,
+};
 use crate::terms::Weight;
 use crate::token::{Fence, Salt, Token};
 
@@ -32,6 +34,23 @@ impl Notes {
 
     fn all(&self) -> Vec<String> {
         self.0.lock().clone()
+    }
+}
+
+/// Keeps the fences of the grants that are over, but whose clients may come back with their tokens.
+#[derive(Clone, Default)]
+struct Dead(Arc<Mutex<Vec<Fence>>>);
+
+impl LastingRecorder for Dead {
+    fn record(&mut self, changes: &mut Vec<LastingChange>) {
+        let dead = changes
+            .drain(..)
+            .filter(|change| matches!(change.news, LastingNews::Dead(_)));
+        self.0.lock().extend(dead.map(|change| change.fence));
+    }
+
+    fn is_written(&self, _: &str) -> bool {
+        true
     }
 }
 
@@ -103,8 +122,8 @@ fn a_restored_holder_is_adopted_and_then_ends_with_its_seat() {
     };
     let record = HolderRecord::of_lock("k", token, FOREVER);
     let notes = Notes::of(&arbiter);
-    let twice = [record.clone(), record.clone()];
-    assert_eq!(arbiter.restore(&twice), [&record]);
+    let again = HolderRecord::of_lock("k", token, FOREVER * 2);
+    assert_eq!(arbiter.restore(&[record, again.clone()]), [&again]);
     assert_eq!(arbiter.orphan_count(), 1);
     let renew = |seat: &Seat| seat.renew("k", Kind::Lock, token, FOREVER);
     renew(&one).expect("it is held");
@@ -150,8 +169,15 @@ fn the_record_closes_in_the_visit_that_leaves_adopters_alone() {
     // The server goes on as before: no claim is refused.
     let (_adopter, answer) = blocked.end();
     assert!(matches!(answer, Ok(Answer::Granted(_))));
+}
+
+#[test]
+fn the_record_closes_at_once_if_it_must() {
+    let (arbiter, holder, _other) = arbiter_and_two(Holdings::Release);
+    let notes = Notes::of(&arbiter);
+    granted(&holder, FOREVER);
     arbiter.close_record();
-    assert_eq!(notes.all().last().map(String::as_str), Some("closed"));
+    assert_eq!(notes.all(), ["+1", "closed"]);
 }
 
 #[test]
@@ -207,4 +233,25 @@ fn a_client_that_leaves_is_waited_for_until_its_slots_are_free() {
     let notes = notes.all();
     assert_eq!(notes.len(), 2 * KEYS + 1);
     assert_eq!(notes.last().map(String::as_str), Some("closed"));
+}
+
+#[test]
+fn only_a_client_that_may_come_back_leaves_a_dead_grant() {
+    let (arbiter, adopter, other) = arbiter_and_two(Holdings::Release);
+    let (dead, rules) = (
+        Dead::default(),
+        ProofRules {
+            salt_key: SaltKey([7; 16]),
+            dead: [].into(),
+            are_dead_missing: false,
+        },
+    );
+    arbiter.record_lasting_grants(FOREVER, rules, Box::new(dead.clone()));
+    granted(&other, FOREVER);
+    drop(other);
+    assert_eq!(*dead.0.lock(), []);
+    adopter.set_abilities(ADOPTS);
+    let grant = granted(&adopter, FOREVER);
+    drop(adopter);
+    assert_eq!(*dead.0.lock(), [grant.token.fence]);
 }
