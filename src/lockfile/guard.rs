@@ -266,13 +266,7 @@ fn watch_over(held: &Weak<HeldFile>, on_lost: Option<LostCallback>, watch: &Watc
             let _ = held.beat();
         }
         // The first check finds a loss between the grant and the start of the watch.
-        let is_lost = match held.still_has_name() {
-            Ok(is_ours) => !is_ours,
-            // On NFS, this error means that another host has removed the file. Any other error may
-            // be temporary.
-            Err(error) => error.kind() == io::ErrorKind::StaleNetworkFileHandle,
-        };
-        if is_lost {
+        if shows_loss(held.still_has_name()) {
             // The guard may have released the lock after the check.
             if stop.is_set() {
                 return;
@@ -296,11 +290,23 @@ fn watch_over(held: &Weak<HeldFile>, on_lost: Option<LostCallback>, watch: &Watc
     }
 }
 
+/// Whether the lock is lost, according to a check whether its file still has the name.
+fn shows_loss(still_has_name: io::Result<bool>) -> bool {
+    match still_has_name {
+        Ok(is_ours) => !is_ours,
+        // On NFS, this error means that another host has removed the file. Any other error may be
+        // temporary.
+        Err(error) => error.kind() == io::ErrorKind::StaleNetworkFileHandle,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::fs;
     use std::path::Path;
     use std::sync::mpsc;
+
+    use rustix::io::Errno;
 
     use super::*;
     use crate::lockfile::SemaphoreOptions;
@@ -309,6 +315,20 @@ mod tests {
 
     fn semaphore(path: &Path) -> Semaphore {
         Semaphore::with_defaults(path).expect("a lock path")
+    }
+
+    #[test]
+    fn of_all_errors_only_a_stale_handle_shows_a_loss() {
+        for (looked, is_lost) in [
+            (Ok(true), false),
+            (Ok(false), true),
+            (Err(Errno::STALE), true),
+            (Err(Errno::IO), false),
+            (Err(Errno::ACCESS), false),
+        ] {
+            let shown = shows_loss(looked.map_err(io::Error::from));
+            assert_eq!(shown, is_lost, "{looked:?}");
+        }
     }
 
     #[test]

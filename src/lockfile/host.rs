@@ -223,6 +223,22 @@ mod tests {
     use crate::sys::directory::FileId;
 
     #[test]
+    fn the_uptime_is_the_time_since_boot() {
+        let scratch = tempfile::tempdir().expect("a directory");
+        let host = LocalHost {
+            directory: &Directory::open(scratch.path()).expect("it is there"),
+            id: HostId::default(),
+            last_seen: &LastSeen::default(),
+        };
+        let since_boot = || process::time_since_boot().expect("a clock").as_secs();
+        let before = since_boot();
+        match host.uptime() {
+            Some(uptime) => assert!((before..=since_boot()).contains(&uptime), "{uptime}"),
+            None => assert_eq!(process::booted_at(), None, "the boot is known"),
+        }
+    }
+
+    #[test]
     fn a_file_is_as_old_as_this_process_has_seen_it_unchanged() {
         let seconds = Duration::from_secs;
         let content = |text: &str| {

@@ -35,16 +35,27 @@ pub(super) fn creation_in(directory: &Directory) -> io::Result<Creation> {
         let second = staged.link_privately(&STAGED_NAMES)?;
         is_same_file(directory, second.name(), staged.file(), is_locked)
     });
+    creation_if(holds_through_link, || {
+        let in_place = StagedFile::private(directory, &STAGED_NAMES, MODE)?;
+        let is_locked = try_lock(in_place.file())?;
+        let name = in_place.private_name().unwrap_or_default();
+        is_same_file(directory, name, in_place.file(), is_locked)
+    })
+}
+
+/// Chooses by the results of the two tests: whether a lock holds through a link, and, if not or if
+/// there are no links, whether it holds at all.
+fn creation_if(
+    holds_through_link: io::Result<bool>,
+    holds_in_place: impl FnOnce() -> io::Result<bool>,
+) -> io::Result<Creation> {
     match holds_through_link {
         Ok(true) => return Ok(Creation::ByLink),
         Ok(false) => {}
         Err(error) if error.kind() == io::ErrorKind::Unsupported => {}
         Err(error) => return Err(error),
     }
-    let in_place = StagedFile::private(directory, &STAGED_NAMES, MODE)?;
-    let is_locked = try_lock(in_place.file())?;
-    let name = in_place.private_name().unwrap_or_default();
-    if is_same_file(directory, name, in_place.file(), is_locked)? {
+    if holds_in_place()? {
         Ok(Creation::InPlace)
     } else {
         Err(io::Error::other(
@@ -75,4 +86,54 @@ fn is_same_file(
     let is_same = directory.identity(name)? == Some(FileId::of(ours)?)
         && FileId::of(&found)? == FileId::of(ours)?;
     Ok(is_same && (!is_locked || !try_lock(&found)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lockfile::file_system::FileSystem;
+
+    #[test]
+    fn a_file_is_made_in_place_where_no_link_keeps_its_lock() {
+        let unsupported = || io::ErrorKind::Unsupported.into();
+        let refused = || io::ErrorKind::PermissionDenied.into();
+        let chosen =
+            |linked, in_place| creation_if(linked, || in_place).map_err(|error| error.kind());
+        assert_eq!(chosen(Ok(true), Err(refused())), Ok(Creation::ByLink));
+        assert_eq!(chosen(Ok(false), Ok(true)), Ok(Creation::InPlace));
+        assert_eq!(chosen(Err(unsupported()), Ok(true)), Ok(Creation::InPlace));
+        assert_eq!(chosen(Ok(false), Ok(false)), Err(io::ErrorKind::Other));
+        for (linked, in_place) in [(Err(refused()), Ok(true)), (Ok(false), Err(refused()))] {
+            let error = chosen(linked, in_place).expect_err("no choice");
+            assert_eq!(error, io::ErrorKind::PermissionDenied);
+        }
+    }
+
+    #[test]
+    fn only_a_name_of_the_same_file_with_its_lock_will_do() {
+        let scratch = tempfile::tempdir().expect("a directory");
+        if FileSystem::of(File::open(scratch.path()).expect("it is there"))
+            .is_none_or(|here| !here.has_single_kernel())
+        {
+            println!("skipped: temporary files are on an unknown file system");
+            return;
+        }
+        let directory = Directory::open(scratch.path()).expect("it is there");
+        let ours = File::create(scratch.path().join("ours")).expect("a file");
+        File::create(scratch.path().join("other")).expect("a file");
+        std::fs::hard_link(scratch.path().join("ours"), scratch.path().join("second"))
+            .expect("a link");
+        let is_same = |name: &str, is_locked| {
+            is_same_file(&directory, OsStr::new(name), &ours, is_locked).expect("a result")
+        };
+        // Another process could lock it although it is said to be locked.
+        assert!(!is_same("second", true));
+        assert!(try_lock(&ours).expect("a lock"));
+        assert!(is_same("second", true));
+        assert!(!is_same("other", true));
+        // Where the system refuses locks, the inode decides alone.
+        assert!(is_same("second", false));
+        assert!(!is_same("other", false));
+        assert!(!is_same("missing", false));
+    }
 }

@@ -439,10 +439,7 @@ pub(super) fn lock<F: Files>(
     let is_writable = writable.is_some();
     let file = writable.unwrap_or(found);
     let flock = files.lock(&file, patience)?;
-    let mut content = files.read(&file)?;
-    if flock == Flock::HeldByOther && !patience.is_zero() {
-        content = read_until_stable(files, &file, content)?;
-    }
+    let content = files.read(&file)?;
     Ok(LockAttempt {
         file,
         is_writable,
@@ -451,18 +448,21 @@ pub(super) fn lock<F: Files>(
     })
 }
 
-/// Reads a file until two reads in a row agree, because another process may be rewriting it.
-/// `content` is the first read. A mixture of the old and the new record must not be judged: it may
-/// have the time of the new one. It would then look like a lock that is not stale, and so like one
-/// that no taker has locked.
-fn read_until_stable<F: Files>(
-    files: &F,
-    file: &F::File,
+/// The content of a file after an attempt to lock it, of which `content` is the first read. If
+/// another process has the file locked, it may be rewriting the file, so `read_later` is called
+/// until two reads in a row agree. A mixture of the old and the new record must not be judged: it
+/// may have the time of the new one. It would then look like a lock that is not stale, and so like
+/// one that no taker has locked.
+fn until_stable(
+    flock: Flock,
     mut content: Content,
+    mut read_later: impl FnMut() -> io::Result<Content>,
 ) -> io::Result<Content> {
+    if flock != Flock::HeldByOther {
+        return Ok(content);
+    }
     for _ in 0..MAX_ROUNDS {
-        files.pause();
-        let again = files.read(file)?;
+        let again = read_later()?;
         if again == content {
             break;
         }
@@ -533,7 +533,10 @@ pub(super) fn remove<F: Files>(
             Found::File(found) => found,
         };
         let locked = lock(files, found, LOCK_PATIENCE)?;
-        let content = locked.content;
+        let content = until_stable(locked.flock, locked.content, || {
+            files.pause();
+            files.read(&locked.file)
+        })?;
         let verdict = allows(&content, locked.flock);
         if files.identity()? != Some(files.id(&locked.file)?) {
             continue;
@@ -556,4 +559,33 @@ pub(super) fn remove<F: Files>(
 pub(super) fn is_forbidden(error: &io::Error) -> bool {
     use io::ErrorKind::{PermissionDenied, ReadOnlyFilesystem};
     matches!(error.kind(), PermissionDenied | ReadOnlyFilesystem)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_may_be_rewritten_is_read_until_it_rests() {
+        let content = |text: &str| {
+            let bytes = text.as_bytes().to_vec();
+            Content::new(bytes, 0, FileId::of_model(0, 0), None)
+        };
+        for (flock, reads, expected) in [
+            (
+                Flock::HeldByOther,
+                &["old", "mixed", "new", "new"][..],
+                "new",
+            ),
+            (Flock::HeldByOther, &["new", "new"], "new"),
+            (Flock::Acquired, &["old"], "old"),
+        ] {
+            let mut reads = reads.iter().map(|text| content(text));
+            let first = reads.next().expect("a read");
+            let read_later = || Ok(reads.next().expect("no further read"));
+            let found = until_stable(flock, first, read_later).expect("a content");
+            assert_eq!(found, content(expected));
+            assert_eq!(reads.count(), 0, "it stopped too early");
+        }
+    }
 }

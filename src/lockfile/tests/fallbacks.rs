@@ -9,6 +9,7 @@ use std::thread;
 use super::*;
 use crate::lockfile::record::LIVE_LINE;
 use crate::lockfile::watch::Watch;
+use crate::sys::directory::{lock_range, lock_within, RangeLock};
 use crate::sys::event::Event;
 use crate::sys::process;
 
@@ -220,6 +221,22 @@ fn a_takeover_settles_however_it_was_done() {
             }
         }
     }
+}
+
+/// A look must not lock the file, because that would hinder a taker.
+#[test]
+fn a_lock_without_a_guard_is_looked_at_by_its_record_alone() {
+    everywhere(|path, missing| {
+        fs::write(path, format!("pid={DEAD}\ntimestamp=1\n")).expect("a stale lock");
+        let taker = fs::File::options().read(true).write(true).open(path);
+        let taker = taker.expect("a file");
+        assert!(lock_range(&taker, RangeLock::Read).is_ok_and(|is_locked| is_locked));
+        assert!(lock_within(&taker, Duration::ZERO).expect("a lock"));
+        let busy = lock_without(path, missing, HOUR).look().expect("a look");
+        let busy = busy.expect("a lock");
+        assert_eq!(busy.obstacle, Obstacle::NotStale);
+        assert!(busy.details.is_stale);
+    });
 }
 
 #[test]
