@@ -15,6 +15,8 @@ use super::guard::JobGuard;
 use super::leftovers::{exists, living_count, tell_of_leftovers, Leftovers, Rest};
 use super::signals::{ends_by_default, has_job_control, stop, ENDING};
 use super::terminal::{our_group, Foreground, Terminal};
+#[cfg(test)]
+use super::ProgramFile;
 use super::{Finish, Job, Killed};
 
 /// How long a command that has stopped itself with SIGSTOP may keep the terminal before this
@@ -407,5 +409,47 @@ impl<'a> Group<'a> {
     fn has_left(&self) -> bool {
         let leader = unistd::Pid::from_raw(self.leader.as_raw_nonzero().get());
         unistd::getpgid(Some(leader)).is_ok_and(|group| group != leader)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use rustix::process::getpid;
+
+    use super::*;
+    use crate::sys::event::Event;
+
+    #[test]
+    fn a_check_from_before_the_stop_continues_nothing() {
+        let [lost, confirmed] = [(); 2].map(|()| Event::new().expect("an event"));
+        let look_count = Cell::new(0);
+        let job = Job {
+            program: "test",
+            program_file: &ProgramFile::find().expect("this program"),
+            command: &[],
+            environment: &[],
+            loss_signal: Signal::TERM,
+            kill_after: Duration::MAX,
+            leftovers: Leftovers::Leave,
+            inherited: None,
+            lost: &lost,
+            confirmed: &confirmed,
+            look: &|| look_count.set(look_count.get() + 1),
+        };
+        for pause in [
+            StopState::UntilContinued,
+            StopState::CommandOnly(Moment::NEVER),
+        ] {
+            // No signal is sent to this process: nothing is continued.
+            let mut group = Group::new(getpid(), Terminal::open(), &job);
+            group.pause = pause;
+            confirmed.set();
+            group.handle(SIGCONT);
+            assert_eq!(group.pause, StopState::UntilConfirmed);
+            assert!(!confirmed.is_set(), "{pause:?}");
+        }
+        assert_eq!(look_count.get(), 2);
     }
 }

@@ -16,6 +16,7 @@ crate::tests![
     kill_9_of_the_wrapper_ends_the_whole_group,
     kill_9_of_the_wrappers_group_ends_the_whole_group,
     without_a_guard_the_kernel_ends_the_command,
+    the_kernel_spares_a_command_that_inherits_the_lock,
     the_guard_ends_a_command_that_left_its_group,
     the_guard_kills_what_ignores_sigterm,
     the_guard_has_nothing_of_the_job,
@@ -152,13 +153,31 @@ fn no_guard_is_left_over() {
 }
 
 fn without_a_guard_the_kernel_ends_the_command() {
-    let script = "trap 'echo TERM >$DIR/told; exit 0' TERM; $READY; while :; do sleep 0.02; done";
-    let mut wrapper = Wrapper::script("end", LONG, script);
+    let script = format!("exec under sh -c '{TELLS}; while :; do sleep 0.02; done'");
+    let told = told_without_a_guard(&script, |_| {});
+    assert_eq!(told, ["TERM"]);
+}
+
+/// The command keeps the lock.
+fn the_kernel_spares_a_command_that_inherits_the_lock() {
+    let script = format!("INHERIT=1 exec under sh -c '{TELLS}; {WAIT}'");
+    let told = told_without_a_guard(&script, |wrapper| wrapper.touch("go"));
+    assert_eq!(told, [""; 0]);
+}
+
+/// Says that it got SIGTERM, and ends.
+const TELLS: &str = "trap \"echo TERM >$DIR/told; exit 0\" TERM; $READY";
+
+/// What the command tells that [`TELLS`], whose wrapper is killed while its guard is stopped.
+fn told_without_a_guard(script: &str, end: impl FnOnce(&Wrapper)) -> Vec<String> {
+    let mut wrapper = Wrapper::shell(Lock::new(), script);
     let guard = Stray(wrapper.guard());
     kill_process(guard.0, Signal::STOP).expect("it runs");
     eventually(PATIENCE, "the guard has stopped", || has_stopped(guard.0));
     wrapper.signal(Signal::KILL);
+    // The kernel sends its signal before the end of the wrapper can be seen.
     assert_eq!(wrapper.status(), 137);
+    end(&wrapper);
     wrapper.wait_for_the_end_of_the_command();
-    assert_eq!(wrapper.lines("told"), ["TERM"]);
+    wrapper.lines("told")
 }

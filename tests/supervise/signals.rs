@@ -15,6 +15,7 @@ use crate::wrapper::{ASKED, GONE, LOST, SILENT};
 
 crate::tests![
     every_signal_reaches_each_process_of_the_group_once,
+    a_queued_signal_reaches_the_command_once,
     every_signal_is_passed_on_after_the_lock_is_lost,
     a_command_that_has_left_its_group_gets_the_signals,
     the_wrapper_dies_of_the_signal_that_ended_its_command,
@@ -29,6 +30,8 @@ crate::tests![
     a_stop_of_the_wrapper_takes_effect_beside_a_stopped_command,
     a_signal_ends_a_command_whose_lock_is_not_confirmed,
     a_command_continued_alone_goes_on,
+    a_command_continued_alone_stops_with_the_wrapper_again,
+    a_stop_that_was_not_typed_spares_the_rest_of_the_job,
     as_process_1_it_reaps_while_it_waits_for_the_lock,
     as_process_1_it_passes_the_status_on_and_reaps_orphans,
     as_process_1_it_handles_signals_and_does_not_stop,
@@ -74,6 +77,27 @@ fn every_signal_reaches_each_process_of_the_group_once() {
         lines.sort();
         assert_eq!(lines, ["inner", "outer"], "{sent:?}");
     });
+}
+
+/// The system counts a real-time signal as often as it was sent.
+fn a_queued_signal_reaches_the_command_once() {
+    needs!("python3");
+    let [counted, last] = [2, 3].map(|nth| Signal::rt(nth).expect("a real-time signal").as_raw());
+    let count = format!(
+        "import os, signal
+signal.pthread_sigmask(signal.SIG_BLOCK, [{counted}, {last}])
+os.system(os.environ[\\\"READY\\\"])
+signal.sigwaitinfo([{last}])
+count = 0
+while signal.sigtimedwait([{counted}], 0): count += 1
+os._exit(count)"
+    );
+    let mut wrapper = Wrapper::shell(Lock::new(), &format!("exec under python3 -c \"{count}\""));
+    wrapper.number("ready");
+    for sent in [counted, last] {
+        wrapper.signal(Signal::from_raw(sent).expect("a signal"));
+    }
+    assert_eq!(wrapper.status(), 1);
 }
 
 fn every_signal_is_passed_on_after_the_lock_is_lost() {
@@ -251,6 +275,43 @@ fn a_command_continued_alone_goes_on() {
     assert!(!has_stopped(wrapper.pid()));
     kill_process(wrapper.command(), Signal::CONT).expect("it is there");
     assert_eq!(wrapper.status(), 6);
+}
+
+/// It must not run on while the wrapper is stopped and nothing renews its lock.
+fn a_command_continued_alone_stops_with_the_wrapper_again() {
+    // It starts no process after that: a shell that has just made one by vfork(2) does not stop
+    // if that process does.
+    let script = "$READY; kill -STOP $$; exec sleep 60";
+    let mut wrapper = Wrapper::script("end", LONG, script);
+    wrapper.wait_for_the_stop_of_the_command();
+    kill_process(wrapper.command(), Signal::CONT).expect("it is there");
+    wrapper.signal(Signal::TSTP);
+    eventually(PATIENCE, "the wrapper has stopped", || {
+        has_stopped(wrapper.pid())
+    });
+    assert!(has_stopped(wrapper.command()));
+    wrapper.signal(Signal::CONT);
+    eventually(PATIENCE, "the command goes on", || {
+        !has_stopped(wrapper.command())
+    });
+    wrapper.signal(Signal::TERM);
+    assert_eq!(wrapper.status(), 143);
+}
+
+/// The terminal sends its SIGTSTP to all of a job, and anybody else to one process.
+fn a_stop_that_was_not_typed_spares_the_rest_of_the_job() {
+    let script = "trap 'echo told >>$DIR/log' TSTP
+                  under sh -c '$READY; kill -TSTP $$; exit 6'
+                  exit $?";
+    let mut shell = Wrapper::shell(Lock::new(), script);
+    let children = children_of(shell.pid().as_raw_nonzero().get().unsigned_abs());
+    let [wrapper] = children[..] else {
+        panic!("{children:?}");
+    };
+    eventually(PATIENCE, "the wrapper has stopped", || has_stopped(wrapper));
+    kill_process(wrapper, Signal::CONT).expect("it is there");
+    assert_eq!(shell.status(), 6);
+    assert_eq!(shell.lines("log"), [""; 0]);
 }
 
 /// `unshare`, which runs a script as process 1 of a namespace; `None` if the system allows none.

@@ -100,6 +100,16 @@ const CONVERSATIONS: &[Conversation] = &[
          $ STATUS",
     ),
     (
+        "a_command_in_a_pipeline_gets_the_terminal_when_it_needs_it",
+        &[("", "")],
+        r#"> under sh -c 'mkfifo $DIR/go; eval "$READY"; read x <$DIR/go; read y </dev/tty; echo got:$y' | cat
+         no terminal
+         ! go
+         > one
+         < got:one
+         $ 0"#,
+    ),
+    (
         "bg_continues_the_command_without_the_terminal",
         &[("", "")],
         "> under sh -c 'mkfifo $DIR/go; read x <$DIR/go; : >$DIR/done'
@@ -212,6 +222,25 @@ const CONVERSATIONS: &[Conversation] = &[
          > the rest
          < got:the rest
          $ 0",
+    ),
+    (
+        "a_script_reads_on_after_the_terminal_was_left_to_a_dead_group",
+        &[("", "")],
+        // The command gives the terminal to the group of its child, which is killed.
+        r#"> cat >$DIR/leave; stty -g >$DIR/modes
+         > import os, signal
+         > child = os.fork()
+         > if child == 0: signal.pause()
+         > os.setpgid(child, child)
+         > os.tcsetpgrp(0, child)
+         > os.kill(child, signal.SIGKILL)
+         > os.waitpid(child, 0)
+         ^D
+         ? modes
+         > sh -c 'under python3 $DIR/leave; read x; echo got:$x'
+         > the rest
+         < got:the rest
+         $ 0"#,
     ),
     (
         "a_shell_under_the_lock_has_job_control_of_its_own",
