@@ -87,6 +87,12 @@ impl Rights {
         })
     }
 
+    /// Whether there may be keys that the client can claim. Without them, a session is of no use to
+    /// the client, and would only take the place of another one.
+    pub(super) fn may_use_keys(&self) -> bool {
+        !matches!(self.uses, KeySet::None)
+    }
+
     /// Checks that a client with these rights may make a request, and else returns the request.
     /// `is_operator` says whether the client is an operator by other means than its auth token: it
     /// may then see and break everything.

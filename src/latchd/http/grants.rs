@@ -121,6 +121,9 @@ impl Grants {
     }
 
     fn open_session(&self, stream: &Stream, rights: &Rights) -> HttpReply {
+        if !rights.may_use_keys() {
+            return self.refuse_right(&Request::Ping, stream);
+        }
         if self.arbiter.counters().1.is_draining {
             return HttpReply::of(&Reply::Refused(Refusal::Draining));
         }
@@ -191,10 +194,14 @@ impl Grants {
         rights: &Rights,
         stream: &Stream,
     ) -> Result<Permitted<'r>, HttpReply> {
-        rights.permit(request, || false).map_err(|asked| {
-            self.rules.log_right_refused(stream, b"http", &asked);
-            HttpReply::of(&Reply::AuthFailed)
-        })
+        let permitted = rights.permit(request, || false);
+        permitted.map_err(|asked| self.refuse_right(&asked, stream))
+    }
+
+    /// Logs that the client lacks the right to make a request, and returns the answer.
+    fn refuse_right(&self, asked: &Request<'_>, stream: &Stream) -> HttpReply {
+        self.rules.log_right_refused(stream, b"http", asked);
+        HttpReply::of(&Reply::AuthFailed)
     }
 
     /// A permit to wait, if the request may wait. The others are not refused because of those that

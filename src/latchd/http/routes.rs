@@ -136,7 +136,8 @@ impl Resource {
     }
 
     /// The request of the latch protocol that needs the same right, if the path alone tells that.
-    /// The page shows what all of these show. A session is like a connection, which needs no right.
+    /// The page shows what all of these show. No request of that protocol needs what a new session
+    /// needs: the right to use some key.
     pub(super) fn request(self) -> Request<'static> {
         match self {
             Resource::Keys => Request::Stats,
