@@ -110,8 +110,9 @@ impl LockTable {
     pub fn restore(&mut self, record: &HolderRecord, now: Instant) -> bool {
         let key = self.names.get(&record.key);
         let last = key.and_then(|key| self.keys[*key].holders.last());
-        let is_next = last.is_none_or(|last| self.places[last].fence() < Some(record.token.fence));
-        is_next && self.restore_last(record, now)
+        let fence = record.token.fence;
+        let is_next = last.is_none_or(|last| self.places[last].fence() < Some(fence));
+        is_next && !self.holders.contains_key(&fence) && self.restore_last(record, now)
     }
 
     /// Restores a holder behind the other holders of its key, whatever their fences. Returns

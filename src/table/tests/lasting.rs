@@ -229,6 +229,20 @@ fn a_restored_grant_is_kept_no_longer_than_the_server_allows() {
     assert!(!next.is_held("k", token));
 }
 
+#[test]
+fn two_records_with_one_fence_contradict_each_other() {
+    let mut world = World::new();
+    let mut restore = |key, fence| {
+        let record = HolderRecord::of_lock(key, token(fence), secs(10));
+        world.table.restore(&record, world.now)
+    };
+    assert!(restore("k", 7));
+    assert!(!restore("other", 7));
+    assert!(restore("other", 8));
+    let (_, holders) = world.table.hand_over(world.now);
+    assert_eq!(holders.len(), 2);
+}
+
 /// A grant as its client knows it.
 struct Known {
     key: &'static str,
