@@ -60,13 +60,13 @@ pub struct StateFile {
     was_used: bool,
     open: Mutex<OpenState>,
     unwritten: Unwritten,
-    /// Locked for the life of the process. This is a separate file, because the state file is
-    /// replaced.
-    _lock: File,
 }
 
 /// What the open file says, or is to say.
 struct OpenState {
+    /// The lock file, which this server keeps locked. This is a separate file, because the state
+    /// file is replaced. `None` after another server has got a lock file that was removed.
+    lock: Option<File>,
     /// For how long the next server settles if this one crashes now.
     settle: Duration,
     next_fence: u64,
@@ -98,11 +98,11 @@ impl StateFile {
         };
         let lock_path = lock_path(path);
         let unusable = |why: String| unusable_file("state", &lock_path, why);
-        let (lock, was_used) = lock_file(&lock_path).map_err(|error| unusable(reason(&error)))?;
-        let lock = lock.ok_or_else(|| {
-            let why = "another server is using it".to_owned();
-            unusable_file("state", path, why)
-        })?;
+        let locked = lock_file(&lock_path, LOCK_PATIENCE);
+        let (lock, was_used) = locked.map_err(|error| unusable(reason(&error)))?;
+        if lock.is_none() {
+            return Err(unusable_file("state", path, IN_USE.to_owned()));
+        }
         let is_in_memory = Directory::of(path).is_ok_and(|it| it.is_in_memory() == Some(true));
         if is_in_memory {
             warn!(
@@ -116,6 +116,7 @@ impl StateFile {
             boot_id: process::boot_id().ok(),
             was_used,
             open: Mutex::new(OpenState {
+                lock,
                 settle,
                 next_fence: 0,
                 salt_key: None,
@@ -125,7 +126,6 @@ impl StateFile {
                 failure: None,
             }),
             unwritten: Unwritten::default(),
-            _lock: lock,
         })))
     }
 
@@ -312,8 +312,9 @@ impl StateFile {
     fn write_open(&self, open: &mut OpenState) -> io::Result<()> {
         let (changes, number) = self.unwritten.take();
         changes.into_iter().for_each(|change| open.apply(change));
+        let state = self.open_state(open);
         let written = self
-            .replace(&self.open_state(open))
+            .replace(&state, &mut open.lock)
             .and_then(|()| sync_name(&self.path));
         open.failure = written.as_ref().err().map(reason);
         match &written {
@@ -373,11 +374,12 @@ impl StateFile {
             settling_left: handover.settling_left,
             ..self.state_at(time, &open, grants)
         };
-        self.replace(&closed)?;
+        self.replace(&closed, &mut open.lock)?;
         if let Err(error) = sync_name(&self.path) {
             // The closed file is in place, and will soon be out of date. Without any file, the next
             // server settles, too.
-            if self.replace(&self.open_state(&open)).is_err() {
+            let state = self.open_state(&open);
+            if self.replace(&state, &mut open.lock).is_err() {
                 let _ = fs::remove_file(&self.path);
             }
             return Err(error);
@@ -392,11 +394,29 @@ impl StateFile {
     }
 
     /// Replaces the file, whose content is then on the disk, though perhaps without its name.
-    fn replace(&self, state: &ServerState) -> io::Result<()> {
+    fn replace(&self, state: &ServerState, lock: &mut Option<File>) -> io::Result<()> {
+        self.keep_locked(lock)?;
         let staged = beside(&self.path, ".new");
         stage(&staged, encode(state).as_bytes())
             .and_then(|()| fs::rename(&staged, &self.path))
             .inspect_err(|_| drop(fs::remove_file(&staged)))
+    }
+
+    /// Locks the lock file again if someone has removed it. Otherwise another server could use the
+    /// state file, too. Fails if one does.
+    fn keep_locked(&self, lock: &mut Option<File>) -> io::Result<()> {
+        let path = lock_path(&self.path);
+        if let Some(file) = lock {
+            if is_at(&path, file)? {
+                return Ok(());
+            }
+        }
+        *lock = None;
+        (*lock, _) = lock_file(&path, Duration::ZERO)?;
+        match lock {
+            Some(_) => Ok(()),
+            None => Err(io::Error::other(IN_USE)),
+        }
     }
 }
 
@@ -550,8 +570,8 @@ impl SettlingReason {
 }
 
 /// Opens and locks a file; `None` if another process has locked it. Also returns whether the file
-/// was there.
-fn lock_file(path: &Path) -> io::Result<(Option<File>, bool)> {
+/// was there. Waits for the other process for at most `patience`.
+fn lock_file(path: &Path, patience: Duration) -> io::Result<(Option<File>, bool)> {
     // The owner is checked first: another user who owns the file may have locked it, and this
     // server would then wait for that lock.
     loop {
@@ -563,7 +583,7 @@ fn lock_file(path: &Path) -> io::Result<(Option<File>, bool)> {
             Err(error) if is_missing(&error) => false,
             Err(error) => return Err(error),
         };
-        let Some(lock) = open_exclusive(path, 0o600, LOCK_PATIENCE)? else {
+        let Some(lock) = open_exclusive(path, 0o600, patience)? else {
             return Ok((None, was_there));
         };
         refuse_owner(lock.metadata()?.uid())?;
@@ -599,6 +619,8 @@ fn refuse_owner(owner: u32) -> io::Result<()> {
         Err(io::Error::other("it belongs to another user"))
     }
 }
+
+const IN_USE: &str = "another server is using it";
 
 const START_WITHOUT: &str = "move it away to start without the locks in it";
 
@@ -680,7 +702,43 @@ mod tests {
             drop(failed);
             next.join().expect("no panic")
         });
-        assert!(is_at(&lock_path, &next._lock).expect("it is there"));
+        let open = next.open.lock();
+        let lock = open.lock.as_ref().expect("it is locked");
+        assert!(is_at(&lock_path, lock).expect("it is there"));
+    }
+
+    fn write(file: &StateFile) -> io::Result<()> {
+        file.write_open(&mut file.open.lock())
+    }
+
+    #[test]
+    fn a_removed_lock_file_is_locked_again_before_a_write() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("state");
+        let file = file_in(directory.path());
+        fs::remove_file(lock_path(&path)).expect("it is there");
+        write(&file).expect("it can be written");
+        assert!(StateFile::lock(Some(&path), Duration::from_secs(1)).is_err());
+    }
+
+    #[test]
+    fn no_server_writes_the_file_of_another_one() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let lock_path = lock_path(&directory.path().join("state"));
+        let file = file_in(directory.path());
+        write(&file).expect("it can be written");
+        fs::remove_file(&lock_path).expect("it is there");
+        let mut other = file_in(directory.path());
+        other.record(&mut vec![dead(7)]);
+        write(&other).expect("it can be written");
+        for _ in 0..2 {
+            let refused = write(&file).expect_err("the other one has it");
+            assert_eq!(refused.to_string(), IN_USE);
+            assert_eq!(dead_in(&file), [Some(7)]);
+        }
+        drop(other);
+        write(&file).expect("it is alone again");
+        assert!(dead_in(&file).is_empty());
     }
 
     #[test]
