@@ -55,6 +55,15 @@ impl Attempts {
         }
     }
 
+    /// Attempts that a server has refused since then.
+    #[cfg(test)]
+    pub(super) fn refused_since(since: Moment) -> Attempts {
+        Attempts {
+            refused_since: Some(since),
+            ..Attempts::new(since)
+        }
+    }
+
     /// The maximum time for an attempt that must end before `until`.
     pub(super) fn time_for_one(until: Moment) -> Duration {
         until.saturating_since(Moment::now()).min(LONGEST_ATTEMPT)

@@ -2,8 +2,12 @@
 
 use std::time::Duration;
 
+#[cfg(test)]
+use super::address::Address;
 use super::connection::Connection;
 use super::error::{Asked, Error};
+#[cfg(test)]
+use super::settings::Settings;
 use super::slot::Slot;
 use crate::sys::moment::Moment;
 use crate::token::Grant;
@@ -120,5 +124,28 @@ impl Granted {
         let (key, token) = (&self.key, self.grant.token);
         self.connection
             .release_within(key, self.slot, token, status, within)
+    }
+}
+
+#[cfg(test)]
+impl Granted {
+    /// The grant of the lock `k`, without a connection yet. The lease was asked for at `asked_at`,
+    /// and renewals ask for `wanted`.
+    pub(super) fn unconnected(
+        server: &Address,
+        asked_at: Moment,
+        lease: Duration,
+        wanted: Duration,
+    ) -> Granted {
+        let token = "0123456789abcdef0123456789abcdef".parse().expect("a token");
+        Granted {
+            connection: Connection::unconnected(server, &Settings::default()),
+            key: "k".into(),
+            slot: Slot::LOCK.with_lease(wanted),
+            grant: Grant { token, lease },
+            asked_at,
+            is_numbered: false,
+            numbers: String::new(),
+        }
     }
 }

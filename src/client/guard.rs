@@ -524,6 +524,8 @@ impl fmt::Debug for Guard {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::client::Address;
+    use std::os::unix::net::UnixListener;
     use std::sync::atomic::{AtomicBool, Ordering};
 
     const LEASE: Duration = Duration::from_secs(4);
@@ -572,5 +574,29 @@ mod tests {
         let now = Moment::now();
         assert!(guard(now).is_held());
         assert!(!guard(now - Duration::from_secs(3)).is_held());
+    }
+
+    #[test]
+    fn a_grant_given_up_is_released_if_the_server_may_keep_it() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("socket");
+        let listener = UnixListener::bind(&path).expect("a socket");
+        listener.set_nonblocking(true).expect("a setting");
+        let server = Address::Unix(path);
+        // Whether the server's grants survive a restart, and whether it has closed the connection.
+        let cases = [(true, true), (false, true), (true, false)];
+        for (survives_restart, is_closed) in cases {
+            // The lease is over, so the release is tried once.
+            let mut held = Granted::unconnected(&server, Moment::now() - LEASE, LEASE, LEASE);
+            held.connection.introduction.abilities.survives_restart = survives_restart;
+            let error = if is_closed {
+                Error::closed(&server)
+            } else {
+                Error::LeaseExpired(held.asked())
+            };
+            held.give_up(error);
+            let (is_asked, is_kept) = (listener.accept().is_ok(), survives_restart && is_closed);
+            assert_eq!(is_asked, is_kept, "{survives_restart} {is_closed}");
+        }
     }
 }

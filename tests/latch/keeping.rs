@@ -4,7 +4,7 @@ use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::reconnecting::{listener, Peer, HELLO, TOKEN};
+use crate::reconnecting::{guard_of, listener, Peer, HELLO, TOKEN};
 use crate::support::latch::{is_held, output, run, status, text};
 use crate::support::wire_cutter::WireCutter;
 use crate::support::{eventually, program, Daemon, Scheme, PATIENCE};
@@ -277,6 +277,35 @@ fn a_guard_leaves_its_lock_to_the_server() {
     guard("b").keep_for(Duration::ZERO).expect("it is released");
     assert!(!is_held(&daemon, "b"));
     assert_eq!(status(&daemon, &["release", "a", &token.to_string()]), 0);
+}
+
+#[test]
+fn a_lock_that_the_server_does_not_keep_is_released_at_once() {
+    for (hello, is_asked) in [("ok adopt", true), ("ok", false)] {
+        let (listener, addr) = listener();
+        let server = thread::spawn(move || {
+            let mut peer = Peer::accept(&listener);
+            assert_eq!(peer.any_request(), HELLO);
+            peer.answer(hello);
+            peer.grant(3600);
+            if is_asked {
+                assert_eq!(peer.any_request(), "tag _ (ended)");
+                peer.answer("ok");
+                assert_eq!(peer.any_request(), format!("keep k {TOKEN} 60"));
+                peer.answer("error_max_locks");
+            }
+            assert_eq!(peer.any_request(), format!("r k {TOKEN}"));
+            peer.answer("ok");
+        });
+        let kept = guard_of(&addr.to_string()).keep_for(Duration::from_secs(60));
+        if is_asked {
+            let is_full = matches!(kept, Err(Error::NotKept(_, KeepLimit::Count)));
+            assert!(is_full, "{kept:?}");
+        } else {
+            assert!(matches!(kept, Err(Error::Unsupported(_))), "{kept:?}");
+        }
+        server.join().expect("it was asked");
+    }
 }
 
 /// The command ends while the way to the server is cut.

@@ -209,6 +209,46 @@ fn a_lease_that_has_ended_is_not_proved() {
     });
 }
 
+/// A server that has crashed knows the grant only from its proof. Once a release was sent, the lock
+/// may have another holder.
+#[test]
+fn a_release_proves_its_grant_until_it_was_sent_once() {
+    const LEASE: Duration = Duration::from_secs(60);
+    let (listener, addr) = listener();
+    thread::scope(|scope| {
+        let accept = || {
+            let mut peer = Peer::accept(&listener);
+            assert_eq!(peer.any_request(), HELLO);
+            peer.answer("ok adopt keeps proofs");
+            peer
+        };
+        let server = scope.spawn(move || {
+            let mut first = accept();
+            assert!(first.any_request().starts_with("sl k "));
+            first.answer(&format!("ok {TOKEN} 60"));
+            // The client asks for its slot, and gives the grant up when it gets no answer.
+            assert!(first.any_request().starts_with("stats "));
+            drop(first);
+            let mut second = accept();
+            let proof = second.any_request();
+            assert!(
+                proof.starts_with(&format!("adopt k {TOKEN} 60 ")),
+                "{proof}"
+            );
+            second.answer("ok 60");
+            assert_eq!(second.any_request(), format!("sr k {TOKEN}"));
+            drop(second);
+            let mut third = accept();
+            assert_eq!(third.any_request(), format!("sr k {TOKEN}"));
+            third.answer("error");
+        });
+        let client = Client::new([Address::Tcp(addr.to_string())]);
+        let acquired = client.semaphore("k", 2).lease(LEASE).numbered().acquire();
+        assert!(matches!(acquired, Err(Error::Closed { .. })));
+        server.join().expect("no panic");
+    });
+}
+
 #[test]
 fn a_lock_that_another_may_hold_is_lost_for_good() {
     let (listener, addr) = listener();
@@ -618,7 +658,7 @@ fn a_silent_server_that_answers_after_all_has_the_lock() {
 fn a_silent_server_that_answers_after_all_has_the_lock_once() {
     let (guard, mut silent, other) = guard_of_silent_server();
     let losses = losses(&guard);
-    thread::scope(|scope| {
+    let mut silent = thread::scope(|scope| {
         let guard = &guard;
         let servers = scope.spawn(move || {
             assert_eq!(silent.request(), format!("n k {TOKEN} 60"));
@@ -639,8 +679,11 @@ fn a_silent_server_that_answers_after_all_has_the_lock_once() {
         assert!(guard.renew());
         let server = servers.join().expect("no panic");
         assert!(guard.is_held());
-        drop(server);
+        server
     });
+    let server = thread::spawn(move || silent.serve(&format!("r k {TOKEN}"), "ok"));
+    guard.release().expect("held");
+    server.join().expect("no panic");
     assert!(losses.try_recv().is_err());
 }
 
@@ -659,6 +702,27 @@ fn a_silent_server_that_hangs_up_leaves_the_word_to_another_once() {
         eventually(PATIENCE, "the end is noticed", || !guard.is_held());
         asked_again.serve(&adoption(60), "error");
     });
+}
+
+#[test]
+fn a_silent_server_that_refuses_after_all_ends_the_hold() {
+    for (answer, expected) in [("error", Loss::Refused), ("error_broken", Loss::Broken)] {
+        let (guard, mut silent, other) = guard_of_silent_server();
+        let losses = losses(&guard);
+        thread::scope(|scope| {
+            let servers = scope.spawn(move || {
+                assert_eq!(silent.request(), format!("n k {TOKEN} 60"));
+                let mut unasked = Peer::accept(&other);
+                assert_eq!(unasked.request(), adoption(60));
+                silent.answer(answer);
+                (silent, unasked, other)
+            });
+            assert!(!guard.renew());
+            let (loss, _) = losses.recv_timeout(PATIENCE).expect("a loss");
+            assert_eq!(loss, expected);
+            drop(servers.join().expect("no panic"));
+        });
+    }
 }
 
 /// Loses the lock of a silent server while the servers do what `serve` says.

@@ -245,7 +245,7 @@ impl Keeper {
         // Replies round down to whole seconds. If more is missing, the end has changed: the server
         // has restarted, and allows less.
         let is_same_end = left < lease + Duration::from_secs(1);
-        if was_last && self.is_last_lease() && is_same_end {
+        if was_last && is_same_end {
             self.held.grant.lease = lease.max(left);
         }
     }
@@ -268,5 +268,124 @@ impl Keeper {
     fn note(&mut self, event: ConnectionEvent) {
         self.phase = mem::take(&mut self.phase).after(event);
         self.shared.lock().is_cut = self.phase.is_cut();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::client::Address;
+    use std::fs;
+    use std::os::unix::net::UnixListener;
+    use std::sync::mpsc::channel;
+
+    const WANTED: Duration = Duration::from_secs(10);
+
+    fn alone() -> Address {
+        "alone".parse().expect("an address")
+    }
+
+    /// The keeper of a lock whose server has granted `lease` to a request at `asked_at`.
+    fn keeper(server: &Address, asked_at: Moment, lease: Duration) -> Keeper {
+        let held = Granted::unconnected(server, asked_at, lease, WANTED);
+        let shared = Shared::new(asked_at, lease).expect("a descriptor");
+        Keeper::new(held, Arc::new(shared)).expect("a descriptor")
+    }
+
+    /// Times in milliseconds from the grant: its end, when the renewal was sent, what the server
+    /// answered, and when the lease then ends.
+    #[test]
+    fn a_guard_knows_the_end_of_its_lease_after_each_answer() {
+        let cases = [
+            // The first answer that falls short counts from its request.
+            (10_000, 4_000, 10_000, 14_000),
+            (10_000, 4_500, 5_000, 9_500),
+            // The end of the last lease stays the same, although the server rounds down.
+            (6_000, 2_500, 3_000, 6_000),
+            // A whole second is missing, or more: the server allows less than before.
+            (6_000, 2_000, 3_000, 5_000),
+            (6_000, 2_500, 2_000, 4_500),
+            // The server allows more again.
+            (6_000, 2_500, 4_000, 6_500),
+            (6_000, 2_500, 10_000, 12_500),
+        ];
+        for case in cases {
+            let granted_at = Moment::now();
+            let [end, sent, answered, expected_end] =
+                <[u64; 4]>::from(case).map(Duration::from_millis);
+            let mut keeper = keeper(&alone(), granted_at, end);
+            keeper.note_renewal(answered, granted_at + sent, ConnectionEvent::Answered);
+            let hold = keeper.shared.lock();
+            assert_eq!(hold.lease_ends_at, granted_at + expected_end, "{case:?}");
+            let deadline = deadline_of(granted_at + sent, expected_end - sent);
+            assert_eq!(hold.deadline, deadline, "{case:?}");
+            assert_eq!(hold.is_last_lease, expected_end - sent < WANTED, "{case:?}");
+        }
+    }
+
+    #[test]
+    fn an_answer_after_the_renewed_lease_tells_that_it_is_not_held() {
+        for (age, is_held) in [(Duration::ZERO, true), (WANTED, false)] {
+            let sent_at = Moment::now() - age;
+            let mut keeper = keeper(&alone(), sent_at, WANTED);
+            let (answer, told) = channel();
+            let callback = move |is_held| answer.send(is_held).expect("a listener");
+            keeper.sent_callbacks.push(Box::new(callback));
+            keeper.note_renewal(WANTED, sent_at, ConnectionEvent::Answered);
+            assert_eq!(told.try_recv(), Ok(is_held));
+        }
+    }
+
+    #[test]
+    fn only_the_end_of_the_last_lease_is_blamed_on_the_longest_hold() {
+        let cases = [
+            (6_000, 5_500, Loss::MaxHold),
+            (6_000, 0, Loss::Refused),
+            (10_000, 9_500, Loss::Refused),
+        ];
+        for (lease, age, loss) in cases {
+            let [lease, age] = [lease, age].map(Duration::from_millis);
+            let mut keeper = keeper(&alone(), Moment::now() - age, lease);
+            let refused = Error::Refused(keeper.held.asked());
+            assert_eq!(
+                keeper.handle_error(&refused),
+                Err(loss),
+                "{lease:?} {age:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_server_counts_as_gone_if_it_has_refused_since_it_accepted() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("socket");
+        let listener = UnixListener::bind(&path).expect("a socket");
+        let now = Moment::now();
+        let mut keeper = keeper(&Address::Unix(path.clone()), now, WANTED);
+        let refused_for_long = || Attempts::refused_since(now - Duration::from_secs(60));
+        keeper.note(ConnectionEvent::Ended(now));
+        keeper.attempts = refused_for_long();
+        assert_eq!(keeper.attempt(), Ok(()));
+        keeper.note(ConnectionEvent::Ended(now));
+        fs::remove_file(&path).expect("it is there");
+        drop(listener);
+        // The next attempt comes after a pause.
+        let before = Moment::now();
+        assert_eq!(keeper.attempt(), Ok(()));
+        assert!(keeper.attempts.next_at > before);
+        keeper.attempts = refused_for_long();
+        assert_eq!(keeper.attempt(), Err(Loss::Closed));
+    }
+
+    #[test]
+    fn a_release_ends_when_its_only_server_is_gone() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let server = Address::Unix(directory.path().join("no-socket"));
+        let mut keeper = keeper(&server, Moment::now(), Duration::from_secs(3600));
+        let ended = keeper.carry_out(Order::Release);
+        assert!(
+            matches!(ended, Err(Error::Lost(_, Loss::Closed))),
+            "{ended:?}"
+        );
     }
 }
