@@ -24,7 +24,8 @@ pub(crate) enum Claimed {
 pub(crate) struct Granted {
     pub(crate) connection: Connection,
     pub(super) key: String,
-    /// The slot that renewals ask for.
+    /// The slot that renewals ask for, with the lease that was granted: without one, they would ask
+    /// for the server's default, and an adoption would prove nothing.
     pub(super) slot: Slot,
     pub(crate) grant: Grant,
     /// When the lease was asked for. The lease began at this time or later.
@@ -56,8 +57,6 @@ impl Granted {
     /// known when the reply arrived, and this process may have been stopped since then. Only a
     /// renewal tells whether the lease still runs.
     pub(crate) fn renew_if_late(&mut self) -> Result<(), Error> {
-        // Renewals ask for the lease that was granted, not for the server's default.
-        self.slot = self.slot.with_lease(self.grant.lease);
         if self.asked_at.elapsed() >= self.grant.lease / 4 {
             self.asked_at = Moment::now();
             let token = self.grant.token;

@@ -70,7 +70,7 @@ impl Lock<'_> {
         let granted = Granted {
             connection,
             key: self.key.to_owned(),
-            slot: self.slot,
+            slot: self.slot.with_lease(lease),
             grant: Grant { token, lease },
             asked_at,
             is_numbered: self.is_numbered,

@@ -535,7 +535,7 @@ impl<'a> Lock<'a> {
         Ok(Claimed::Granted(Granted {
             connection,
             key: self.key.to_owned(),
-            slot: self.slot,
+            slot: self.slot.with_lease(grant.lease),
             grant,
             asked_at,
             is_numbered: self.is_numbered,

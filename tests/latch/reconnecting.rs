@@ -213,7 +213,6 @@ fn a_lease_that_has_ended_is_not_proved() {
 /// may have another holder.
 #[test]
 fn a_release_proves_its_grant_until_it_was_sent_once() {
-    const LEASE: Duration = Duration::from_secs(60);
     let (listener, addr) = listener();
     thread::scope(|scope| {
         let accept = || {
@@ -243,7 +242,7 @@ fn a_release_proves_its_grant_until_it_was_sent_once() {
             third.answer("error");
         });
         let client = Client::new([Address::Tcp(addr.to_string())]);
-        let acquired = client.semaphore("k", 2).lease(LEASE).numbered().acquire();
+        let acquired = client.semaphore("k", 2).numbered().acquire();
         assert!(matches!(acquired, Err(Error::Closed { .. })));
         server.join().expect("no panic");
     });
