@@ -881,7 +881,7 @@ fn a_cancelled_handle_cancels_what_comes_and_no_guard_once() {
     let asked = client.lock("other").cancelled_by(&handle).try_acquire();
     assert!(matches!(asked, Err(Error::Cancelled)), "{asked:?}");
     thread::sleep(Duration::from_millis(1500));
-    assert!(guard.is_held());
+    in_time!(guard.is_held(), "the lease was not renewed");
     guard.release().expect("still ours");
 }
 
