@@ -48,6 +48,11 @@ const THREAD_STARTS: Duration = Duration::from_millis(100);
 /// How late a server may be on a machine that is idle.
 const SLACK: Duration = Duration::from_secs(1);
 
+/// How much later a request over HTTP may be, for which its client opens a connection: the server
+/// accepts none while it is short of descriptors, for up to half a second, and then pauses for up
+/// to a second.
+const ACCEPTANCE: Duration = Duration::from_millis(1500);
+
 /// How much later it may be that writes a journal.
 const JOURNAL: Duration = Duration::from_secs(2);
 
@@ -78,6 +83,7 @@ fn no_chaos_in_a_cluster_breaks_a_promise() {
 fn run(house: House) {
     let seconds = setting("CHAOS_SECONDS").unwrap_or(amount(8, 120));
     println!("{seconds} seconds of chaos");
+    let has_http = matches!(house, House::WithHttp);
     let directory = tempfile::tempdir().expect("there is room");
     let mut chaos = Chaos::start(house, directory.path(), random::seed());
     let time = Duration::from_secs(seconds);
@@ -85,6 +91,9 @@ fn run(house: House) {
     // A crowd of threads is served later than one that only sleeps.
     let lateness = lateness.max(slowest_ping);
     chaos.history.slack = SLACK + 2 * lateness;
+    if has_http {
+        chaos.history.slack += ACCEPTANCE;
+    }
     if chaos.service.is_cluster() {
         chaos.history.slack += JOURNAL;
         chaos.history.heritage = LEASES[LEASES.len() - 1];
