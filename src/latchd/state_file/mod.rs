@@ -65,8 +65,8 @@ pub struct StateFile {
 /// What the open file says, or is to say.
 struct OpenState {
     /// The lock file, which this server keeps locked. This is a separate file, because the state
-    /// file is replaced. `None` after another server has got a lock file that was removed.
-    lock: Option<File>,
+    /// file is replaced.
+    lock: File,
     /// For how long the next server settles if this one crashes now.
     settle: Duration,
     next_fence: u64,
@@ -100,9 +100,7 @@ impl StateFile {
         let unusable = |why: String| unusable_file("state", &lock_path, why);
         let locked = lock_file(&lock_path, LOCK_PATIENCE);
         let (lock, was_used) = locked.map_err(|error| unusable(reason(&error)))?;
-        if lock.is_none() {
-            return Err(unusable_file("state", path, IN_USE.to_owned()));
-        }
+        let lock = lock.ok_or_else(|| unusable_file("state", path, IN_USE.to_owned()))?;
         let is_in_memory = Directory::of(path).is_ok_and(|it| it.is_in_memory() == Some(true));
         if is_in_memory {
             warn!(
@@ -394,7 +392,7 @@ impl StateFile {
     }
 
     /// Replaces the file, whose content is then on the disk, though perhaps without its name.
-    fn replace(&self, state: &ServerState, lock: &mut Option<File>) -> io::Result<()> {
+    fn replace(&self, state: &ServerState, lock: &mut File) -> io::Result<()> {
         self.keep_locked(lock)?;
         let staged = beside(&self.path, ".new");
         stage(&staged, encode(state).as_bytes())
@@ -404,19 +402,13 @@ impl StateFile {
 
     /// Locks the lock file again if someone has removed it. Otherwise another server could use the
     /// state file, too. Fails if one does.
-    fn keep_locked(&self, lock: &mut Option<File>) -> io::Result<()> {
+    fn keep_locked(&self, lock: &mut File) -> io::Result<()> {
         let path = lock_path(&self.path);
-        if let Some(file) = lock {
-            if is_at(&path, file)? {
-                return Ok(());
-            }
+        if !is_at(&path, lock)? {
+            let (again, _) = lock_file(&path, Duration::ZERO)?;
+            *lock = again.ok_or_else(|| io::Error::other(IN_USE))?;
         }
-        *lock = None;
-        (*lock, _) = lock_file(&path, Duration::ZERO)?;
-        match lock {
-            Some(_) => Ok(()),
-            None => Err(io::Error::other(IN_USE)),
-        }
+        Ok(())
     }
 }
 
@@ -702,9 +694,7 @@ mod tests {
             drop(failed);
             next.join().expect("no panic")
         });
-        let open = next.open.lock();
-        let lock = open.lock.as_ref().expect("it is locked");
-        assert!(is_at(&lock_path, lock).expect("it is there"));
+        assert!(is_at(&lock_path, &next.open.lock().lock).expect("it is there"));
     }
 
     fn write(file: &StateFile) -> io::Result<()> {
