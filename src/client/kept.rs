@@ -3,7 +3,6 @@
 use std::time::{Duration, Instant};
 
 use super::error::Error;
-use super::granted::Granted;
 use super::guard::Guard;
 use super::Lock;
 use crate::sys::moment::Moment;
@@ -67,15 +66,7 @@ impl Lock<'_> {
             let lease = connection.adopt(self.key, self.slot, token, "", None)?;
             Ok((asked_at, lease))
         })?;
-        let granted = Granted {
-            connection,
-            key: self.key.to_owned(),
-            slot: self.slot.with_lease(lease),
-            grant: Grant { token, lease },
-            asked_at,
-            is_numbered: self.is_numbered,
-            numbers: String::new(),
-        };
-        granted.into_guard()
+        self.granted(connection, asked_at, Grant { token, lease })
+            .into_guard()
     }
 }

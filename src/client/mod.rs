@@ -532,7 +532,13 @@ impl<'a> Lock<'a> {
             connection.shorten_reply_timeout(deadline);
             return Ok(Claimed::InVain(connection));
         };
-        Ok(Claimed::Granted(Granted {
+        Ok(Claimed::Granted(self.granted(connection, asked_at, grant)))
+    }
+
+    /// The grant of this lock or semaphore over a connection. Its lease was asked for at
+    /// `asked_at`.
+    fn granted(&self, connection: Connection, asked_at: Moment, grant: Grant) -> Granted {
+        Granted {
             connection,
             key: self.key.to_owned(),
             slot: self.slot.with_lease(grant.lease),
@@ -540,6 +546,6 @@ impl<'a> Lock<'a> {
             asked_at,
             is_numbered: self.is_numbered,
             numbers: String::new(),
-        }))
+        }
     }
 }
