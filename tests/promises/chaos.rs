@@ -83,7 +83,6 @@ fn no_chaos_in_a_cluster_breaks_a_promise() {
 fn run(house: House) {
     let seconds = setting("CHAOS_SECONDS").unwrap_or(amount(8, 120));
     println!("{seconds} seconds of chaos");
-    let has_http = matches!(house, House::WithHttp);
     let directory = tempfile::tempdir().expect("there is room");
     let mut chaos = Chaos::start(house, directory.path(), random::seed());
     let time = Duration::from_secs(seconds);
@@ -91,7 +90,7 @@ fn run(house: House) {
     // A crowd of threads is served later than one that only sleeps.
     let lateness = lateness.max(slowest_ping);
     chaos.history.slack = SLACK + 2 * lateness;
-    if has_http {
+    if chaos.service.has_http() {
         chaos.history.slack += ACCEPTANCE;
     }
     if chaos.service.is_cluster() {

@@ -95,6 +95,11 @@ impl Service {
     }
 
     /// The servers are one service, so the grants of one live on in the other.
+    /// Whether clients can also ask over HTTP.
+    pub fn has_http(&self) -> bool {
+        matches!(self.way, Way::Alone { has_http: true, .. })
+    }
+
     pub fn is_cluster(&self) -> bool {
         self.servers.len() > 1
     }

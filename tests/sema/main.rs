@@ -1472,8 +1472,7 @@ fn as_process_1_a_waiting_command_ends_by_a_signal() {
             };
             let mut unshare = unshare.spawn().expect("unshare");
             let number = unshare.id();
-            let children = format!("/proc/{number}/task/{number}/children");
-            let init = || Pid::from_raw(fs::read_to_string(&children).ok()?.trim().parse().ok()?);
+            let init = || children_of(number).first().copied();
             eventually(PATIENCE, "it ends by a signal that it catches", || {
                 init().map(|init| kill_process(init, sent));
                 unshare.try_wait().expect("a child").is_some()

@@ -17,7 +17,7 @@ use crate::support::inherited::INHERITS;
 use crate::support::latch::{fed, number_in, shell_status, state};
 use crate::support::limited::copy_program;
 use crate::support::needs::has_pidfds;
-use crate::support::{eventually, PATIENCE};
+use crate::support::{children_of, eventually, PATIENCE};
 use crate::wrapper::{GRANT, LOCK, LOSS, WAITING, WRAPPER};
 
 /// Times before SIGKILL, in seconds: one that no test waits for, and one that soon passes.
@@ -269,19 +269,14 @@ impl Wrapper {
     /// The guard, once the wrapper has started it and it waits.
     pub fn guard(&self) -> Pid {
         let find = || {
-            let number = self.child.id();
-            let children = fs::read_to_string(format!("/proc/{number}/task/{number}/children"));
-            let children = children.unwrap_or_default();
-            let mut numbers = children
-                .split_whitespace()
-                .map(|it| it.parse().expect("one"));
-            numbers.find(|pid: &i32| {
-                let name = fs::read_to_string(format!("/proc/{pid}/comm"));
+            let mut children = children_of(self.child.id()).into_iter();
+            children.find(|pid| {
+                let name = fs::read_to_string(format!("/proc/{}/comm", pid.as_raw_nonzero()));
                 name.is_ok_and(|name| name == "latch-guard\n")
             })
         };
         eventually(PATIENCE, "a guard", || find().is_some());
-        let guard = Pid::from_raw(find().expect("just found")).expect("a number");
+        let guard = find().expect("just found");
         // It opens its pidfd at its start, and reads then: it has that and the streams.
         let least = 3 + usize::from(has_pidfds());
         let fds = format!("/proc/{}/fd", guard.as_raw_nonzero());
