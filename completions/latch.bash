@@ -24,7 +24,7 @@ _latch() {
             option=
         else
             case $word in
-                --lease | --limit | --of | --slots | --and | --pick | --pick-from | --at-least | --tag | --kill-after | --leftovers | --on-lost | --timeout | -w | --max-waiters | --busy-status | -E | --server | --auth-token-file | --connect-timeout | --tls-ca | --tls-name | --for | --format | --fence | --admin-token-file) option=$word ;;
+                --timeout | -w | --at-least | --max-waiters | --busy-status | -E | --lease | --limit | --of | --slots | --and | --pick | --pick-from | --tag | --kill-after | --leftovers | --on-lost | --server | --shards | --auth-token-file | --connect-timeout | --tls-ca | --tls-name | --for | --format | --fence | --admin-token-file) option=$word ;;
                 -*) ;;
                 *) if [[ -z $command ]]; then command=$word; else ((operand += 1)); fi ;;
             esac
@@ -35,7 +35,7 @@ _latch() {
     fi
     case $option in
         '') ;;
-        --shared | --nested | --tls | --json | --missing-ok)
+        --shared | --nested | --tls | --json | --missing-ok | --check)
             COMPREPLY=($(compgen -W 'yes no' -- "$cur"))
             return
             ;;
@@ -44,7 +44,7 @@ _latch() {
             return
             ;;
         --leftovers)
-            COMPREPLY=($(compgen -W 'end wait leave' -- "$cur"))
+            COMPREPLY=($(compgen -W 'leave end wait' -- "$cur"))
             return
             ;;
         --on-lost)
@@ -52,25 +52,25 @@ _latch() {
             return
             ;;
         --format)
-            COMPREPLY=($(compgen -W 'table json prometheus' -- "$cur"))
+            COMPREPLY=($(compgen -W 'table json' -- "$cur"))
             return
             ;;
         *) return ;;
     esac
     case $command in
         '') words='--help --version' ;;
-        'run') words='--lease --limit --shared --slots --and --pick --pick-from --at-least --tag --kill-after --leftovers --on-lost --nested --timeout --nonblock --max-waiters --busy-status --busy-ok --retry --quiet --verbose --server --auth-token-file --connect-timeout --tls --tls-ca --tls-name --help --version --' ;;
-        'hold') words='--lease --limit --shared --slots --tag --timeout --nonblock --max-waiters --busy-status --retry --quiet --verbose --server --auth-token-file --connect-timeout --tls --tls-ca --tls-name --help --version' ;;
-        'wait') words='--timeout --nonblock --quiet --verbose --limit --server --auth-token-file --connect-timeout --tls --tls-ca --tls-name --help --version' ;;
-        'acquire') words='--timeout --nonblock --quiet --verbose --lease --limit --shared --json --tag --server --auth-token-file --connect-timeout --tls --tls-ca --tls-name --help --version' ;;
-        'reserve') words='--for --tag --timeout --nonblock --quiet --verbose --limit --shared --json --server --auth-token-file --connect-timeout --tls --tls-ca --tls-name --help --version' ;;
-        'renew') words='--lease --limit --server --auth-token-file --connect-timeout --tls --tls-ca --tls-name --help --version' ;;
-        'release') words='--limit --missing-ok --server --auth-token-file --connect-timeout --tls --tls-ca --tls-name --help --version' ;;
-        'stats') words='--format --json --watch --server --auth-token-file --connect-timeout --tls --tls-ca --tls-name --help --version' ;;
-        'status') words='--json --server --auth-token-file --connect-timeout --tls --tls-ca --tls-name --help --version' ;;
-        'history') words='--json --server --auth-token-file --connect-timeout --tls --tls-ca --tls-name --help --version' ;;
-        'break') words='--fence --admin-token-file --server --auth-token-file --connect-timeout --tls --tls-ca --tls-name --help --version' ;;
-        'ping') words='--server --auth-token-file --connect-timeout --tls --tls-ca --tls-name --help --version' ;;
+        'run') words='--timeout --nonblock --retry --busy-ok --at-least --max-waiters --busy-status --quiet --verbose --lease --limit --shared --slots --and --pick --pick-from --tag --kill-after --leftovers --on-lost --nested --server --shards --auth-token-file --connect-timeout --tls --tls-ca --tls-name --help --version --' ;;
+        'hold') words='--timeout --nonblock --retry --max-waiters --busy-status --quiet --verbose --lease --limit --shared --slots --tag --server --shards --auth-token-file --connect-timeout --tls --tls-ca --tls-name --help --version' ;;
+        'wait') words='--timeout --nonblock --quiet --verbose --limit --server --shards --auth-token-file --connect-timeout --tls --tls-ca --tls-name --help --version' ;;
+        'acquire') words='--timeout --nonblock --quiet --verbose --lease --limit --shared --json --tag --server --shards --auth-token-file --connect-timeout --tls --tls-ca --tls-name --help --version' ;;
+        'reserve') words='--for --tag --timeout --nonblock --quiet --verbose --limit --shared --json --server --shards --auth-token-file --connect-timeout --tls --tls-ca --tls-name --help --version' ;;
+        'renew') words='--lease --limit --server --shards --auth-token-file --connect-timeout --tls --tls-ca --tls-name --help --version' ;;
+        'release') words='--limit --missing-ok --server --shards --auth-token-file --connect-timeout --tls --tls-ca --tls-name --help --version' ;;
+        'stats') words='--format --json --watch --server --shards --auth-token-file --connect-timeout --tls --tls-ca --tls-name --help --version' ;;
+        'status') words='--json --server --shards --auth-token-file --connect-timeout --tls --tls-ca --tls-name --help --version' ;;
+        'history') words='--check --json --server --shards --auth-token-file --connect-timeout --tls --tls-ca --tls-name --help --version' ;;
+        'break') words='--fence --admin-token-file --server --shards --auth-token-file --connect-timeout --tls --tls-ca --tls-name --help --version' ;;
+        'ping') words='--server --shards --auth-token-file --connect-timeout --tls --tls-ca --tls-name --help --version' ;;
         'fence-check') words='--help --version' ;;
     esac
     if [[ $cur != -* ]]; then

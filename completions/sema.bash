@@ -24,7 +24,7 @@ _sema() {
             option=
         else
             case $word in
-                --timeout | -w | --stale | --stale-rule | --tag | --slots | --of | --pid | --token | --mode | --settle | --busy-status | -E | --on-lost | --kill-after | --leftovers) option=$word ;;
+                --timeout | -w | --stale | --stale-rule | --tag | --of | --token | --mode | --settle | --busy-status | -E | --on-lost | --kill-after | --leftovers | --pid) option=$word ;;
                 -*) ;;
                 *) if [[ -z $command ]]; then command=$word; else ((operand += 1)); fi ;;
             esac
@@ -48,34 +48,34 @@ _sema() {
             return
             ;;
         --leftovers)
-            COMPREPLY=($(compgen -W 'end wait leave' -- "$cur"))
+            COMPREPLY=($(compgen -W 'leave end wait' -- "$cur"))
             return
             ;;
         *) return ;;
     esac
     case $command in
         '') words='--help --version' ;;
-        'try') words='--timeout --stale --stale-rule --tag --json --quiet --slots --pid --token --mode --no-sync --settle --help --version' ;;
-        'acquire') words='--timeout --nonblock --stale --stale-rule --tag --json --quiet --verbose --slots --pid --token --mode --no-sync --settle --help --version' ;;
-        'release') words='--timeout --stale --stale-rule --tag --json --quiet --slots --pid --token --force --help --version' ;;
-        'status') words='--timeout --stale --stale-rule --tag --json --quiet --slots --help --version' ;;
-        'wait') words='--timeout --stale --stale-rule --tag --json --quiet --slots --help --version' ;;
+        'run') words='--timeout --nonblock --stale --stale-rule --tag --json --quiet --verbose --of --token --mode --no-sync --settle --busy-status --busy-ok --on-lost --kill-after --leftovers --help --version --' ;;
+        'hold') words='--timeout --nonblock --stale --stale-rule --tag --json --quiet --verbose --of --token --mode --no-sync --settle --busy-status --help --version' ;;
+        'try') words='--timeout --stale --stale-rule --tag --json --quiet --of --pid --token --mode --no-sync --settle --help --version' ;;
+        'acquire') words='--timeout --nonblock --stale --stale-rule --tag --json --quiet --verbose --of --pid --token --mode --no-sync --settle --help --version' ;;
+        'release') words='--timeout --stale --stale-rule --tag --json --quiet --of --pid --token --force --help --version' ;;
+        'status') words='--timeout --stale --stale-rule --tag --json --quiet --of --help --version' ;;
+        'wait') words='--timeout --stale --stale-rule --tag --json --quiet --of --help --version' ;;
         'clean') words='--timeout --stale --stale-rule --tag --json --quiet --force --help --version' ;;
-        'run') words='--timeout --nonblock --stale --stale-rule --tag --json --quiet --verbose --slots --token --mode --no-sync --settle --busy-status --busy-ok --on-lost --kill-after --leftovers --help --version --' ;;
-        'hold') words='--timeout --nonblock --stale --stale-rule --tag --json --quiet --verbose --slots --token --mode --no-sync --settle --busy-status --help --version' ;;
     esac
     if [[ $cur != -* ]]; then
         case "$command $operand" in
+            'run 0') _sema_files; return ;;
+            'hold 0') _sema_files; return ;;
             'try 0') _sema_files; return ;;
             'acquire 0') _sema_files; return ;;
             'release 0') _sema_files; return ;;
             'status 0') _sema_files; return ;;
             'wait 0') _sema_files; return ;;
             'clean 0') _sema_files; return ;;
-            'run 0') _sema_files; return ;;
-            'hold 0') _sema_files; return ;;
-            'help 0') words='try acquire release status wait clean run hold' ;;
-            ' 0') words='try acquire release status wait clean run hold help version' ;;
+            'help 0') words='run hold try acquire release status wait clean' ;;
+            ' 0') words='run hold try acquire release status wait clean help version' ;;
         esac
     fi
     COMPREPLY=($(compgen -W "$words" -- "$cur"))

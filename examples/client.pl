@@ -8,7 +8,7 @@ use Socket qw(IPPROTO_TCP TCP_KEEPIDLE TCP_KEEPINTVL TCP_KEEPCNT SOL_SOCKET SO_K
 
 my ($host, $port, $wait, $lease) = ("localhost", 6388, 10, 30);    # seconds
 my $margin = $lease < 8 ? $lease / 4 : 2;    # stop relying on the lock this long before its end
-my ($key, @command) = @ARGV;
+my ($key, @command) = @ARGV > 1 ? @ARGV : die "usage: client.pl KEY COMMAND [ARGUMENT ...]\n";
 my ($socket, $token, $ends, $due);
 my ($renewal, $is_adopted) = ("n", 1);
 

@@ -56,6 +56,8 @@ class Lock:
             time.sleep(0.1)
         return self.is_held() and self.ask("r", self.token, 5)[0] == "ok"
 
+if len(sys.argv) < 3:
+    sys.exit("usage: client.py KEY COMMAND [ARGUMENT ...]")
 lock = Lock(sys.argv[1])
 if lock.fence < os.environ.get("LAST_FENCE", ""):  # compare as text, not as numbers
     sys.exit("the lock is outdated")

@@ -1,15 +1,23 @@
 #!/bin/sh
-# Writes the counters of latchd where the textfile collector of node_exporter reads them. For cron, or
+# Writes the metrics of latchd where the textfile collector of node_exporter reads them. For cron, or
 # for a timer of systemd:
 #
 #     * * * * * textfile_collector.sh /var/lib/prometheus/node-exporter
 #
-# LATCH_SERVER names the servers, and LATCH_AUTH_TOKEN_FILE a file with their auth token, see latch(1).
-# The exit status is that of `latch stats`. Where a server gives no counters, its series latchd_up is 0.
+# A second argument is the URL of the metrics: latchd shows them with --http. LATCH_AUTH_TOKEN_FILE
+# names a file with the server's auth token. The exit status is that of curl. If the server does not
+# give its metrics, the series latchd_up is 0, and there is no other.
 set -eu
 
-directory=${1:?usage: textfile_collector.sh DIRECTORY}
+directory=${1:?usage: textfile_collector.sh DIRECTORY [URL]}
+url=${2:-http://127.0.0.1:6389/metrics}
 file=$directory/latchd.prom
+
+# The header with the token. curl reads it from standard input, where ps does not show it.
+header() {
+    [ -z "${LATCH_AUTH_TOKEN_FILE-}" ] ||
+        printf 'Authorization: Bearer %s\n' "$(cat "$LATCH_AUTH_TOKEN_FILE")"
+}
 
 # The collector may read at any time, and only names that end in .prom: the text is written beside the
 # file, under a name that nobody can foresee, and then takes its place in one step.
@@ -19,11 +27,14 @@ trap 'exit 1' HUP INT TERM
 chmod 644 "$staged"
 
 status=0
-latch stats --format prometheus >"$staged" || status=$?
+metrics=$(header | curl --silent --show-error --fail --max-time 10 --header @- "$url") || status=$?
+if [ "$status" != 0 ]; then
+    metrics='# HELP latchd_up Whether the server gave its counters.
+# TYPE latchd_up gauge
+latchd_up 0'
+fi
 
-# With these statuses the text is whole: 69, 76 and 77 say that a server gave no counters. With any
-# other, such as 74 on a full disk, the last counters stay; the collector has their age.
-case $status in
-    0 | 69 | 76 | 77) mv -fT "$staged" "$file" ;;
-esac
+# On a full disk this fails, and the last metrics stay; the collector has their age.
+printf '%s\n' "$metrics" >"$staged"
+mv -fT "$staged" "$file"
 exit "$status"

@@ -43,6 +43,7 @@ mod baseline;
 mod cluster;
 mod events;
 mod footprint;
+mod instructions;
 mod lfpd;
 mod load;
 mod lockfile;
@@ -88,6 +89,7 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("expiry", events::expiry),
     ("disconnect", events::disconnect),
     ("footprint", footprint::measure),
+    ("instructions", instructions::measure),
     ("lockfile", lockfile::measure),
     ("lfpd", lfpd::measure),
     ("startup", startup::measure),
@@ -103,9 +105,10 @@ struct Options {
     /// own-keys, one-key, pairs, semaphore, pipeline, connect: claims granted a second. paced: how
     /// long a grant takes at a fixed rate. idle, growth: own keys beside idle connections, or
     /// beside other keys. held, waiters, expiry, disconnect: how long others wait at such an event.
-    /// footprint: size and memory. lockfile, lfpd, startup: sema, lfpd, and latch run beside sema
-    /// run. table: the picture of the README. tls: own keys over TLS beside stunnel. cluster:
-    /// latchd on etcd. These two need builds with those features
+    /// footprint: size and memory. instructions: those of a pair, under valgrind. lockfile, lfpd,
+    /// startup: sema, lfpd, and latch run beside sema run. table: the picture of the README. tls:
+    /// own keys over TLS beside stunnel. cluster: latchd on etcd. These two need builds with those
+    /// features
     #[argh(positional)]
     scenario: String,
     /// cores for server and generator: one (both on it) or two (one each) (one)
@@ -147,8 +150,18 @@ struct Options {
     #[argh(option)]
     svg: Option<PathBuf>,
     /// where lockfile, lfpd, startup and --state-file put files; /dev/shm is memory (/dev/shm)
-    #[argh(option, default = "PathBuf::from(\"/dev/shm\")")]
+    #[argh(option, default = "memory()")]
     directory: PathBuf,
+}
+
+/// A directory in memory, or that of temporary files where there is none, as in small containers.
+fn memory() -> PathBuf {
+    let memory = PathBuf::from("/dev/shm");
+    if memory.is_dir() {
+        memory
+    } else {
+        std::env::temp_dir()
+    }
 }
 
 /// What all scenarios go by.

@@ -11,6 +11,8 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rustix::process::{kill_process, Pid, Signal};
+
 use crate::load::{connect, PATIENCE};
 use crate::machine::{pin, Side};
 use crate::Plan;
@@ -395,6 +397,32 @@ pub struct Server {
 }
 
 impl Server {
+    /// Starts a build of latchd as the command of another program, such as valgrind.
+    pub fn behind(
+        mut wrapper: Command,
+        name: &str,
+        binary: &Path,
+        arguments: &[String],
+    ) -> io::Result<Server> {
+        wrapper.arg(binary).args(ANY_PORT).args(LATCHD_OPTIONS);
+        let (process, addr) = announced(wrapper.args(arguments))?;
+        Ok(Server {
+            name: name.to_owned(),
+            dialect: Dialect::Latch,
+            addr,
+            process: Some(process),
+        })
+    }
+
+    /// Asks the server to end, and waits until it has.
+    pub fn end(self) -> io::Result<()> {
+        if let Some(mut process) = self.process {
+            kill_process(Pid::from_child(&process.0), Signal::TERM)?;
+            process.0.wait()?;
+        }
+        Ok(())
+    }
+
     /// The number of the process, if this program started it.
     pub fn process(&self) -> Option<u32> {
         self.process.as_ref().map(|process| process.0.id())

@@ -2,7 +2,6 @@
 
 use std::fmt;
 use std::io;
-use std::net::Ipv6Addr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -11,10 +10,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::connecting::{connect_tcp, connect_unix, try_each};
-use crate::net::names;
-use crate::net::stream::{keep_alive, Stream};
-use crate::protocol::limits;
-use crate::text::in_brackets;
+use crate::os::names;
+use crate::os::stream::{keep_alive, Socket, Stream};
+use crate::os::text::{in_brackets, is_ipv6};
+use crate::wire::limits;
 
 /// The port of an address that does not name one.
 const DEFAULT_PORT: u16 = 6388;
@@ -73,28 +72,27 @@ impl PartialEq for Alternatives {
 impl Eq for Alternatives {}
 
 impl Address {
-    /// Connects within `timeout`, which includes looking up a name. Also returns the deadline, and
-    /// the address of the server that was reached.
-    pub(super) fn connect(&self, timeout: Duration) -> io::Result<(Stream, Instant, &Address)> {
-        let deadline = Instant::now() + timeout;
+    /// Connects until `deadline`, which includes looking up a name. Also returns the address of the
+    /// server that was reached.
+    pub(super) fn connect(&self, deadline: Instant) -> io::Result<(Stream, &Address)> {
         match self {
             Address::Unix(path) => {
                 let stream = connect_unix(path, deadline)?;
-                Ok((Stream::Unix(stream), deadline, self))
+                Ok((Stream::new(Socket::Unix(stream)), self))
             }
             Address::Tcp(host) => {
                 let addrs = names::look_up(host, deadline)?;
                 let stream = connect_tcp(&addrs, deadline)?;
                 keep_alive(&stream)?;
-                Ok((Stream::Tcp(stream), deadline, self))
+                Ok((Stream::new(Socket::Tcp(stream)), self))
             }
             Address::Cluster(Alternatives { servers, first }) => {
                 let start = first.load(Ordering::Relaxed);
                 let numbers = (0..servers.len()).map(|tried| (start + tried) % servers.len());
-                try_each(numbers, deadline, |number, share| {
-                    let (stream, _, server) = servers[number].connect(share)?;
+                try_each(numbers, deadline, |number, deadline| {
+                    let connected = servers[number].connect(deadline)?;
                     first.store(number, Ordering::Relaxed);
-                    Ok((stream, deadline, server))
+                    Ok(connected)
                 })
             }
         }
@@ -113,11 +111,9 @@ impl Address {
     }
 
     /// How many other servers the cluster has; 0 for a single server.
-    pub(super) fn other_count(&self) -> u32 {
+    pub(super) fn other_count(&self) -> usize {
         match self {
-            Address::Cluster(Alternatives { servers, .. }) => {
-                u32::try_from(servers.len() - 1).unwrap_or(u32::MAX)
-            }
+            Address::Cluster(Alternatives { servers, .. }) => servers.len() - 1,
             Address::Tcp(_) | Address::Unix(_) => 0,
         }
     }
@@ -182,13 +178,6 @@ fn tcp(text: &str) -> Option<Address> {
     }
 }
 
-/// Whether the text is an IPv6 address, with or without a zone.
-fn is_ipv6(text: &str) -> bool {
-    let (ip, zone) = text.split_once('%').unwrap_or((text, "lo"));
-    let is_zone = |c: char| c.is_ascii_graphic() && !matches!(c, '/' | '[' | ']' | '%');
-    ip.parse::<Ipv6Addr>().is_ok() && !zone.is_empty() && zone.chars().all(is_zone)
-}
-
 impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -228,7 +217,7 @@ fn crc32(bytes: &[u8]) -> u32 {
 mod tests {
     use super::*;
     use crate::client::connecting::tests::silent_server;
-    use std::net::TcpListener;
+    use std::net::{SocketAddr, TcpListener};
 
     #[test]
     fn the_checksum_is_crc_32_ieee() {
@@ -271,10 +260,14 @@ mod tests {
         let addr = |listener: &TcpListener| listener.local_addr().expect("its address");
         let text = format!("/nowhere/socket|{}|{}", addr(&one), addr(&other));
         let cluster: Address = text.parse().expect("three addresses");
-        let peer = |address: &Address| match address.connect(Duration::from_secs(5)) {
-            Ok((Stream::Tcp(stream), ..)) => stream.peer_addr().expect("connected"),
-            other => panic!("{other:?}"),
-        };
+        let peer =
+            |address: &Address| match address.connect(Instant::now() + Duration::from_secs(5)) {
+                Ok((stream, ..)) => stream
+                    .to_string()
+                    .parse::<SocketAddr>()
+                    .expect("an address"),
+                other => panic!("{other:?}"),
+            };
         let give_up = |listener: &TcpListener| {
             let server = Address::Tcp(addr(listener).to_string());
             cluster.clone().try_another_than(&server);
@@ -297,7 +290,7 @@ mod tests {
         let alive = TcpListener::bind("127.0.0.1:0").expect("a port");
         let text = format!("{full}|{}", alive.local_addr().expect("its address"));
         let cluster: Address = text.parse().expect("two addresses");
-        let connected = cluster.connect(Duration::from_secs(1));
+        let connected = cluster.connect(Instant::now() + Duration::from_secs(1));
         assert!(connected.is_ok(), "{connected:?}");
     }
 

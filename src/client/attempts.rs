@@ -1,11 +1,10 @@
 //! When a guard without a connection tries to connect, and for how long.
 
-use std::io;
 use std::time::Duration;
 
 use super::error::Error;
-use crate::sys::backoff::Backoff;
-use crate::sys::moment::Moment;
+use crate::os::backoff::Backoff;
+use crate::os::moment::Moment;
 
 /// The pause after the first attempt, and the maximum pause.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
@@ -24,7 +23,7 @@ pub(super) struct Attempts {
     /// When the next attempt is due.
     pub(super) next_at: Moment,
     backoff: Backoff,
-    refused_since: Option<Moment>,
+    pub(super) refused_since: Option<Moment>,
 }
 
 impl Attempts {
@@ -55,34 +54,16 @@ impl Attempts {
         }
     }
 
-    /// Attempts that a server has refused since then.
-    #[cfg(test)]
-    pub(super) fn refused_since(since: Moment) -> Attempts {
-        Attempts {
-            refused_since: Some(since),
-            ..Attempts::new(since)
-        }
-    }
-
     /// The maximum time for an attempt that must end before `until`.
     pub(super) fn time_for_one(until: Moment) -> Duration {
         until.saturating_since(Moment::now()).min(LONGEST_ATTEMPT)
     }
 
-    /// Notes that a server has accepted the connection.
-    pub(super) fn connected(&mut self) {
-        self.refused_since = None;
-    }
-
     /// Notes a failed attempt, and returns whether the server is absent: it has refused connections
     /// for two seconds.
     pub(super) fn failed(&mut self, error: &Error) -> bool {
-        match error {
-            Error::NoReply { .. } => return false,
-            Error::Unreachable { error, .. } if error.kind() == io::ErrorKind::TimedOut => {
-                return false;
-            }
-            _ => {}
+        if !error.is_refused_connection() {
+            return false;
         }
         let now = Moment::now();
         let since = *self.refused_since.get_or_insert(now);
@@ -98,6 +79,7 @@ impl Attempts {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::io::Errno;
 
     #[test]
     fn an_outage_right_after_another_goes_on_with_its_pauses() {
@@ -120,16 +102,39 @@ mod tests {
     }
 
     #[test]
-    fn only_a_refusal_tells_that_a_server_is_gone() {
+    fn only_a_refused_connection_tells_that_a_server_is_gone() {
+        let tells = |server: &str, error: Errno| {
+            let server = server.parse().expect("an address");
+            let error = Error::unreachable(&server, error.into());
+            let mut attempts = Attempts::none();
+            attempts.refused_since = Some(Moment::now() - REFUSED_FOR);
+            attempts.failed(&error)
+        };
+        for (error, [by_tcp, by_path]) in [
+            (Errno::CONNREFUSED, [true, true]),
+            (Errno::NOENT, [false, true]),
+            (Errno::NETUNREACH, [false, false]),
+            (Errno::HOSTUNREACH, [false, false]),
+            (Errno::NETDOWN, [false, false]),
+            (Errno::ADDRNOTAVAIL, [false, false]),
+            (Errno::TIMEDOUT, [false, false]),
+            (Errno::CONNRESET, [false, false]),
+            (Errno::MFILE, [false, false]),
+        ] {
+            assert_eq!(tells("alone", error), by_tcp, "{error}");
+            assert_eq!(tells("/run/socket", error), by_path, "{error}");
+        }
+    }
+
+    #[test]
+    fn a_server_is_gone_once_it_has_refused_since_it_accepted() {
         let server = "alone".parse().expect("an address");
-        let error = |kind: io::ErrorKind| Error::unreachable(&server, kind.into());
-        let (now, refused) = (Moment::now(), error(io::ErrorKind::ConnectionRefused));
-        let mut attempts = Attempts::new(now);
+        let refused = Error::unreachable(&server, Errno::CONNREFUSED.into());
+        let mut attempts = Attempts::new(Moment::now());
         assert!(!attempts.failed(&refused));
-        attempts.refused_since = Some(now - REFUSED_FOR);
-        assert!(!attempts.failed(&error(io::ErrorKind::TimedOut)));
+        attempts.refused_since = Some(Moment::now() - REFUSED_FOR);
         assert!(attempts.failed(&refused));
-        attempts.connected();
+        attempts.refused_since = None;
         assert!(!attempts.failed(&refused));
     }
 }

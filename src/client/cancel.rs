@@ -6,8 +6,8 @@ use std::time::Duration;
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 
 use super::error::Error;
-use crate::net::stream::Stream;
-use crate::sys::event::Event;
+use crate::os::event::Event;
+use crate::os::stream::Stream;
 
 /// Ends blocking acquires from another thread. A handle applies to each [`Lock`](super::Lock) to
 /// which it was given with [`Lock::cancelled_by`](super::Lock::cancelled_by).
@@ -89,6 +89,7 @@ pub(super) fn wait_for(stream: &Stream, time: Duration, events: &[Event]) -> Res
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::os::stream::Socket;
     use std::io::Write;
     use std::os::unix::net::UnixStream;
     use std::slice;
@@ -96,7 +97,10 @@ mod tests {
     #[test]
     fn a_reply_that_has_arrived_wins_over_a_cancellation() {
         let (mut server, ours) = UnixStream::pair().expect("two descriptors");
-        let (handle, ours) = (CancelHandle::new().expect("one more"), Stream::Unix(ours));
+        let (handle, ours) = (
+            CancelHandle::new().expect("one more"),
+            Stream::new(Socket::Unix(ours)),
+        );
         let moment = Duration::from_millis(10);
         let wait_for = |time| wait_for(&ours, time, slice::from_ref(&handle.0));
         assert!(matches!(wait_for(moment), Ok(false)));

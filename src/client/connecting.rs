@@ -1,8 +1,8 @@
-//! Connecting to a server whose addresses are known.
+//! Connecting to a server whose addresses are known, and how several attempts share the time.
 
 use std::fs::File;
 use std::io;
-use std::io::ErrorKind::{ConnectionRefused, ConnectionReset, HostUnreachable, TimedOut};
+use std::io::ErrorKind::{ConnectionRefused, HostUnreachable, TimedOut};
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
@@ -14,49 +14,54 @@ use rustix::io::Errno;
 use rustix::net::sockopt::{self, Timeout};
 use rustix::net::{connect, socket_with, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
-use crate::sys::deadline::time_left;
-use crate::sys::trusted;
+use crate::os::event::time_left;
+use crate::os::trusted;
 
 /// The minimum time for one attempt to connect. A timeout of zero would be refused, or would mean
 /// no limit.
 const SHORTEST_ATTEMPT: Duration = Duration::from_millis(1);
 
-/// Calls `connect` for one address after another until a call succeeds. Each address gets an equal
-/// share of the time that is left, so that a server that does not answer leaves time for the next
-/// one. If all calls fail, returns the error that says most about the server.
+/// The end of one attempt's share of the time until `deadline`. Each of `others` more attempts gets
+/// an equal share, so that a server that does not answer leaves time for the next one.
+pub(super) fn end_of_share(deadline: Instant, others: usize) -> Instant {
+    let now = Instant::now();
+    let count = u32::try_from(others + 1).unwrap_or(u32::MAX);
+    now + deadline.saturating_duration_since(now) / count
+}
+
+/// Calls `connect` for one address after another until a call succeeds, with the end of its share
+/// of the time. If all calls fail, returns the error that says most about the server. It is a
+/// refusal only if each address refuses: the server may be behind one that does not answer.
 pub(super) fn try_each<A, T>(
     all: impl ExactSizeIterator<Item = A>,
     deadline: Instant,
-    mut connect: impl FnMut(A, Duration) -> io::Result<T>,
+    mut connect: impl FnMut(A, Instant) -> io::Result<T>,
 ) -> io::Result<T> {
-    let mut failure = io::Error::from(io::ErrorKind::NotFound);
-    for (remaining, one) in (1..=all.len()).rev().zip(all) {
-        let left = time_left(deadline);
-        let share = left / u32::try_from(remaining).unwrap_or(u32::MAX);
-        match connect(one, share) {
+    let mut failures = Vec::new();
+    for (others, one) in (0..all.len()).rev().zip(all) {
+        match connect(one, end_of_share(deadline, others)) {
             Ok(connected) => return Ok(connected),
-            Err(error) if says_less(&error, &failure) => {}
-            Err(error) => failure = error,
+            Err(error) => failures.push(error),
         }
     }
-    Err(failure)
-}
-
-/// Whether `error` says less about the server than `other`. A refusal comes from the server. An
-/// error such as "network unreachable" is about this host, and says nothing about the server.
-fn says_less(error: &io::Error, other: &io::Error) -> bool {
+    // An error such as "network unreachable" is about this host, and says nothing about the server.
     let rank = |error: &io::Error| match error.kind() {
-        ConnectionRefused | ConnectionReset => 2,
+        ConnectionRefused => 2,
         TimedOut | HostUnreachable => 1,
         _ => 0,
     };
-    rank(error) < rank(other)
+    let is_refused = failures.iter().all(|error| rank(error) == 2);
+    Err(match failures.into_iter().max_by_key(rank) {
+        Some(refusal) if rank(&refusal) == 2 && !is_refused => io::Error::other(refusal),
+        Some(failure) => failure,
+        None => io::ErrorKind::NotFound.into(),
+    })
 }
 
 pub(super) fn connect_tcp(addrs: &[SocketAddr], deadline: Instant) -> io::Result<TcpStream> {
-    try_each(addrs.iter(), deadline, |addr, share| {
-        let stream = TcpStream::connect_timeout(addr, share.max(SHORTEST_ATTEMPT))?;
-        refuse_own(stream)
+    try_each(addrs.iter(), deadline, |addr, deadline| {
+        let left = time_left(deadline).max(SHORTEST_ATTEMPT);
+        refuse_own(TcpStream::connect_timeout(addr, left)?)
     })
 }
 
@@ -118,7 +123,7 @@ fn connect_within(path: &Path, deadline: Instant) -> io::Result<UnixStream> {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use crate::sys::short_directory;
+    use crate::os::short_directory;
     use rustix::fs::Mode;
     use std::fs;
     use std::net::TcpListener;
@@ -187,16 +192,21 @@ pub(super) mod tests {
 
     #[test]
     fn the_reason_is_that_of_an_answer() {
-        let reason = |kinds: &[io::ErrorKind]| {
+        let tried = |kinds: &[io::ErrorKind]| {
             let tried = try_each(kinds.iter(), Instant::now(), |kind, _| {
                 Err::<(), _>(io::Error::from(*kind))
             });
-            tried.expect_err("none succeeds").kind()
+            tried.expect_err("none succeeds")
         };
         let local = io::ErrorKind::NetworkUnreachable;
-        assert_eq!(reason(&[ConnectionRefused, local]), ConnectionRefused);
-        assert_eq!(reason(&[ConnectionRefused, TimedOut]), ConnectionRefused);
-        assert_eq!(reason(&[local, TimedOut, local]), TimedOut);
-        assert_eq!(reason(&[local]), local);
+        for silent in [local, TimedOut] {
+            let some_refused = tried(&[ConnectionRefused, silent]);
+            assert_eq!(some_refused.to_string(), ConnectionRefused.to_string());
+            // The server may be at the other address.
+            assert_ne!(some_refused.kind(), ConnectionRefused);
+        }
+        assert_eq!(tried(&[ConnectionRefused; 2]).kind(), ConnectionRefused);
+        assert_eq!(tried(&[local, TimedOut, local]).kind(), TimedOut);
+        assert_eq!(tried(&[local]).kind(), local);
     }
 }

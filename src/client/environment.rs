@@ -4,16 +4,16 @@ use std::env::{self, VarError};
 use std::path::Path;
 #[cfg(feature = "programs")]
 use std::path::PathBuf;
-use std::str::FromStr;
 
 use super::address::{Address, InvalidAddress};
 use super::error::Error;
 use super::settings::Settings;
 use super::tls::Tls;
-use crate::sys::secret;
-use crate::text::{invalid_value, yes_or_no};
+use crate::os::secret;
+use crate::os::text::{bare, invalid_value, yes_or_no};
 
-const SERVERS: &str = "LATCH_SERVER";
+const SERVER: &str = "LATCH_SERVER";
+const SHARDS: &str = "LATCH_SHARDS";
 const AUTH_TOKEN_FILE: &str = "LATCH_AUTH_TOKEN_FILE";
 const TLS: &str = "LATCH_TLS";
 const TLS_CA: &str = "LATCH_TLS_CA";
@@ -22,33 +22,43 @@ const DEFAULT_SERVER: &str = "127.0.0.1:6388";
 
 /// The variables that this module reads.
 #[cfg(feature = "programs")]
-pub(crate) const VARIABLES: [&str; 5] = [SERVERS, AUTH_TOKEN_FILE, TLS, TLS_CA, TLS_NAME];
+pub(crate) const VARIABLES: [&str; 6] = [SERVER, SHARDS, AUTH_TOKEN_FILE, TLS, TLS_CA, TLS_NAME];
 
-/// Addresses, parsed from a list with commas or spaces between them.
-#[derive(Debug)]
-pub(crate) struct Servers(pub(crate) Vec<Address>);
-
-impl FromStr for Servers {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let names = text.split([',', ' ']).filter(|name| !name.is_empty());
-        let servers: Result<Vec<Address>, InvalidAddress> = names.map(str::parse).collect();
-        match servers {
-            Ok(servers) if servers.is_empty() => Err("it names no server".into()),
-            Ok(servers) => Ok(Servers(servers)),
-            Err(error) => Err(error.to_string()),
+/// The service of `--server`, or the servers of `--shards`; if neither is given, those of
+/// `LATCH_SERVER` or `LATCH_SHARDS`, or the default one.
+pub(crate) fn servers(given: [Option<String>; 2]) -> Result<Vec<Address>, Error> {
+    let (named, names) = match given {
+        [None, None] => ([variable(SERVER)?, variable(SHARDS)?], [SERVER, SHARDS]),
+        given => (given, ["--server", "--shards"]),
+    };
+    let (list, name) = match named {
+        [Some(_), Some(_)] => {
+            let [server, shards] = names;
+            let why = format!("{server} and {shards} exclude each other");
+            return Err(Error::Environment(why));
         }
-    }
-}
-
-/// The servers that `LATCH_SERVER` lists, or the default one.
-pub(crate) fn servers() -> Result<Vec<Address>, Error> {
-    let listed = variable(SERVERS)?.unwrap_or_else(|| DEFAULT_SERVER.into());
-    let servers: Result<Servers, String> = listed.parse();
-    servers
-        .map(|servers| servers.0)
-        .map_err(|why| invalid(&listed, SERVERS, &why))
+        [None, Some(shards)] => (shards, names[1]),
+        [server, None] => (server.unwrap_or_else(|| DEFAULT_SERVER.into()), names[0]),
+    };
+    let is_between = |c: char| c == ',' || c.is_whitespace();
+    let parts: Vec<&str> = list.split(is_between).filter(|it| !it.is_empty()).collect();
+    let servers: Result<Vec<Address>, InvalidAddress> = parts.iter().map(|it| it.parse()).collect();
+    let why = match servers {
+        // Two hosts with the same list in another order would grant a key twice.
+        _ if name == names[0] && parts.len() > 1 => {
+            let parts: Vec<&str> = parts.into_iter().filter(|it| *it != "|").collect();
+            format!(
+                "write '{}' if they are one service, or --shards {} (LATCH_SHARDS) if they divide \
+                 the keys, in the same order everywhere",
+                parts.join("|"),
+                parts.join(",")
+            )
+        }
+        Ok(servers) if servers.is_empty() => "it names no server".to_owned(),
+        Ok(servers) => return Ok(servers),
+        Err(error) => error.to_string(),
+    };
+    Err(invalid(&list, name, &why))
 }
 
 /// The options of latch that override variables.
@@ -103,13 +113,17 @@ pub(crate) fn restated(options: &Overrides<'_>) -> Result<Vec<(&'static str, Str
 
 /// How to speak TLS; `None` if nothing asks for it. A CA file or a server name asks for TLS, too.
 fn tls(options: &Overrides<'_>) -> Result<Option<Tls>, Error> {
-    let is_set = |name: &&str| env::var_os(name).is_some_and(|value| !value.is_empty());
+    let is_set = |name: &&str| !matches!(variable(name), Ok(None));
     let asking = match (options.tls, options.tls_ca, options.tls_name) {
         (Some(wanted), ..) => wanted.then_some("--tls"),
         (None, Some(_), _) => Some("--tls-ca"),
         (None, None, Some(_)) => Some("--tls-name"),
-        (None, None, None) => match wants_tls()? {
-            Some(wanted) => wanted.then_some(TLS),
+        (None, None, None) => match variable(TLS)? {
+            Some(value) => {
+                let wanted = yes_or_no(&value);
+                let wanted = wanted.map_err(|expected| invalid(&value, TLS, &expected))?;
+                wanted.then_some(TLS)
+            }
             None => [TLS_CA, TLS_NAME].into_iter().find(is_set),
         },
     };
@@ -120,12 +134,6 @@ fn tls(options: &Overrides<'_>) -> Result<Option<Tls>, Error> {
     let name = or_variable(options.tls_name.map(str::to_owned), TLS_NAME)?;
     // A build without TLS fails here, rather than connect without encryption.
     Tls::wanted_by(asking, ca_file, name).map(Some)
-}
-
-fn wants_tls() -> Result<Option<bool>, Error> {
-    let wanted = variable(TLS)?
-        .map(|value| yes_or_no(&value).map_err(|expected| invalid(&value, TLS, &expected)));
-    wanted.transpose()
 }
 
 fn invalid(value: &str, name: &str, why: &str) -> Error {
@@ -140,11 +148,12 @@ fn or_variable<T: From<String>>(given: Option<T>, name: &str) -> Result<Option<T
     }
 }
 
-/// The value of a variable; `None` if it is unset or empty. A value that is not UTF-8 is an error:
-/// if it were ignored, the client might use the default server, which has other locks.
+/// The value of a variable, [`bare`]; `None` if it is unset or empty. A value that is not UTF-8
+/// is an error. If it were ignored, the client might use the default server, with other locks.
 fn variable(name: &str) -> Result<Option<String>, Error> {
     match env::var(name) {
-        Ok(value) => Ok(Some(value).filter(|value| !value.is_empty())),
+        Ok(value) if value.is_empty() => Ok(None),
+        Ok(value) => Ok(Some(bare(&value).to_owned())),
         Err(VarError::NotPresent) => Ok(None),
         Err(VarError::NotUnicode(_)) => Err(Error::Environment(format!(
             "{name}: the value is not UTF-8"

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use rustix::io::Errno;
 
 use super::address::Address;
-use crate::text::{reason, unusable_file, Escaped, Readable};
+use crate::os::text::{reason, unusable_file, Escaped, Readable};
 
 /// Why a request failed. Each error status that a server may reply with has its own variant.
 ///
@@ -30,6 +30,8 @@ pub enum Error {
     Closed {
         /// The server that was asked.
         server: Address,
+        /// Whether the server had answered before.
+        has_answered: bool,
     },
     /// The server did not answer in time. The client has closed the connection, because a late
     /// reply would be mistaken for the reply to the next request.
@@ -71,6 +73,9 @@ pub enum Error {
     AlreadyEnqueued(Asked),
     /// `error_draining`: the server is shutting down.
     Draining(Asked),
+    /// `error_not_written`: the server cannot write its state file, so it makes no grant that must
+    /// be in the file. Other claims are granted.
+    NotWritten(Asked),
     /// `error`: no holder has this token, or the server does not know the request or cannot carry
     /// it out.
     Refused(Asked),
@@ -186,9 +191,12 @@ impl Error {
         Error::Unreachable { server, error }
     }
 
-    pub(super) fn closed(server: &Address) -> Error {
+    pub(super) fn closed(server: &Address, has_answered: bool) -> Error {
         let server = server.clone();
-        Error::Closed { server }
+        Error::Closed {
+            server,
+            has_answered,
+        }
     }
 
     pub(super) fn no_reply(server: &Address) -> Error {
@@ -208,7 +216,7 @@ impl Error {
     pub fn server(&self) -> Option<&Address> {
         match self {
             Error::Unreachable { server, .. }
-            | Error::Closed { server }
+            | Error::Closed { server, .. }
             | Error::NoReply { server }
             | Error::Untrusted { server, .. }
             | Error::AuthFailed { server, .. }
@@ -231,6 +239,7 @@ impl Error {
             | Error::NotEnqueued(asked)
             | Error::AlreadyEnqueued(asked)
             | Error::Draining(asked)
+            | Error::NotWritten(asked)
             | Error::Refused(asked)
             | Error::NotAllowed(asked)
             | Error::Unsupported(asked)
@@ -241,12 +250,29 @@ impl Error {
     }
 
     /// Whether the same request may succeed soon, because the server restarts or has not started
-    /// yet. Of the refusals, only [`Error::Draining`] is transient. A lack of descriptors or memory
-    /// on this host is not transient.
+    /// yet, or its disk is full. Of the refusals, only [`Error::Draining`] and
+    /// [`Error::NotWritten`] are transient. A lack of descriptors or memory on this host is not
+    /// transient.
     pub fn is_transient(&self) -> bool {
         match self {
             Error::Unreachable { .. } => !self.is_shortage(),
-            Error::Closed { .. } | Error::NoReply { .. } | Error::Draining(_) => true,
+            Error::Closed { .. }
+            | Error::NoReply { .. }
+            | Error::Draining(_)
+            | Error::NotWritten(_) => true,
+            _ => false,
+        }
+    }
+
+    /// Whether no server listens at the address. Any other error may come from this host, its link
+    /// or its name servers, and says nothing about the server.
+    pub(crate) fn is_refused_connection(&self) -> bool {
+        let Error::Unreachable { server, error } = self else {
+            return false;
+        };
+        match error.kind() {
+            io::ErrorKind::ConnectionRefused => true,
+            io::ErrorKind::NotFound => matches!(server, Address::Unix(_)),
             _ => false,
         }
     }
@@ -260,11 +286,13 @@ impl Error {
         }
     }
 
-    /// Whether this host lacks a resource for a connection, such as a free file descriptor.
+    /// Whether this host lacks a resource, such as a free file descriptor.
     pub(crate) fn is_shortage(&self) -> bool {
         match self {
             Error::System(_) => true,
-            Error::Unreachable { error, .. } => matches!(
+            Error::Unreachable { error, .. }
+            | Error::AuthTokenFile(_, error)
+            | Error::CaFile(_, error) => matches!(
                 Errno::from_io_error(error),
                 Some(Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOBUFS | Errno::AGAIN)
             ),
@@ -294,13 +322,19 @@ impl Error {
                 }
                 Auth::NoToken => "the server wants an auth token",
             },
-            Error::MaxLocks(_) => "the server allows no more keys or slots",
+            Error::MaxLocks(_) => {
+                "a limit of the server is reached (--max-locks, --max-slots, --max-per-connection \
+                 or --max-kept); its log says which"
+            }
             Error::MaxWaiters(_) => "the server allows no more waiters",
             Error::LimitMismatch(_) => "the key is in use as the other kind, or with another limit",
             Error::LeaseExpired(_) => "the lease was over before the grant was collected",
             Error::NotEnqueued(_) => "there is no place in the queue to wait in",
             Error::AlreadyEnqueued(_) => "this connection is in the queue already",
             Error::Draining(_) => "the server is shutting down",
+            Error::NotWritten(_) => {
+                "the server cannot write its state file, which must have this lock; see --settle"
+            }
             Error::Refused(_) => "the server refused the request",
             Error::Unsupported(_) => "the server is too old for this, or of another make",
             Error::NotKept(_, KeepLimit::Count) => {

@@ -4,13 +4,13 @@ use std::mem;
 use std::ops::Deref;
 use std::time::{Duration, Instant};
 
+use super::claim::Wait;
 use super::connection::Connection;
 use super::error::Error;
-use super::granted::Claimed;
+use super::granted::{Claimed, Progress};
 use super::guard::Guard;
-use super::slot::Wait;
 use super::{Client, Lock};
-use crate::sys::event::Event;
+use crate::os::event::Event;
 
 /// Several locks to be held together. They are acquired one after the other in the order of their
 /// keys, whatever order they are given in, so that no two clients wait for each other.
@@ -89,7 +89,7 @@ impl<'a> LockSet<'a> {
         let began = Instant::now();
         let mut guards = Guards::none()?;
         for lock in &self.0 {
-            if guards.add(*lock, began, wait, None, |_| ())?.is_some() {
+            if let Claimed::InVain(_) = guards.add(*lock, began, wait, None, |_, _| ())? {
                 return Ok(None);
             }
         }
@@ -118,34 +118,38 @@ impl Guards {
         })
     }
 
-    /// Acquires one more lock. If it is not granted in time, returns the connection over which the
-    /// server said so. The loss of a lock that is already held ends the wait. Calls `answered` at
-    /// the same point as [`Lock::claim`]. With `keep_time`, fails if the server would not keep the
-    /// lock for so long without a connection.
+    /// Acquires one more lock. The loss of a lock that is already held ends the wait. Calls
+    /// `watch` at the same points as [`Lock::claim`]. With `keep_time`, fails if the server would
+    /// not keep the lock for so long without a connection.
     pub(crate) fn add(
         &mut self,
         lock: Lock<'_>,
         began: Instant,
         wait: Wait,
         keep_time: Option<Duration>,
-        answered: impl FnMut(&Connection),
-    ) -> Result<Option<Connection>, Error> {
-        let claimed = lock.given_up_at(&self.lost).claim(began, wait, answered);
+        watch: impl FnMut(Progress, &Connection),
+    ) -> Result<Claimed<()>, Error> {
+        let cancelled_by = [lock.cancelled_by[0], Some(&self.lost)];
+        let lock = Lock {
+            cancelled_by,
+            ..lock
+        };
+        let claimed = lock.claim(began, wait, watch);
         // Even a grant is useless once another lock is lost.
         if let Some(lost) = self.guards.iter().find_map(Guard::lost) {
             return Err(lost);
         }
         let guard = match claimed? {
             Claimed::Granted(granted) => match keep_time {
-                Some(time) => granted.test_keep(time)?.into_guard()?,
+                Some(time) => granted.prove_keepable(time)?.into_guard()?,
                 None => granted.into_guard()?,
             },
-            Claimed::InVain(connection) => return Ok(Some(connection)),
+            Claimed::InVain(connection) => return Ok(Claimed::InVain(connection)),
         };
         let lost = self.lost.clone();
         guard.on_lost(move |_| lost.set());
         self.guards.push(guard);
-        Ok(None)
+        Ok(Claimed::Granted(()))
     }
 
     /// Whether all locks are certainly held at this moment. Does not block.

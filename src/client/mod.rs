@@ -4,14 +4,12 @@
 //! dies, the server sees the connection close and grants the lock to the next waiter.
 //!
 //! ```
-//! use latchd::client::{Address, Client};
+//! use latchd::client::Client;
 //!
 //! # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/documentation.rs"));
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let server: Address = "127.0.0.1:6388".parse()?;
-//! # let (_running, server) = Server::in_place_of(server);
-//! let client = Client::new([server]);
-//!
+//! # let _running = Server::in_place_of("127.0.0.1:6388".parse()?);
+//! let client = Client::from_env()?; // LATCH_SERVER and the secret, as for latch
 //! let guard = client.lock("nightly-backup").acquire()?;
 //! guard.on_lost(|loss| eprintln!("stop everything: {loss}"));
 //! // ... work, and look at guard.is_held() before each step that cannot be undone ...
@@ -73,47 +71,47 @@
 mod address;
 mod attempts;
 mod cancel;
+mod claim;
 mod connecting;
 mod connection;
 pub(crate) mod environment;
 mod error;
 mod granted;
 mod guard;
-#[cfg(feature = "programs")]
-pub(crate) mod history;
-mod kept;
 mod lock_set;
 mod settings;
-mod slot;
 pub(crate) mod statistics;
 #[cfg_attr(not(feature = "tls"), path = "tls/absent.rs")]
 mod tls;
 
 use std::time::{Duration, Instant};
 
-use crate::protocol::abilities::Abilities;
+use crate::os::event::{time_left, Event};
+use crate::os::moment::Moment;
+use crate::wire::abilities::Abilities;
 #[cfg(feature = "programs")]
-pub(crate) use crate::protocol::limits;
-pub use crate::protocol::reply::Grant;
-use crate::sys::deadline::time_left;
-use crate::sys::event::Event;
-use crate::sys::moment::Moment;
-pub use crate::terms::Kind;
-pub use crate::token::{InvalidToken, Token};
+pub(crate) use crate::wire::limits;
+pub use crate::wire::reply::Grant;
+pub use crate::wire::terms::Kind;
+pub use crate::wire::token::{InvalidToken, Token};
 pub use address::{Address, Alternatives, InvalidAddress};
 pub use cancel::CancelHandle;
+use claim::checked_tag;
+pub(crate) use claim::{default_tag, ENDED};
+pub use claim::{Claim, Wait};
+use connecting::end_of_share;
 pub use connection::{Connection, Enqueued};
 use environment::Overrides;
 pub use error::{Asked, Auth, Error, KeepLimit, Loss};
-pub(crate) use granted::{Claimed, Granted};
+pub(crate) use granted::{Claimed, Granted, Progress};
 pub use guard::Guard;
 pub use lock_set::{Guards, LockSet};
-use settings::share_of;
 pub use settings::Settings;
-use slot::checked_tag;
-pub use slot::{Slot, Wait};
 pub use statistics::{Holder, Party, Queue, Waiter};
 pub use tls::Tls;
+
+/// The former name of [`Claim`].
+pub type Slot = Claim;
 
 /// A client of one server, or of several servers among which the keys are divided.
 ///
@@ -172,18 +170,20 @@ impl Client {
     }
 
     /// Makes a client of the servers that the environment names, as latch(1) does. `LATCH_SERVER`
-    /// lists their addresses, separated by commas or spaces (default: 127.0.0.1:6388).
+    /// is the address of one service (default: 127.0.0.1:6388). `LATCH_SHARDS` lists the servers
+    /// that divide the keys instead, separated by commas, in the same order for all clients.
     /// `LATCH_AUTH_TOKEN_FILE` names a file with the auth token (default: none). `LATCH_TLS`,
     /// `LATCH_TLS_CA` and `LATCH_TLS_NAME` ask for TLS. An empty variable counts as unset. All
     /// other settings have their defaults. Reads the files, but does not connect.
     ///
     /// # Errors
     ///
-    /// [`Error::Environment`] if an address is malformed, the list is empty, a value is not UTF-8,
-    /// or a variable asks for TLS in a build without the feature `tls`; [`Error::AuthTokenFile`] if
-    /// that file cannot be read or contains no valid auth token; [`Error::CaFile`] if that file
-    /// cannot be read or contains no certificate; [`Error::InvalidArgument`] if `LATCH_TLS_NAME` is
-    /// neither a host name nor an IP address.
+    /// [`Error::Environment`] if an address is malformed, `LATCH_SERVER` is a list, or a value is
+    /// not UTF-8. The same error if both variables with addresses are set, or if one asks for TLS
+    /// in a build without the feature `tls`. [`Error::AuthTokenFile`] if that file cannot be read
+    /// or contains no valid auth token; [`Error::CaFile`] if that file cannot be read or contains
+    /// no certificate; [`Error::InvalidArgument`] if `LATCH_TLS_NAME` is neither a host name nor an
+    /// IP address.
     ///
     /// ```
     /// use latchd::client::Client;
@@ -201,7 +201,10 @@ impl Client {
     /// ```
     pub fn from_env() -> Result<Client, Error> {
         let settings = environment::settings(&Overrides::default())?;
-        Ok(Client::with_settings(environment::servers()?, settings))
+        Ok(Client::with_settings(
+            environment::servers([None, None])?,
+            settings,
+        ))
     }
 
     /// Returns all servers, in the order in which they were given.
@@ -225,88 +228,63 @@ impl Client {
     }
 
     /// Connects to `server` and sends a request that is safe to send twice. If the server closes
-    /// the connection or does not reply, tries each other server of the cluster once.
+    /// the connection or does not reply, tries each other server of the cluster once. Each server
+    /// gets an equal share of the time until `deadline`.
     pub(crate) fn ask<T>(
-        &self,
-        server: &Address,
-        request: impl FnMut(&mut Connection) -> Result<T, Error>,
-    ) -> Result<T, Error> {
-        self.ask_by(server, None, request)
-    }
-
-    /// Does the same as [`Client::ask`], but stops at `deadline`. Each server gets an equal share
-    /// of the time.
-    pub(crate) fn ask_by<T>(
         &self,
         server: &Address,
         deadline: Option<Instant>,
         mut request: impl FnMut(&mut Connection) -> Result<T, Error>,
     ) -> Result<T, Error> {
-        self.first_answer(server, deadline, |mut connection| {
+        self.first_answer(server, deadline, |dial| {
+            let mut connection = dial()?;
             let servers_left = connection.servers_left;
-            let due = deadline.map(|deadline| share_of(deadline, servers_left));
+            let due = deadline.map(|deadline| end_of_share(deadline, servers_left));
             connection.shorten_reply_timeout(due);
             request(&mut connection)
         })
     }
 
-    /// Connects to `server` and calls `ask`. If the server closes the connection or does not reply,
-    /// tries each other server of the cluster once, until `deadline`. Each attempt leaves a share
-    /// of the time for the others.
+    /// Calls `ask` with a function that connects to `server`. If the server closes the connection
+    /// or does not reply, tries each other server of the cluster once, until `deadline`. Each
+    /// attempt leaves a share of the time for the others.
     fn first_answer<T>(
         &self,
         server: &Address,
         deadline: Option<Instant>,
-        mut ask: impl FnMut(Connection) -> Result<T, Error>,
+        mut ask: impl FnMut(&dyn Fn() -> Result<Connection, Error>) -> Result<T, Error>,
     ) -> Result<T, Error> {
         let mut servers_left = server.other_count();
         loop {
-            let connected = self.connect_by(server, deadline, servers_left);
-            let asked = connected.and_then(&mut ask);
-            let is_over = deadline.is_some_and(|deadline| Instant::now() >= deadline);
-            match asked {
-                Err(Error::Closed { .. } | Error::NoReply { .. })
-                    if servers_left > 0 && !is_over =>
-                {
-                    servers_left -= 1;
-                }
-                answered => return answered,
+            let answer = ask(&|| Connection::dial(server, &self.settings, deadline, servers_left));
+            let is_over = deadline.is_some_and(|deadline| time_left(deadline).is_zero());
+            let is_unanswered = matches!(answer, Err(Error::Closed { .. } | Error::NoReply { .. }));
+            if !is_unanswered || servers_left == 0 || is_over {
+                return answer;
             }
+            servers_left -= 1;
         }
-    }
-
-    /// Connects within the connect timeout and before `deadline`. Leaves an equal share of that
-    /// time for each of `servers_left` more servers.
-    fn connect_by(
-        &self,
-        server: &Address,
-        deadline: Option<Instant>,
-        servers_left: u32,
-    ) -> Result<Connection, Error> {
-        let left = deadline.map_or(Duration::MAX, time_left);
-        let within = left.min(self.settings.connect_timeout);
-        Connection::open_within(server, &self.settings, within, servers_left)
     }
 
     /// Returns a lock, which has one holder at a time unless it is [shared](Lock::shared). Does not
     /// connect. The methods that acquire the lock check `key`.
     pub fn lock<'a>(&'a self, key: &'a str) -> Lock<'a> {
-        self.slot(key, Slot::LOCK)
+        self.lock_for(key, Claim::LOCK)
     }
 
     /// Returns a semaphore with up to `limit` holders at a time. The limit must be 1 to 1048576,
     /// and the same in all clients. Does not connect.
     pub fn semaphore<'a>(&'a self, key: &'a str, limit: u32) -> Lock<'a> {
-        self.slot(key, Slot::semaphore(limit))
+        self.lock_for(key, Claim::semaphore(limit))
     }
 
-    pub(crate) fn slot<'a>(&'a self, key: &'a str, slot: Slot) -> Lock<'a> {
+    pub(crate) fn lock_for<'a>(&'a self, key: &'a str, claim: Claim) -> Lock<'a> {
         Lock {
             client: self,
             key,
-            slot,
-            tag: "",
-            needs: Abilities::default(),
+            claim,
+            tag: None,
+            needs: Abilities::NONE,
             is_numbered: false,
             cancelled_by: [None; 2],
         }
@@ -334,9 +312,9 @@ impl Client {
 pub struct Lock<'a> {
     client: &'a Client,
     key: &'a str,
-    slot: Slot,
-    /// Empty if there is no tag.
-    tag: &'a str,
+    claim: Claim,
+    /// `None` for the default tag; empty for no tag.
+    tag: Option<&'a str>,
     /// The abilities that the server must have.
     needs: Abilities,
     is_numbered: bool,
@@ -349,7 +327,7 @@ impl<'a> Lock<'a> {
     /// default. With a lease of zero, acquiring fails.
     pub fn lease(self, lease: Duration) -> Lock<'a> {
         Lock {
-            slot: self.slot.with_lease(lease),
+            claim: self.claim.with_lease(lease),
             ..self
         }
     }
@@ -360,27 +338,27 @@ impl<'a> Lock<'a> {
     /// The default lease is 33 seconds. Acquiring fails with [`Error::Unsupported`] if the server
     /// is too old.
     pub fn shared(mut self) -> Lock<'a> {
-        self.slot.is_shared = true;
+        self.claim.is_shared = true;
         self
     }
 
     /// Asks for `count` slots of a semaphore at once, in one grant. The default lease is 33
     /// seconds. Acquiring fails with [`Error::Unsupported`] if the server is too old.
     pub fn slots(mut self, count: u32) -> Lock<'a> {
-        self.slot.slots = Some(count);
+        self.claim.slots = Some(count);
         self
     }
 
     /// Makes acquiring fail with [`Error::MaxWaiters`] if `count` claims already wait for the key,
     /// and with [`Error::Unsupported`] if the server is too old. The default lease is 33 seconds.
     pub fn max_waiters(mut self, count: u32) -> Lock<'a> {
-        self.slot.max_waiters = Some(count);
+        self.claim.max_waiters = Some(count);
         self
     }
 
-    /// Sets a text that the server shows to operators beside the claim and the grant. At most its
-    /// first 128 bytes are sent. A server that does not know tags ignores the text. If the text
-    /// contains a line end, acquiring fails.
+    /// Sets a text that the server shows to operators beside the claim and the grant, instead of
+    /// `PROGRAM@HOST pid N`. At most its first 128 bytes are sent. A server that does not know tags
+    /// ignores the text. If the text contains a line end, acquiring fails.
     ///
     /// ```
     /// use latchd::client::{Address, Client};
@@ -398,13 +376,16 @@ impl<'a> Lock<'a> {
     /// # }
     /// ```
     pub fn tag(self, tag: &'a str) -> Lock<'a> {
-        Lock { tag, ..self }
+        Lock {
+            tag: Some(tag),
+            ..self
+        }
     }
 
     /// Makes acquiring fail with [`Error::Unsupported`] if the server is too old for
     /// [`Guard::keep_for`].
     pub fn keepable(mut self) -> Lock<'a> {
-        self.needs.adopt = true;
+        self.needs = self.needs.and(Abilities::ADOPT);
         self
     }
 
@@ -412,11 +393,6 @@ impl<'a> Lock<'a> {
     /// attempt to connect, which has its own timeout.
     pub fn cancelled_by(mut self, handle: &'a CancelHandle) -> Lock<'a> {
         self.cancelled_by[0] = Some(handle.event());
-        self
-    }
-
-    fn given_up_at(mut self, event: &'a Event) -> Lock<'a> {
-        self.cancelled_by[1] = Some(event);
         self
     }
 
@@ -443,9 +419,9 @@ impl<'a> Lock<'a> {
         self.ask(Wait::No)
     }
 
-    /// Fails if the key or the slot cannot be sent to a server.
+    /// Fails if the claim cannot be sent to a server.
     pub(crate) fn check(&self) -> Result<(), Error> {
-        self.slot.wanted(self.key).map(drop)
+        self.claim.wanted(self.key).map(drop)
     }
 
     /// Connects to the server of the key, or to another one of its cluster, introduces the client
@@ -458,20 +434,22 @@ impl<'a> Lock<'a> {
         deadline: Option<Instant>,
         mut claim: impl FnMut(&mut Connection) -> Result<T, Error>,
     ) -> Result<(Connection, T), Error> {
-        let tag = checked_tag(self.tag)?;
+        let program = || std::env::args_os().next().unwrap_or_default();
+        let tag = self
+            .tag
+            .map_or_else(|| default_tag(&program()), str::to_owned);
+        let tag = checked_tag(&tag)?;
         let server = self.client.server_of(self.key);
         self.may_ask()?;
-        self.client.first_answer(server, deadline, |connection| {
-            let mut connection = self.prepared(connection);
-            let servers_left = connection.servers_left;
+        self.client.first_answer(server, deadline, |dial| {
+            let mut connection = self.prepared(dial()?);
             connection.introduce(tag);
             let mut claimed = claim(&mut connection);
             if connection.introduction.is_unknown_to_server
                 && matches!(claimed, Err(Error::Closed { .. }))
             {
                 self.may_ask()?;
-                connection =
-                    self.prepared(self.client.connect_by(server, deadline, servers_left)?);
+                connection = self.prepared(dial()?);
                 connection.introduce_later(tag);
                 claimed = claim(&mut connection);
             }
@@ -497,55 +475,47 @@ impl<'a> Lock<'a> {
 
     /// Tells a connection what a claim over it needs, and what cancels the claim.
     fn prepared(&self, mut connection: Connection) -> Connection {
-        connection.needs = self.needs;
-        connection.needs.slots = self.slot.is_refined();
+        connection.needs = self
+            .needs
+            .and(Abilities::SLOTS.when(self.claim.is_refined()));
         connection.cancelled_by = self.cancelled_by.into_iter().flatten().cloned().collect();
         connection
     }
 
     /// Claims the lock, waiting as long as `wait` says, and starts the guard of the grant.
     fn ask(&self, wait: Wait) -> Result<Option<Guard>, Error> {
-        match self.claim(Instant::now(), wait, |_| ())? {
+        match self.claim(Instant::now(), wait, |_, _| ())? {
             Claimed::Granted(granted) => granted.into_guard().map(Some),
             Claimed::InVain(_) => Ok(None),
         }
     }
 
     /// Claims in the same way as [`Lock::ask`], but returns the grant without a guard, so nothing
-    /// renews the lease. The wait counts from `began`. Calls `on_introduced` with the connection
-    /// once the server has answered the introduction.
+    /// renews the lease. The wait counts from `began`. Calls `watch` with each connection,
+    /// before anything is sent and once the server has answered the introduction.
     pub(crate) fn claim(
         &self,
         began: Instant,
         wait: Wait,
-        mut on_introduced: impl FnMut(&Connection),
-    ) -> Result<Claimed, Error> {
+        mut watch: impl FnMut(Progress, &Connection),
+    ) -> Result<Claimed<Granted>, Error> {
         let deadline = wait.deadline(began, self.client.settings.reply_timeout);
         let (mut connection, (asked_at, grant)) = self.introduced(deadline, |connection| {
             let wait = wait.after(began.elapsed());
             let asked_at = Moment::now();
-            let (key, slot) = (self.key, self.slot);
-            let grant = connection.acquire_by(key, slot, wait, deadline, &mut on_introduced)?;
+            let (key, claim) = (self.key, self.claim);
+            watch(Progress::Connected, connection);
+            let on_introduced = |connection: &_| watch(Progress::Introduced, connection);
+            let grant = connection.acquire_by(key, claim, wait, deadline, on_introduced)?;
             Ok((asked_at, grant))
         })?;
-        let Some(grant) = grant else {
+        let Some(Grant { token, lease }) = grant else {
             connection.shorten_reply_timeout(deadline);
-            return Ok(Claimed::InVain(connection));
+            return Ok(Claimed::InVain(Box::new(connection)));
         };
-        Ok(Claimed::Granted(self.granted(connection, asked_at, grant)))
-    }
-
-    /// The grant of this lock or semaphore over a connection. Its lease was asked for at
-    /// `asked_at`.
-    fn granted(&self, connection: Connection, asked_at: Moment, grant: Grant) -> Granted {
-        Granted {
-            connection,
-            key: self.key.to_owned(),
-            slot: self.slot.with_lease(grant.lease),
-            grant,
-            asked_at,
-            is_numbered: self.is_numbered,
-            numbers: String::new(),
-        }
+        let mut known = self.known(token);
+        known.granted_at = Some(Moment::now());
+        let granted = self.granted(connection, known, asked_at, lease);
+        Ok(Claimed::Granted(granted))
     }
 }

@@ -3,12 +3,10 @@
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use super::address::{Address, LONGEST_ATTEMPT};
 use super::error::Error;
 use super::tls::Tls;
-use crate::net::stream::Stream;
-use crate::sys::lookups::Lookups;
-use crate::sys::secret;
+use crate::os::lookups::Lookups;
+use crate::os::secret;
 
 /// How a client connects, and how long it waits.
 ///
@@ -41,17 +39,6 @@ pub struct Settings {
     pub tls: Option<Tls>,
 }
 
-/// A stream to a server, over which nothing has been sent yet.
-pub(super) struct NewStream {
-    pub(super) stream: Stream,
-    /// The server of the cluster that was reached.
-    pub(super) reached: Address,
-    /// The end of this server's share of the time.
-    pub(super) deadline: Instant,
-    /// The secret to present.
-    pub(super) auth_token: Option<String>,
-}
-
 impl Default for Settings {
     fn default() -> Self {
         Settings {
@@ -67,7 +54,7 @@ impl Default for Settings {
 impl Settings {
     /// The secret for a new connection; `None` if there is none. A file that is not read by
     /// `deadline` counts as unreadable: a file server or the writer of a pipe may not respond.
-    fn auth_token(&self, deadline: Instant) -> Result<Option<String>, Error> {
+    pub(super) fn auth_token(&self, deadline: Instant) -> Result<Option<String>, Error> {
         static ALL: Lookups<PathBuf, String> = Lookups::new(|file| secret::read_auth_token(file));
         let read = |file: &PathBuf| {
             let read = ALL.look_up(file, deadline);
@@ -81,41 +68,4 @@ impl Settings {
             (_, given) => Ok(given.map(str::to_owned)),
         }
     }
-
-    /// Connects within `within`, with a TLS handshake if the settings ask for it. Each of
-    /// `servers_left` more servers gets an equal share.
-    pub(super) fn connect(
-        &self,
-        server: &Address,
-        within: Duration,
-        servers_left: u32,
-    ) -> Result<NewStream, Error> {
-        let (began, within) = (Instant::now(), within.min(LONGEST_ATTEMPT));
-        let auth_token = self.auth_token(began + within / 2)?;
-        let within = within.saturating_sub(began.elapsed());
-        let (stream, deadline, reached) = server
-            .connect(within)
-            .map_err(|error| Error::unreachable(server, error))?;
-        let deadline = share_of(deadline, servers_left);
-        let stream = match &self.tls {
-            Some(tls) => {
-                let stream = tls.speak(stream, reached, deadline);
-                stream.inspect_err(|_| server.try_another_than(reached))?
-            }
-            None => stream,
-        };
-        Ok(NewStream {
-            stream,
-            reached: reached.clone(),
-            deadline,
-            auth_token,
-        })
-    }
-}
-
-/// The end of one server's share of the time until `deadline`. Each of `servers_left` more servers
-/// gets an equal share.
-pub(super) fn share_of(deadline: Instant, servers_left: u32) -> Instant {
-    let now = Instant::now();
-    now + deadline.saturating_duration_since(now) / (servers_left + 1)
 }

@@ -5,15 +5,16 @@ use std::time::Duration;
 
 use serde_json::Value;
 
+use super::claim::ENDED;
 use super::connection::Connection;
 use super::error::Error;
-use super::granted::Granted;
 use super::guard::Guard;
-use super::slot::ENDED;
 use super::{Client, Lock};
-use crate::protocol::request::Request;
-use crate::terms::Kind;
-use crate::text::{rough_time, Plain};
+use crate::os::text::{rough_time, Plain};
+#[cfg(feature = "programs")]
+use crate::wire::abilities::Abilities;
+use crate::wire::request::Request;
+use crate::wire::terms::Kind;
 
 /// A key in use, with its holders and waiters.
 #[derive(Clone, Debug, PartialEq)]
@@ -97,13 +98,9 @@ impl Party {
 impl Holder {
     /// What is special about this hold: `shared`, `reserved`, or `kept` if its command has ended.
     pub(crate) fn marks(&self) -> impl Iterator<Item = &'static str> {
-        let has_ended = || {
-            let tag = self.party.tag.as_deref();
-            tag.is_some_and(|tag| tag.ends_with(ENDED))
-        };
-        let kept = self
-            .is_kept
-            .then(|| if has_ended() { "kept" } else { "reserved" });
+        let tag = self.party.tag.as_deref().unwrap_or_default();
+        let kept =
+            (self.is_kept).then_some(["reserved", "kept"][usize::from(tag.ends_with(ENDED))]);
         let shared = self.party.is_shared.then_some("shared");
         [shared, kept].into_iter().flatten()
     }
@@ -124,7 +121,7 @@ impl Holder {
 }
 
 /// Formats the holder as messages and tables do: `backup.sh@db1 pid 4711 (3 slots) for 12 m`. In
-/// the parentheses are more than one slot, `shared`, `reserved` for a kept grant, and `kept` for a
+/// the parentheses are more than one slot, `shared`, `kept without a process`, and `kept` for a
 /// grant that is kept after its command has ended.
 impl fmt::Display for Holder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -133,7 +130,10 @@ impl fmt::Display for Holder {
         let marks = self.marks().map(str::to_owned);
         let words: Vec<String> = slots.into_iter().chain(marks).collect();
         if !words.is_empty() {
-            write!(f, " ({})", words.join(", "))?;
+            let words = words
+                .join(", ")
+                .replace("reserved", "kept without a process");
+            write!(f, " ({words})")?;
         }
         write!(f, " for {}", rough_time(self.party.age))
     }
@@ -181,13 +181,34 @@ impl Connection {
     /// Returns the queue of `key` with the holder whose grant has this fence as the only holder;
     /// `None` if there is no such grant. Blocks and fails like [`Connection::holder`].
     pub(crate) fn holding(&mut self, key: &str, fence: u64) -> Result<Option<Queue>, Error> {
-        super::slot::check_key(key)?;
+        super::claim::check_key(key)?;
         let answer = self.json(&Request::Holder { key, fence });
         let queues = self.parsed(answer)?.into_iter().map(|mut queue| {
             queue.holders.retain(|holder| holder.fence == fence);
             queue
         });
         Ok(queues.into_iter().find(|queue| !queue.holders.is_empty()))
+    }
+
+    /// Returns what the server remembers of a key, or of all keys, as it says it and parsed. Blocks
+    /// and fails like [`Connection::queues`].
+    #[cfg(feature = "programs")]
+    pub(crate) fn history(&mut self, key: Option<&str>) -> Result<(String, Value), Error> {
+        // An older server answers the request, too, but without the history.
+        self.introduce("");
+        let answer = match key {
+            Some(_) => self.holders(key),
+            None => self.json(&Request::Histories),
+        };
+        if self.introduction.is_unknown_to_server {
+            return Err(Error::Unsupported(self.asked()));
+        }
+        let json = answer?;
+        let is_known = self.introduction.abilities.has(Abilities::STATUS);
+        let parsed: Option<Value> = serde_json::from_str(&json).ok();
+        let parsed = parsed.filter(|it| is_known && it["keys"].is_array());
+        let parsed = parsed.ok_or_else(|| Error::Unsupported(self.asked()))?;
+        Ok((json, parsed))
     }
 
     fn parsed(&self, answer: Result<String, Error>) -> Result<Vec<Queue>, Error> {
@@ -197,23 +218,6 @@ impl Connection {
             Err(Error::Refused(_)) => Err(unsupported()),
             Err(error) => Err(error),
         }
-    }
-}
-
-impl Granted {
-    /// The numbers of the slots; empty if they were not asked for or the server gives no valid
-    /// ones.
-    pub(super) fn slot_numbers(&mut self) -> Result<Vec<u32>, Error> {
-        let Some(limit) = self.slot.limit.filter(|_| self.is_numbered) else {
-            return Ok(Vec::new());
-        };
-        let numbers = match self.connection.holder(&self.key, self.grant.token.fence()) {
-            Err(Error::Unsupported(_)) => Vec::new(),
-            holder => holder?.map_or_else(Vec::new, |holder| holder.slot_numbers),
-        };
-        let is_sound = numbers.len() == self.slot.slots.unwrap_or(1) as usize
-            && numbers.iter().all(|number| *number < limit);
-        Ok(if is_sound { numbers } else { Vec::new() })
     }
 }
 
@@ -279,8 +283,8 @@ impl Client {
     /// # }
     /// ```
     pub fn queue(&self, key: &str) -> Result<Option<Queue>, Error> {
-        super::slot::check_key(key)?;
-        let queues = self.ask(self.server_of(key), |connection| {
+        super::claim::check_key(key)?;
+        let queues = self.ask(self.server_of(key), None, |connection| {
             connection.queues(Some(key))
         })?;
         Ok(queues.into_iter().find(|queue| queue.key == key))
@@ -295,7 +299,7 @@ pub(crate) fn parse(json: &str) -> Option<Vec<Queue>> {
 
 /// For how long a server will grant nothing, according to its answer; zero if it does not say.
 #[cfg(feature = "programs")]
-fn settling(json: &str) -> Duration {
+pub(crate) fn settling(json: &str) -> Duration {
     let answer: Value = serde_json::from_str(json).unwrap_or_default();
     seconds(&answer["settling_s"]).unwrap_or_default()
 }
@@ -481,7 +485,7 @@ mod tests {
         assert_eq!(shown(1, "a@b", false, false), "a@b for 12 m");
         assert_eq!(
             shown(3, "a@b", false, true),
-            "a@b (3 slots, reserved) for 12 m"
+            "a@b (3 slots, kept without a process) for 12 m"
         );
         assert_eq!(
             shown(1, "a (ended)", true, true),

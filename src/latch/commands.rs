@@ -1,19 +1,18 @@
 //! The commands that ask a server once: wait, renew, release and ping.
 
-use crate::cli::failure::{CommandResult, Failure};
-use crate::cli::waiting::Verbosity;
-use crate::client::{Connection, Error, Slot};
+use crate::client::{Claim, Connection, Error};
+use crate::shared::cli::failure::{CommandResult, Failure};
 
 use super::servers::Target;
 use super::{failure, options, print, report, shown, token, LOST, PROGRAM, UNAVAILABLE};
 
 pub(super) fn wait(options: &options::Wait) -> CommandResult {
-    let timeout = options::timeout(options.timeout, options.nonblock);
-    let client = options.client(timeout)?;
+    let timeout = options.patience.timeout();
+    let client = options.server.client(timeout)?;
     let target = Target::new(client, &options.key, None, options.limit).tagged(None, PROGRAM);
-    let mut granted = target.claim(timeout, Verbosity::of(options.quiet, options.verbose))?;
-    let (key, token) = (&target.key, granted.grant.token);
-    match granted.connection.release(key, target.slot, token) {
+    let mut granted = target.claim(timeout, options.talk.verbosity())?;
+    let token = granted.known.token;
+    match (granted.connection).release(&target.key, target.claim, token) {
         // A refusal means that the lock is no longer held: its lease was over before the release,
         // because this process was stopped. The wait itself has succeeded.
         Ok(()) | Err(Error::Refused(_)) => Ok(0),
@@ -23,11 +22,11 @@ pub(super) fn wait(options: &options::Wait) -> CommandResult {
 
 pub(super) fn renew(options: &options::Renew) -> CommandResult {
     let token = token(options.token.as_deref())?;
-    let client = options.client(None)?;
+    let client = options.server.client(None)?;
     let target = Target::new(client, &options.key, options.lease, options.limit);
-    let (key, slot) = (&target.key, target.slot);
+    let (key, claim) = (&target.key, target.claim);
     let renewed = target.ask(|connection| {
-        let renewed = of_either_kind(slot, |slot| connection.renew(key, slot, token))?;
+        let renewed = of_either_kind(claim, |claim| connection.renew(key, claim, token))?;
         // A renewal does not shorten the lease of a kept lock.
         let holder = connection.holder(key, token.fence()).ok().flatten();
         Ok(holder.map_or(renewed, |holder| holder.lease_left.max(renewed)))
@@ -37,18 +36,18 @@ pub(super) fn renew(options: &options::Renew) -> CommandResult {
 }
 
 /// Sends a request about a token as one of a lock and as one of a semaphore, beginning with the
-/// kind of `slot`: the server knows the kind, and the user need not.
+/// kind of `claim`: the server knows the kind, and the user need not.
 fn of_either_kind<T>(
-    slot: Slot,
-    mut request: impl FnMut(Slot) -> Result<T, Error>,
+    claim: Claim,
+    mut request: impl FnMut(Claim) -> Result<T, Error>,
 ) -> Result<T, Error> {
-    match request(slot) {
+    match request(claim) {
         Err(Error::Refused(_)) => {
-            let limit = match slot.limit {
+            let limit = match claim.limit {
                 None => Some(1),
                 Some(_) => None,
             };
-            request(Slot { limit, ..slot })
+            request(Claim { limit, ..claim })
         }
         answered => answered,
     }
@@ -56,12 +55,13 @@ fn of_either_kind<T>(
 
 pub(super) fn release(options: &options::Release) -> CommandResult {
     let token = token(options.token.as_deref())?;
-    let target = Target::new(options.client(None)?, &options.key, None, options.limit);
+    let client = options.server.client(None)?;
+    let target = Target::new(client, &options.key, None, options.limit);
     let mut asked_count = 0;
     let released = target.ask(|connection| {
         asked_count += 1;
-        of_either_kind(target.slot, |slot| {
-            connection.release(&target.key, slot, token)
+        of_either_kind(target.claim, |claim| {
+            connection.release(&target.key, claim, token)
         })
     });
     match released {
@@ -87,16 +87,15 @@ fn not_held(target: &Target, error: &Error) -> Failure {
 }
 
 pub(super) fn ping(options: &options::Ping) -> CommandResult {
-    let client = options.client(None)?;
+    let client = options.server.client(None)?;
     let (mut answering, mut failures) = (String::new(), Vec::new());
     for server in client.servers() {
-        match client.ask(server, Connection::ping) {
-            Ok(()) => answering += &format!("{server}: ok\n"),
+        let ping = |it: &mut Connection| it.ping().map(|()| it.member.clone());
+        match client.ask(server, None, ping) {
+            Ok(member) => answering += &format!("{member}: ok\n"),
             Err(error) => failures.push(failure(shown(&server.to_string()), &error)),
         }
     }
-    if client.servers().len() > 1 {
-        print(&answering)?;
-    }
+    print(&answering)?;
     Ok(report(failures))
 }

@@ -11,10 +11,10 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::Duration;
 
-use crate::cli::failure::{CommandResult, Failure};
-use crate::sys::directory::{open_exclusive, sync_name};
-use crate::sys::trusted;
-use crate::text::{hex, reason, unusable_file};
+use crate::os::directory::{open_exclusive, sync_name};
+use crate::os::text::{hex, reason, unusable_file};
+use crate::os::trusted;
+use crate::shared::cli::failure::{CommandResult, Failure};
 
 use super::{options, token, FILE_ERROR, OUTDATED};
 

@@ -5,49 +5,53 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::cli::failure::{CommandResult, Failure};
-use crate::cli::output;
-use crate::cli::waiting::Verbosity;
-use crate::cli::words::quoted;
 use crate::client::{Address, Error, Granted, Token};
-use crate::supervise::EndBySignal;
-use crate::text::{without_hidden, Plain};
+use crate::os::output;
+use crate::os::text::{without_hidden, Plain};
+use crate::shared::cli::failure::{CommandResult, Failure};
+use crate::shared::cli::waiting::Verbosity;
+use crate::shared::cli::words::quoted;
+use crate::shared::supervise::EndBySignal;
 
+use super::claim::tell_of_forgetful;
 use super::servers::{Target, ROUND_TRIP};
-use super::{note_commas, options, unprintable, PROGRAM};
+use super::{note_commas, options, PROGRAM};
 
 /// Acquires the lock for the length of its lease, and prints the token.
 pub(super) fn acquire(options: &options::Acquire, ending: &EndBySignal) -> CommandResult {
-    let timeout = options::timeout(options.timeout, options.nonblock);
-    let client = options.client(timeout)?;
-    let mut target = Target::new(client, &options.key, options.lease, options.limit);
-    target.slot.is_shared = options.shared;
-    let target = target.tagged(options.tag.as_deref(), PROGRAM).keepable();
-    let talk = Verbosity::of(options.quiet, options.verbose);
+    let timeout = options.patience.timeout();
+    let client = options.server.client(timeout)?;
+    let mut target = Target::new(client, &options.key, options.lease, options.slot.limit);
+    target.claim.is_shared = options.slot.shared;
+    target.is_keepable = true;
+    let target = target.tagged(options.tag.as_deref(), PROGRAM);
+    let talk = options.talk.verbosity();
     note_commas(&options.key, talk);
     let granted = target.claim(timeout, talk)?;
-    let lease = granted.grant.lease;
-    let text = if options.json {
+    let lease = granted.lease;
+    let text = if options.slot.json {
         format!("{{{}}}\n", members(&target, &granted, lease))
     } else {
-        format!("{}\n", granted.grant.token)
+        format!("{}\n", granted.known.token)
     };
     keep(&target, granted, lease, &text, ending)
 }
 
 /// Acquires the lock for a given time, and prints how to release it.
 pub(super) fn reserve(options: &options::Reserve, ending: &EndBySignal) -> CommandResult {
-    let timeout = options::timeout(options.timeout, options.nonblock);
-    let client = options.client(timeout)?;
-    let mut target = Target::new(client, &options.key, None, options.limit);
-    target.slot.is_shared = options.shared;
-    let target = target.tagged(options.tag.as_deref(), PROGRAM).keepable();
-    let elsewhere = options.restated()?;
-    let talk = Verbosity::of(options.quiet, options.verbose);
+    let timeout = options.patience.timeout();
+    let client = options.server.client(timeout)?;
+    let mut target = Target::new(client, &options.key, None, options.slot.limit);
+    target.claim.is_shared = options.slot.shared;
+    target.is_keepable = true;
+    let target = target.tagged(options.tag.as_deref(), PROGRAM);
+    let elsewhere = options.server.restated()?;
+    let talk = options.talk.verbosity();
     note_commas(&options.key, talk);
-    let granted = target.claim(timeout, talk)?;
+    let is_quiet = talk == Verbosity::Never;
+    let granted = target.claim(timeout, if is_quiet { talk } else { Verbosity::AtOnce })?;
     let release = release_command(options, &target, &granted, &elsewhere);
-    let text = if options.json {
+    let text = if options.slot.json {
         format!(
             "{{{},\"release\":{}}}\n",
             members(&target, &granted, options.duration),
@@ -57,11 +61,16 @@ pub(super) fn reserve(options: &options::Reserve, ending: &EndBySignal) -> Comma
         format!(
             "key: {}\ntoken: {}\nseconds: {}\nrelease: {release}\n",
             Plain(options.key.as_bytes()),
-            granted.grant.token,
+            granted.known.token,
             options.duration.as_secs()
         )
     };
-    keep(&target, granted, options.duration, &text, ending)
+    let is_forgetful = !granted.connection.grants_survive_restart();
+    let status = keep(&target, granted, options.duration, &text, ending)?;
+    if is_forgetful {
+        tell_of_forgetful(&target, talk);
+    }
+    Ok(status)
 }
 
 /// Has the server keep the lock for `time`, and prints `text`, which contains the token. If a
@@ -73,7 +82,7 @@ fn keep(
     text: &str,
     ending: &EndBySignal,
 ) -> CommandResult {
-    let token = granted.grant.token;
+    let token = granted.known.token;
     let kept_target = target.clone();
     ending.undo_by(move || {
         let _ = release(&kept_target, token);
@@ -81,20 +90,21 @@ fn keep(
     if let Err(error) = granted.renew_if_late() {
         return Err(target.failure(&granted.give_up(error)));
     }
-    granted.keep_at_server(time).map_err(|error| match error {
-        Error::NotKept(..) => {
-            let _ = granted.release(None, ROUND_TRIP);
-            target.failure(&error)
-        }
-        error => end_unanswered(target, token, &error),
-    })?;
-    output::print(text).map_err(|error| {
-        // No other process knows the token, so the lock is released here.
-        let _ = granted.release(None, ROUND_TRIP);
-        unprintable(&error)
-    })?;
-    ending.caller_knows();
-    Ok(0)
+    let failure = match granted.keep_at_server(time) {
+        Ok(()) => match output::print(text) {
+            Ok(()) => {
+                ending.caller_knows();
+                return Ok(0);
+            }
+            Err(error) => Failure::unprintable(error),
+        },
+        Err(error @ Error::NotKept(..)) => target.failure(&error),
+        Err(error) => return Err(end_unanswered(target, token, &error)),
+    };
+    // No other process knows the token, so the lock is released here.
+    let connection = &mut granted.connection;
+    let _ = connection.release_within(&target.key, target.claim, token, None, ROUND_TRIP);
+    Err(failure)
 }
 
 /// Releases a lock after the request to keep it has failed: the server may keep it nevertheless. If
@@ -110,12 +120,12 @@ fn end_unanswered(target: &Target, token: Token, error: &Error) -> Failure {
 
 /// Releases a lock that the server may keep, over a new connection.
 fn release(target: &Target, token: Token) -> Result<(), Error> {
-    target.ask(|connection| connection.release(&target.key, target.slot, token))
+    target.ask(|connection| connection.release(&target.key, target.claim, token))
 }
 
 /// What JSON says of a lock that is kept for this time: the members of an object.
 fn members(target: &Target, granted: &Granted, time: Duration) -> String {
-    let token = granted.grant.token;
+    let token = granted.known.token;
     // The fence is a string, because many JSON readers round a number as large as a fence.
     format!(
         "\"key\":{},\"token\":\"{token}\",\"fence\":\"{}\",\"lease_s\":{},\"server\":{}",
@@ -138,9 +148,9 @@ fn release_command(
     granted: &Granted,
     elsewhere: &[(&'static str, String)],
 ) -> String {
-    let token = granted.grant.token;
+    let token = granted.known.token;
     let mut release = format!("latch release {} {token}", quoted(&options.key));
-    if let Some(limit) = options.limit {
+    if let Some(limit) = options.slot.limit {
         let _ = write!(release, " --of {limit}");
     }
     let server = match target.server() {

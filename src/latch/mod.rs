@@ -5,12 +5,8 @@ mod claim;
 mod commands;
 mod fence_check;
 mod history;
-mod hold;
 mod kept_locks;
-mod nesting;
 mod options;
-mod picking;
-mod prometheus;
 mod queue;
 mod releasing;
 mod run;
@@ -20,27 +16,26 @@ mod stats_table;
 mod status;
 mod text_table;
 mod variables;
-mod words;
 
 use std::env;
 use std::ffi::OsString;
 use std::fmt::Display;
-use std::io::{self, BufRead, IsTerminal, Read};
+use std::io::{self, BufRead, Read};
 use std::process::ExitCode;
 
-use crate::cli::arguments::{self, Parsed};
-use crate::cli::failure::{CommandResult, Failure, SYSTEM_ERROR};
-use crate::cli::output;
-use crate::cli::rows::{CommandRow, Program, TLS};
-use crate::cli::service_links::is_service_link;
-use crate::cli::values::duration;
-use crate::cli::waiting::Verbosity;
-use crate::cli::words::with_run;
 use crate::client::environment::VARIABLES;
 use crate::client::{Auth, Error, InvalidToken, Token};
-use crate::supervise::{self, EndBySignal};
-use crate::text::{reason, Plain, Readable};
-use options::{Flags, SubCommand};
+use crate::os::output;
+use crate::os::text::{reason, Plain, Readable};
+use crate::shared::cli::arguments::{self, Parsed};
+use crate::shared::cli::environment::is_service_link;
+use crate::shared::cli::failure::{CommandResult, Failure, FILE_ERROR, SYSTEM_ERROR};
+use crate::shared::cli::rows::{CommandRow, Program, TLS};
+use crate::shared::cli::values::duration;
+use crate::shared::cli::waiting::Verbosity;
+use crate::shared::cli::words::with_run;
+use crate::shared::supervise::{self, EndBySignal};
+use options::SubCommand;
 
 const PROGRAM: &str = "latch";
 
@@ -54,23 +49,20 @@ const MAX_TOKEN_LINE: u64 = 256;
 pub const SELF: Program = Program {
     commands: options::COMMANDS,
     features: &[TLS],
-    variables: "Variables: LATCH_SERVER, LATCH_AUTH_TOKEN_FILE, LATCH_TLS, LATCH_TLS_CA, \
-                LATCH_TLS_NAME.",
+    variables: "Variables: LATCH_SERVER, LATCH_SHARDS, LATCH_AUTH_TOKEN_FILE, LATCH_TLS, \
+                LATCH_TLS_CA, LATCH_TLS_NAME.",
     examples: &[
         "latch run backup -- rsync -a /srv/ store:/srv/",
         "latch run report --nonblock --busy-ok -- ./report",
         "latch stats",
     ],
-    foreign: words::FOREIGN,
     ..Program::plain(PROGRAM, OWN, "latch(1)")
 };
 
-const OWN: CommandRow = CommandRow {
-    name: "",
-    about: "Locks and semaphores of a latchd server, for the shell.",
-    rows: &[],
-    tail: "",
-};
+const OWN: CommandRow = CommandRow::new(
+    "",
+    "Locks and semaphores of a latchd server, for the shell.",
+);
 
 // The exit statuses of latch(1). The numbers from 64 on are those of sysexits(3).
 const OUTDATED: u8 = 1;
@@ -78,7 +70,6 @@ const HELD: u8 = 1;
 const USAGE: u8 = 64;
 const UNAVAILABLE: u8 = 69;
 const LOST: u8 = 70;
-const FILE_ERROR: u8 = 74;
 const BUSY: u8 = 75;
 const PROTOCOL: u8 = 76;
 const NO_PERMISSION: u8 = 77;
@@ -88,13 +79,13 @@ pub fn main() -> ExitCode {
     supervise::second_instance(PROGRAM);
     let mut arguments = env::args_os().skip(1);
     let ours = arguments.by_ref().take_while(|argument| argument != "--");
-    let ours = words::normal_form(with_options_for_words(ours.collect()));
+    let ours = with_options_for_words(ours.collect());
     let command: Vec<OsString> = arguments.collect();
-    let parsed: Parsed<Flags> = arguments::parse(&SELF, ours.iter().cloned());
+    let parsed: Parsed<SubCommand> = arguments::parse(&SELF, ours.iter().cloned());
     let ended = match parsed {
-        Parsed::Run(flags) => {
+        Parsed::Run(ours) => {
             warn_of_unknown_variables();
-            dispatch(&flags.command, &command)
+            dispatch(&ours, &command)
         }
         Parsed::Print(text) if text.starts_with("Usage") && means_host(&ours, &command) => Err(
             usage("-h is --help, and nothing was run; use --server HOST:PORT"),
@@ -162,11 +153,29 @@ fn with_hint(reason: String, ours: &[OsString], command: &[OsString]) -> String 
     if first == "run" && command.is_empty() {
         "put -- before the command".into()
     } else if first == "run" {
-        format!("{reason}; {}", words::advice_on_operand(word, ours))
+        format!("{reason}; {}", advice_on_operand(word, ours))
     } else if first == "reserve" && duration(word).is_some() {
         format!("{reason}; write --for {word}")
     } else {
         reason
+    }
+}
+
+/// What to write instead of a second operand of `run`.
+fn advice_on_operand(word: &str, ours: &[OsString]) -> String {
+    let follows_n = ours.windows(2).any(|pair| {
+        let short = pair[0].to_string_lossy();
+        short.starts_with('-')
+            && short.ends_with('n')
+            && !short.starts_with("--")
+            && pair[1] == word
+    });
+    if follows_n && word.parse::<u32>().is_ok() {
+        format!("-n is --nonblock; use --of {word}")
+    } else if ours.iter().any(|it| it == "--pick") {
+        "write commas between the names of --pick".into()
+    } else {
+        "write --and before each further key".into()
     }
 }
 
@@ -187,7 +196,7 @@ fn complain(message: impl Display) {
 fn print(text: &str) -> CommandResult {
     output::print_if_read(text)
         .map(|()| 0)
-        .map_err(|error| unprintable(&error))
+        .map_err(Failure::unprintable)
 }
 
 /// Tells a person that a key with commas is a single key. A script is not told, because such keys
@@ -195,8 +204,7 @@ fn print(text: &str) -> CommandResult {
 fn note_commas(key: &str, talk: Verbosity) {
     let is_name = |part: &str| !part.is_empty() && !part.contains('=');
     let is_list = key.contains(',') && key.split(',').all(is_name);
-    let is_heard = talk != Verbosity::Never && io::stderr().is_terminal();
-    if is_list && is_heard {
+    if is_list && talk.is_heard() {
         complain(format_args!(
             "{} is one key; latch run takes others with --and",
             shown(key)
@@ -218,10 +226,6 @@ fn command_names() -> impl Iterator<Item = &'static str> {
     options::COMMANDS.iter().map(|command| command.name)
 }
 
-fn unprintable(error: &io::Error) -> Failure {
-    Failure::new(FILE_ERROR, output::unprintable(error))
-}
-
 fn dispatch(command: &SubCommand, words: &[OsString]) -> CommandResult {
     if !words.is_empty() && !matches!(command, SubCommand::Run(_)) {
         return Err(usage("only latch run takes a command after --"));
@@ -235,7 +239,7 @@ fn dispatch(command: &SubCommand, words: &[OsString]) -> CommandResult {
     let ending = ending.map_err(Failure::cannot_catch_signals)?;
     match command {
         SubCommand::Run(options) => run::run(options, words),
-        SubCommand::Hold(options) => hold::hold(options),
+        SubCommand::Hold(options) => run::hold(options),
         SubCommand::Wait(options) => commands::wait(options),
         SubCommand::Acquire(options) => kept_locks::acquire(options, &ending),
         SubCommand::Reserve(options) => kept_locks::reserve(options, &ending),
@@ -298,6 +302,7 @@ fn failure(about: impl Display, error: &Error) -> Failure {
         | Error::Closed { .. }
         | Error::NoReply { .. }
         | Error::Unsupported(_)
+        | Error::NotWritten(_)
         | Error::NotKept(..) => UNAVAILABLE,
         Error::AuthFailed { .. } | Error::NotAllowed(_) => NO_PERMISSION,
         Error::MaxLocks(_) | Error::MaxWaiters(_) | Error::Draining(_) => BUSY,
@@ -307,8 +312,13 @@ fn failure(about: impl Display, error: &Error) -> Failure {
     };
     let hint = match error {
         Error::AuthFailed { auth, .. } if *auth == Auth::NoToken => "; see --auth-token-file",
+        Error::Closed {
+            has_answered: false,
+            ..
+        } => "; it may require TLS, or have as many connections as it allows",
         Error::NotKept(..) => "; see --max-kept and --max-keep-time in latchd(8)",
         Error::Untrusted { error, .. } => hint_on_tls(&error.to_string()),
+        error if error.is_refused_connection() => "; is latchd running there?",
         _ => "",
     };
     let message = format!("{about}: {}{hint}", error.reason());

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use crate::client::{Queue, Waiter};
-use crate::text::rough_time_left;
+use crate::os::text::rough_time_left;
 
 /// Describes the queue to a client that waits in it. `name` is the client's name at the server.
 pub(super) fn while_waiting(queue: &Queue, name: Option<&str>) -> String {

@@ -1,40 +1,24 @@
 //! The end of grants: what `latch run` and `latch hold` do with their locks when they are done, and
 //! a claim of several keys with those that it has got in vain.
 
-use std::sync::mpsc::{channel, Receiver, TryRecvError};
+use std::sync::mpsc::{channel, TryRecvError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::cli::failure::Failure;
 use crate::client::{Error, Guard, Guards, Loss};
-use crate::supervise::{Event, Killed, SignalWatch};
-use crate::sys::moment::Moment;
-use crate::text::rough_time_left;
+use crate::os::moment::Moment;
+use crate::os::text::rough_time_left;
+use crate::shared::cli::failure::Failure;
+use crate::shared::supervise::{Killed, SignalWatch};
 
 use super::complain;
 use super::servers::{lost_lock, place_of_guard};
 
-/// How long the release may take while there is a connection, and after a signal.
+/// How long the release may take after a signal, and if nothing was done under the lock.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How long the release may take without a connection: longer than the guard tries.
-const AWAY_TIMEOUT: Duration = Duration::from_secs(12);
-
-/// How much longer the release of a lock that outlives its connection may take than the lease: the
-/// time that the guard waits for its last answer.
-const LAST_ANSWER: Duration = Duration::from_secs(2);
-
-/// The result of a release.
-enum Release {
-    /// The server has released or kept the lock as asked, or releases it when the connection ends.
-    Done,
-    /// No server answered the release. The lease ends after this time, and the key is then free.
-    Unheard(Duration),
-    /// The server does not keep the lock, for this reason.
-    NotKept(String),
-    /// The lock was lost before the release, for this reason.
-    Lost(String),
-}
+/// How long the release may take if no server answers: longer than the guard tries.
+const AWAY_TIMEOUT: Duration = Duration::from_secs(22);
 
 /// Releases the locks in reverse order, or has the servers keep them until `kept_until`. Calls
 /// `lost` with the failure of each lock that had been lost before, and returns the first failure
@@ -45,168 +29,152 @@ pub(super) fn release_or_keep_all(
     signals: &mut SignalWatch,
     mut lost: impl FnMut(Failure) -> Result<(), Failure>,
 ) -> Result<Option<Killed>, Failure> {
-    let mut patience = Patience::new(&guards, Some(signals));
+    let (releases, killed) = end_all(guards, kept_until, Some(signals), AWAY_TIMEOUT);
+    let is_unanswered = |it: &Release| it.loss.is_none() && it.result.is_none();
+    let was_in_vain = releases.iter().any(is_unanswered);
     let mut outcome = Ok(());
-    for (place, release) in begin_all(guards, kept_until) {
-        let finished = report_unless_done(&place, release(&mut patience));
-        outcome = outcome.and(finished.or_else(&mut lost));
+    for release in releases {
+        outcome = outcome.and(release.report().or_else(&mut lost));
     }
-    outcome.map(|()| patience.ended_by())
+    outcome.map(|()| killed.filter(|_| was_in_vain))
 }
 
 /// Releases the locks in reverse order, and ignores the results. A signal ends the wait for a
 /// server. Without `signals`, another thread receives them.
 pub(super) fn release_all(guards: Guards, signals: Option<&mut SignalWatch>) {
-    let mut patience = Patience::new(&guards, signals);
-    for (_, release) in begin_all(guards, None) {
-        release(&mut patience);
-    }
-}
-
-/// How long to wait for the servers' answers.
-struct Patience<'a> {
-    began: Moment,
-    /// Set whenever a release is over, and perhaps at other times.
-    wake: Event,
-    signals: Option<&'a mut SignalWatch>,
-    killed: Option<Killed>,
-    /// Whether a release was not over at the end of the wait.
-    was_in_vain: bool,
-}
-
-impl<'a> Patience<'a> {
-    fn new(guards: &Guards, signals: Option<&'a mut SignalWatch>) -> Patience<'a> {
-        Patience {
-            began: Moment::now(),
-            wake: guards.lost.clone(),
-            signals,
-            killed: None,
-            was_in_vain: false,
-        }
-    }
-
-    /// Waits for the result of a release until it is over, at most until `until`.
-    fn wait<T>(&mut self, released: &Receiver<T>, until: Moment) -> Option<T> {
-        loop {
-            // Ctrl-C may have ended the command, and may have been meant for it alone. So a release
-            // that the server answers is waited for after a signal, too.
-            let until = match &self.killed {
-                Some(_) => until.min(self.began + RELEASE_TIMEOUT),
-                None => until,
-            };
-            match released.try_recv() {
-                Ok(result) => return Some(result),
-                Err(TryRecvError::Empty) if Moment::now() < until => {}
-                Err(_) => {
-                    self.was_in_vain = true;
-                    return None;
-                }
-            }
-            match &mut self.signals {
-                Some(signals) if self.killed.is_none() => {
-                    self.killed = signals.wait_until(&[&self.wake], until).err();
-                }
-                _ => {
-                    let left = until.saturating_since(Moment::now());
-                    self.wake.wait_until(Instant::now() + left);
-                }
-            }
-            self.wake.take();
-        }
-    }
-
-    fn ended_by(self) -> Option<Killed> {
-        self.killed.filter(|_| self.was_in_vain)
-    }
+    end_all(guards, None, signals, RELEASE_TIMEOUT);
 }
 
 /// Starts to release or keep all locks at once, so that their timeouts do not add up if a server
-/// does not answer.
-fn begin_all(
+/// does not answer, and waits for the results. Returns the releases with their results so far, and
+/// the signal that has arrived, if there is one.
+fn end_all(
     guards: Guards,
     kept_until: Option<Moment>,
-) -> Vec<(String, impl FnOnce(&mut Patience<'_>) -> Release)> {
+    mut signals: Option<&mut SignalWatch>,
+    within: Duration,
+) -> (Vec<Release>, Option<Killed>) {
+    let (began, mut killed) = (Moment::now(), None);
+    let mut until = began + within;
+    // Set whenever a release is over, and perhaps at other times.
     let wake = guards.lost.clone();
-    let guards = guards.into_vec().into_iter().rev();
-    let begun = guards.map(|guard| {
-        let place = place_of_guard(&guard);
-        (
-            place,
-            begin_release_or_keep(guard, kept_until, wake.clone()),
-        )
-    });
-    begun.collect()
-}
-
-/// Tells the user if the server has not released or kept the lock as asked; fails if the lock was
-/// lost.
-fn report_unless_done(place: &str, release: Release) -> Result<(), Failure> {
-    match release {
-        Release::Done => {}
-        Release::Unheard(left) => complain(format_args!(
-            "{place}: no server answers the release: the key is free in {}, when its lease ends",
-            rough_time_left(left)
-        )),
-        Release::NotKept(why) => complain(format_args!(
-            "{place}: the lock is released before the time of --at-least is over: {why}"
-        )),
-        Release::Lost(why) => return Err(lost_lock(place, &why)),
+    let (sender, results) = channel();
+    let guards = guards.into_vec().into_iter().rev().enumerate();
+    let begin = |(at, guard)| {
+        let (sender, wake) = (sender.clone(), wake.clone());
+        Release::begin(guard, kept_until, move |result| {
+            let _ = sender.send((at, result));
+            drop(sender);
+            wake.set();
+        })
+    };
+    let mut releases: Vec<Release> = guards.map(begin).collect();
+    drop(sender);
+    loop {
+        match results.try_recv() {
+            Ok((at, result)) => {
+                releases[at].result = Some(result);
+                continue;
+            }
+            Err(TryRecvError::Empty) if Moment::now() < until => {}
+            Err(_) => return (releases, killed),
+        }
+        match &mut signals {
+            Some(signals) if killed.is_none() => {
+                killed = signals.wait_until(&[&wake], until).err();
+            }
+            _ => {
+                let left = until.saturating_since(Moment::now());
+                wake.wait_until(Instant::now() + left);
+            }
+        }
+        wake.take();
+        // Ctrl-C may have ended the command, and may have been meant for it alone. So a release
+        // that the server answers is waited for after a signal, too.
+        if killed.is_some() {
+            until = until.min(began + RELEASE_TIMEOUT);
+        }
     }
-    Ok(())
 }
 
-/// Starts to release the lock, or to have the server keep it until `kept_until`. The returned
-/// function waits for the result. A release does not wait long for a silent server while the lock
-/// is held: the end of this process ends the connection, and that releases the lock, too.
-fn begin_release_or_keep(
-    guard: Guard,
-    kept_until: Option<Moment>,
-    wake: Event,
-) -> impl FnOnce(&mut Patience<'_>) -> Release {
-    let loss = guard.loss();
-    let (was_held, lease_ends_at) = (guard.is_held(), guard.lease_ends_at());
-    let now = Moment::now();
-    let was_leased = now < lease_ends_at;
-    let outlives_connection = guard.outlives_connection();
-    let (sender, released) = channel();
-    // If no thread can be started, the lock is released at the end of this process.
-    let _ = thread::Builder::new()
-        .name("releasing".into())
-        .spawn(move || {
+/// A release that has begun.
+struct Release {
+    place: String,
+    /// What the server is asked for, in the message that it does not answer.
+    request: &'static str,
+    /// How the lock had been lost before.
+    loss: Option<Loss>,
+    began: Moment,
+    lease_ends_at: Moment,
+    /// `None` until it is over.
+    result: Option<Result<(), Error>>,
+    /// Whether there was no thread for the release, and the guard was dropped.
+    is_dropped: bool,
+}
+
+impl Release {
+    /// Starts to release the lock, or to have the server keep it until `kept_until`. Calls `finish`
+    /// with the result, on another thread.
+    fn begin(
+        guard: Guard,
+        kept_until: Option<Moment>,
+        finish: impl FnOnce(Result<(), Error>) + Send + 'static,
+    ) -> Release {
+        let (place, loss, began) = (place_of_guard(&guard), guard.loss(), Moment::now());
+        let lease_ends_at = guard.lease_ends_at();
+        let releasing = move || {
             let left = kept_until.map(|until| until.saturating_since(Moment::now()));
-            let _ = sender.send(match left {
+            finish(match left {
                 Some(left) => guard.keep_for(left),
                 None => guard.release(),
             });
-            wake.set();
-        });
-    // When this process ends, so does the connection, and the server usually releases the lock.
-    // Only a lock that outlives its connection, is to be kept, or has no connection is worth a long
-    // wait.
-    let within = match (outlives_connection, was_held && kept_until.is_none()) {
-        (true, _) => lease_ends_at.saturating_since(now) + LAST_ANSWER,
-        (false, true) => RELEASE_TIMEOUT,
-        (false, false) => AWAY_TIMEOUT,
-    };
-    let until = now + within;
-    move |patience| {
-        if let Some(loss) = loss {
-            return Release::Lost(loss.to_string());
+        };
+        let thread = thread::Builder::new().name("releasing".into());
+        Release {
+            place,
+            request: match kept_until {
+                Some(_) => "the request to keep the lock",
+                None => "the release",
+            },
+            loss,
+            began,
+            lease_ends_at,
+            result: None,
+            is_dropped: thread.spawn(releasing).is_err(),
         }
-        match patience.wait(&released, until) {
-            Some(Ok(())) => Release::Done,
+    }
+
+    /// Tells the user if the server has not released or kept the lock as asked; fails if the lock
+    /// was lost.
+    fn report(self) -> Result<(), Failure> {
+        let place = &self.place;
+        let lost = |why: &str| Err(lost_lock(place, why));
+        if let Some(loss) = self.loss {
+            return lost(&loss.to_string());
+        }
+        match self.result {
+            Some(Ok(())) => {}
             Some(Err(error @ (Error::Refused(_) | Error::Lost(..)))) => {
-                Release::Lost(error.reason())
+                return lost(&error.reason());
             }
             Some(Err(error @ (Error::NotKept(..) | Error::Unsupported(_)))) => {
-                Release::NotKept(error.reason())
+                complain(format_args!(
+                    "{place}: the lock is released before the time of --at-least is over: {}",
+                    error.reason()
+                ));
             }
-            Some(Err(error)) if kept_until.is_some() && was_held => {
-                Release::NotKept(error.reason())
+            None if self.is_dropped => {}
+            _ if self.began < self.lease_ends_at => {
+                let left = self.lease_ends_at.saturating_since(Moment::now());
+                complain(format_args!(
+                    "{place}: no server answers {}: the key is free in {}; latch break frees it \
+                     sooner",
+                    self.request,
+                    rough_time_left(left)
+                ));
             }
-            None if was_held && !outlives_connection => Release::Done,
-            _ if was_leased => Release::Unheard(lease_ends_at.saturating_since(Moment::now())),
-            _ => Release::Lost(Loss::Deadline.to_string()),
+            _ => return lost(&Loss::Deadline.to_string()),
         }
+        Ok(())
     }
 }

@@ -1,4 +1,4 @@
-//! `latch run`: a command under a lock of a server.
+//! `latch run`: a command under a lock of a server, and `latch hold`: a lock for a script.
 
 use std::ffi::OsString;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -6,20 +6,18 @@ use std::sync::Arc;
 
 use rustix::process::Signal;
 
-use crate::cli::failure::{CommandResult, Failure};
-use crate::client::{Guard, Guards, Loss};
-use crate::supervise::{self, Event, Finish, Job, JobEnd, Killed, ProgramFile, SignalWatch};
-use crate::sys::moment::Moment;
-use crate::text::{exact_time, reason};
-
 use super::claim::{wait, Asking};
-use super::nesting::OuterGrants;
-use super::options::OnLost;
 use super::releasing::{release_all, release_or_keep_all};
 use super::servers::{lost_lock, place_of_guard};
 use super::{
     complain, explain, note_commas, options, shown, usage, variables, PROGRAM, UNAVAILABLE,
 };
+use crate::client::{Guard, Guards, Loss};
+use crate::os::moment::Moment;
+use crate::os::output;
+use crate::os::text::{exact_time, reason};
+use crate::shared::cli::failure::{CommandResult, Failure};
+use crate::shared::supervise::{self, Event, Job, Killed, ProgramFile, SignalWatch, StdinWatch};
 
 /// Waits for the locks, runs the command while holding them, releases them, and exits in the same
 /// way as the command.
@@ -35,13 +33,12 @@ pub(super) fn run(options: &options::Run, command: &[OsString]) -> CommandResult
             shown(key)
         ));
     }
-    note_commas(&options.key, asking.talk);
+    note_commas(&options.lock.key, asking.talk);
     asking.busy_ok = options.busy_ok;
-    let mut target = asking.targets.remove(0).numbered();
-    if options.at_least.is_some() {
-        target = target.keepable();
-        target.keep_time = options.at_least;
-    }
+    let mut target = asking.targets.remove(0);
+    target.is_numbered = true;
+    target.is_keepable = options.at_least.is_some();
+    target.keep_time = options.at_least;
     let keys = options.keys().map_err(usage)?;
     asking.targets = keys.into_iter().map(|key| target.with_key(key)).collect();
     if options.nested {
@@ -98,7 +95,7 @@ fn become_nested(
     command: &[OsString],
 ) -> Result<(), Failure> {
     let target = &asking.targets[0];
-    if !OuterGrants::find(target, asking.deadline()).cover(target) {
+    if !asking.outer_grants(target)?.cover(target) {
         return Ok(());
     }
     if options.at_least.is_some() {
@@ -124,7 +121,7 @@ fn run_under(
     let confirmed = Event::new().map_err(Failure::cannot_catch_signals)?;
     let lost = guards.lost.clone();
     for guard in guards.iter() {
-        set_when_silent(guard, options, &lost);
+        lose_when_silent(guard, options, &lost);
     }
     let look = || confirm(&guards, &confirmed);
     // This process may have been stopped since the grant, or blocked while it printed a warning.
@@ -135,7 +132,7 @@ fn run_under(
             return Ok(killed.follow());
         }
     }
-    let ignores_loss = options.on_lost == OnLost::Ignore;
+    let ignores_loss = options.on_lost.is_none();
     let look_again = || {
         if ignores_loss {
             confirmed.set()
@@ -147,11 +144,8 @@ fn run_under(
         program: PROGRAM,
         program_file,
         command,
-        environment: &variables::of_command(&guards, &options.key, picked),
-        loss_signal: match options.on_lost {
-            OnLost::Send(signal) => signal,
-            OnLost::Ignore => Signal::TERM,
-        },
+        environment: &variables::of_command(&guards, &options.lock.key, picked),
+        loss_signal: options.on_lost.unwrap_or(Signal::TERM),
         kill_after: options.kill_after,
         leftovers: options.leftovers,
         inherited: None,
@@ -165,18 +159,14 @@ fn run_under(
     };
     let finish = supervise::run(&job, signals)
         .map_err(|error| Failure::cannot_start_process(reason(&error)))?;
-    let (finish, kept_until) = match finish {
-        JobEnd::Finished(finish) => (Some(finish), kept_until),
-        // Nothing ran, so another host may try at once.
-        JobEnd::NotStarted(status) => (Some(Finish::Exited(status)), None),
-        JobEnd::LockLost => (None, None),
-    };
     let Some(finish) = finish else {
         let failure = loss_of(&guards);
         release_all(guards, Some(signals));
         return Err(failure);
     };
-    guards.iter().for_each(|it| it.set_status(finish.status()));
+    // If nothing ran, another host may try at once.
+    let kept_until = kept_until.filter(|_| finish.has_run);
+    guards.iter().for_each(|it| it.set_status(finish.status));
     let killed = release_or_keep_all(guards, kept_until, signals, |failure| {
         if ignores_loss {
             // The command has finished: its exit status counts.
@@ -186,16 +176,13 @@ fn run_under(
             Err(failure)
         }
     })?;
-    Ok(follow(finish, killed))
-}
-
-/// Ends as the command has ended, or by the signal that ended the wait for a server.
-fn follow(finish: Finish, killed: Option<Killed>) -> u8 {
-    match (finish, killed) {
-        (Finish::Exited(_), Some(killed)) => killed.follow(),
-        // The signal that ended the command counts, also if the user has pressed Ctrl-C again.
-        (finish, _) => finish.follow(),
+    if let Some(left) = finish.left.filter(|_| !options.busy.talk.quiet) {
+        complain(left);
     }
+    // The signal that ended the command counts, also if the user has pressed Ctrl-C again while a
+    // server did not answer.
+    let killed = finish.killed.or(killed);
+    Ok(killed.map_or(finish.status, Killed::follow))
 }
 
 /// The failure of a command that was ended because a lock was lost. If no guard has lost its lock
@@ -227,7 +214,7 @@ fn confirm(guards: &Guards, confirmed: &Event) {
 }
 
 /// Makes the guard set `lost` if the server does not answer for too long, or allows no longer hold.
-fn set_when_silent(guard: &Guard, options: &options::Run, lost: &Event) {
+fn lose_when_silent(guard: &Guard, options: &options::Run, lost: &Event) {
     let lost = lost.clone();
     // With this lead, a command that ignores SIGTERM is killed before the server can grant the lock
     // to another holder.
@@ -239,4 +226,25 @@ fn set_when_silent(guard: &Guard, options: &options::Run, lost: &Event) {
             exact_time(guard.lease())
         ));
     }
+}
+
+/// Waits for the lock, prints its token and its fence, and keeps the lock until the standard input
+/// is closed, a signal arrives or the lock is lost.
+pub(super) fn hold(options: &options::Hold) -> CommandResult {
+    let asking = options.asking(PROGRAM)?;
+    note_commas(&options.lock.key, asking.talk);
+    asking.refuse_own_locks("")?;
+    let mut signals = SignalWatch::new().map_err(Failure::cannot_catch_signals)?;
+    let input = StdinWatch::watch().map_err(Failure::cannot_start_thread)?;
+    let input = input.ok_or_else(|| usage(StdinWatch::AT_ITS_END))?;
+    let abandoned = Some(&input.abandoned);
+    let guards = wait(asking, abandoned, &mut signals)?;
+    let token = guards[0].token();
+    if let Err(error) = output::print(&format!("{token} {}\n", token.fence())) {
+        release_all(guards, Some(&mut signals));
+        return Err(Failure::unprintable(error));
+    }
+    let killed = signals.wait_for(&[&input.closed, &guards.lost]).err();
+    let killed_later = release_or_keep_all(guards, None, &mut signals, Err)?;
+    Ok(killed.or(killed_later).map_or(0, |killed| killed.follow()))
 }

@@ -1,45 +1,23 @@
 //! The servers that a command asks, and what it asks them for.
 
-use std::path::Path;
-use std::process;
+use std::ffi::OsStr;
 use std::time::{Duration, Instant};
 
-use rustix::system::uname;
-
-use crate::cli::failure::Failure;
-use crate::client::environment::{self, Overrides};
 use crate::client::{
-    Address, Client, Connection, Error, Guard, Kind, Lock, Queue, Slot, Token, Wait,
+    default_tag, Address, Claim, Client, Connection, Error, Guard, Kind, Lock, Queue, Token, Wait,
 };
-use crate::text::{exact_time, Plain};
+use crate::os::text::exact_time;
+use crate::shared::cli::failure::{Failure, SYSTEM_ERROR};
 
-use super::{failure, queue, shown, usage, FILE_ERROR, LOST, PROTOCOL, UNAVAILABLE};
+use super::{failure, queue, shown, usage, FILE_ERROR, LOST, PROTOCOL};
 
 /// How much longer than `--timeout` a command may take: one round trip.
 pub(super) const ROUND_TRIP: Duration = Duration::from_secs(1);
 
-/// Makes a client of the servers that the command line names, or else of those in LATCH_SERVER, or
-/// else of the default server. `wait` is the value of `--timeout`, if the command has that option.
-pub(super) fn client(
-    named: Vec<Address>,
-    options: &Overrides<'_>,
-    connect_timeout: Duration,
-    wait: Option<Duration>,
-) -> Result<Client, Error> {
-    let servers = if named.is_empty() {
-        environment::servers()?
-    } else {
-        named
-    };
-    let mut settings = environment::settings(options)?;
-    settings.connect_timeout = connect_timeout;
-    settings.reply_timeout = wait.map_or(connect_timeout, |_| ROUND_TRIP);
-    Ok(Client::with_settings(servers, settings))
-}
-
 /// The failure for invalid settings in the environment or on the command line.
 pub(super) fn unusable(error: Error) -> Failure {
     match error {
+        error if error.is_shortage() => Failure::new(SYSTEM_ERROR, error),
         Error::AuthTokenFile(..) | Error::CaFile(..) => Failure::new(FILE_ERROR, error),
         _ => usage(error),
     }
@@ -50,10 +28,12 @@ pub(super) fn unusable(error: Error) -> Failure {
 pub(super) struct Target {
     client: Client,
     pub(super) key: String,
-    pub(super) slot: Slot,
+    pub(super) claim: Claim,
     tag: String,
-    is_keepable: bool,
-    is_numbered: bool,
+    /// Whether a claim fails if the server cannot keep the lock without a connection.
+    pub(super) is_keepable: bool,
+    /// Whether a claim asks for the numbers of its slots, if they are of a semaphore.
+    pub(super) is_numbered: bool,
     /// For how long the server must be able to keep the lock when it is granted.
     pub(super) keep_time: Option<Duration>,
 }
@@ -65,11 +45,11 @@ impl Target {
         lease: Option<Duration>,
         limit: Option<u32>,
     ) -> Target {
-        let slot = limit.map_or(Slot::LOCK, Slot::semaphore);
+        let claim = limit.map_or(Claim::LOCK, Claim::semaphore);
         Target {
             client,
             key: key.to_owned(),
-            slot: lease.map_or(slot, |lease| slot.with_lease(lease)),
+            claim: lease.map_or(claim, |lease| claim.with_lease(lease)),
             tag: String::new(),
             is_keepable: false,
             is_numbered: false,
@@ -79,20 +59,8 @@ impl Target {
 
     /// Sets the tag that tells the server who asks. It is the value of `--tag` or, by default, the
     /// name of the command with the host and the ID of this process.
-    pub(super) fn tagged(mut self, given: Option<&str>, command: impl AsRef<Path>) -> Target {
-        self.tag = given.map(str::to_owned).unwrap_or_else(|| {
-            let command = command.as_ref();
-            let name = command.file_name().unwrap_or(command.as_os_str());
-            let (name, uname) = (Plain(name.as_encoded_bytes()), uname());
-            let host = Plain(uname.nodename().to_bytes());
-            format!("{name}@{host} pid {}", process::id())
-        });
-        self
-    }
-
-    /// Makes a claim fail if the server cannot keep the lock without a connection.
-    pub(super) fn keepable(mut self) -> Target {
-        self.is_keepable = true;
+    pub(super) fn tagged(mut self, given: Option<&str>, command: impl AsRef<OsStr>) -> Target {
+        self.tag = given.map_or_else(|| default_tag(command.as_ref()), str::to_owned);
         self
     }
 
@@ -104,14 +72,8 @@ impl Target {
         }
     }
 
-    /// Makes a claim ask for the numbers of its slots, if they are of a semaphore.
-    pub(super) fn numbered(mut self) -> Target {
-        self.is_numbered = true;
-        self
-    }
-
     pub(super) fn lock(&self) -> Lock<'_> {
-        let mut lock = self.client.slot(&self.key, self.slot).tag(&self.tag);
+        let mut lock = self.client.lock_for(&self.key, self.claim).tag(&self.tag);
         if self.is_keepable {
             lock = lock.keepable();
         }
@@ -134,38 +96,38 @@ impl Target {
         request: impl FnMut(&mut Connection) -> Result<T, Error>,
     ) -> Result<T, Error> {
         self.lock().check()?;
-        self.client.ask(self.server(), request)
+        self.client.ask(self.server(), None, request)
     }
 
     /// The queue of the key once for each of these tokens whose grant holds the key, with that
-    /// grant as the only holder; empty if the server does not answer by `deadline`.
-    pub(super) fn holdings(&self, tokens: &[Token], deadline: Option<Instant>) -> Vec<Queue> {
-        let queues = self.client.ask_by(self.server(), deadline, |connection| {
+    /// grant as the only holder. Also returns for how long the grants of the other tokens may still
+    /// come back, because the server has just restarted.
+    pub(super) fn holdings(
+        &self,
+        tokens: &[Token],
+        deadline: Option<Instant>,
+    ) -> Result<(Vec<Queue>, Duration), Error> {
+        self.client.ask(self.server(), deadline, |connection| {
+            // Asked first: the server may settle in between.
+            let (_, settling) = connection.prospects(&self.key)?;
             let held = tokens.iter();
             let held = held.map(|token| connection.holding(&self.key, token.fence()));
-            held.filter_map(Result::transpose).collect()
-        });
-        queues.unwrap_or_default()
+            let held: Result<Vec<Queue>, Error> = held.filter_map(Result::transpose).collect();
+            Ok((held?, settling))
+        })
     }
 
     /// Describes the wait for the key: how many claims are ahead, and who holds the key, as far as
     /// the server reports it. `name` is the waiting client's name at the server.
     pub(super) fn describe_wait(&self, name: Option<&str>) -> String {
         let about = format!("waiting for {}", shown(&self.key));
-        let asked = self.connect().and_then(|mut connection| {
-            match connection.prospects(&self.key) {
-                // An older server does not know the request.
-                Err(Error::Unsupported(_)) => Ok((None, Duration::ZERO)),
-                prospects => prospects.map_err(|error| self.failure(&error)),
-            }
-        });
-        let details = match asked {
+        let details = match self.prospects() {
             Ok((queue, settling)) => {
                 let queue = queue.map(|queue| queue::while_waiting(&queue, name));
                 joined(queue, queue::while_settling(settling))
             }
-            Err(failure) if failure.status == UNAVAILABLE => failure.message,
-            // For example, the server has no connection left for this query.
+            Err(error) if error.is_transient() => self.failure(&error).message,
+            // For example, an older server does not know the request.
             Err(_) => None,
         };
         match details {
@@ -190,7 +152,12 @@ impl Target {
         let prospects = connection.prospects(&self.key);
         let (queue, settling) = prospects.unwrap_or((None, Duration::ZERO));
         let why = queue.and_then(|queue| queue::after_wait(&queue, waited));
-        let why = joined(why, queue::while_settling(settling));
+        self.not_granted(timeout, joined(why, queue::while_settling(settling)))
+    }
+
+    /// The message for a claim that was not granted within `timeout`, with the reason if it is
+    /// known.
+    pub(super) fn not_granted(&self, timeout: Option<Duration>, why: Option<String>) -> String {
         let place = self.place();
         let within = match timeout {
             Some(timeout) if timeout.as_secs() > 0 => format!("within {}", exact_time(timeout)),
@@ -206,50 +173,36 @@ impl Target {
     /// and who holds the key.
     pub(super) fn crowded(&self) -> String {
         let place = self.place();
-        let most = self.slot.max_waiters.unwrap_or_default();
-        let queue = self.queue().ok().flatten();
+        let most = self.claim.max_waiters.unwrap_or_default();
+        let queue = self.prospects().ok().and_then(|(queue, _)| queue);
         match queue.and_then(|queue| queue::after_wait(&queue, Duration::ZERO)) {
             Some(why) => format!("{place}: --max-waiters {most} wait already: {why}"),
             None => format!("{place}: --max-waiters {most} wait already"),
         }
     }
 
-    /// Who holds the key and who waits for it; `None` if it is not in use.
-    pub(super) fn queue(&self) -> Result<Option<Queue>, Error> {
-        self.client.queue(&self.key)
-    }
-
     /// Who holds the key and who waits for it, and for how long the server will grant nothing
     /// because it has just restarted.
     pub(super) fn prospects(&self) -> Result<(Option<Queue>, Duration), Error> {
-        self.client
-            .ask(self.server(), |connection| connection.prospects(&self.key))
+        self.ask(|connection| connection.prospects(&self.key))
     }
 
     /// Why a claim with this kind and limit is refused: how the key is in use now, if the server
     /// tells it.
     fn mismatch(&self, error: &Error) -> String {
-        let in_use = self.queue().ok().flatten().map(|queue| match queue.kind {
-            Kind::Lock => "a lock, without --limit".to_owned(),
-            Kind::Semaphore => format!("a semaphore with --limit {}", queue.limit),
-        });
-        match in_use {
-            Some(in_use) => format!("the key is in use as {in_use}"),
-            None => error.reason(),
-        }
+        let in_use = match self.prospects() {
+            Ok((Some(queue), _)) => match queue.kind {
+                Kind::Lock => "a lock, without --limit".to_owned(),
+                Kind::Semaphore => format!("a semaphore with --limit {}", queue.limit),
+            },
+            _ => return error.reason(),
+        };
+        format!("the key is in use as {in_use}")
     }
 
     /// Connects to another socket of the server.
     pub(super) fn connect_to(&self, server: &Address) -> Result<Connection, Error> {
         self.client.connect(server)
-    }
-
-    /// The TCP port of the server, if it has one.
-    pub(super) fn port(&self) -> Option<u16> {
-        match self.server() {
-            Address::Tcp(place) => place.rsplit_once(':')?.1.parse().ok(),
-            _ => None,
-        }
     }
 
     pub(super) fn server(&self) -> &Address {

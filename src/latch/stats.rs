@@ -7,15 +7,15 @@ use std::time::{Instant, SystemTime};
 use rustix::termios::tcgetwinsize;
 use serde_json::Value;
 
-use crate::cli::failure::{CommandResult, Failure};
-use crate::cli::output;
-use crate::client::{Address, Client, Connection, Error, Slot};
-use crate::text::{without_hidden, Utc};
+use crate::client::{Address, Claim, Client, Connection, Error};
+use crate::os::output;
+use crate::os::text::{without_hidden, Utc};
+use crate::shared::cli::failure::{CommandResult, Failure};
 
 use super::options::StatsForm;
 use super::stats_table::Statistics;
 use super::text_table::{fit, Table};
-use super::{failure, options, prometheus, report, shown, unprintable, usage};
+use super::{failure, options, report, shown, usage};
 
 /// The size assumed for a window that does not report it, in lines and columns.
 const USUAL_SIZE: (usize, usize) = (24, 80);
@@ -24,19 +24,16 @@ type Answers<'a> = Vec<(&'a Address, Result<Table, Error>)>;
 
 pub(super) fn show(options: &options::Stats) -> CommandResult {
     let form = options.form().map_err(usage)?;
-    let (client, key) = (options.client(None)?, options.key.as_deref());
+    let (client, key) = (options.server.client(None)?, options.key.as_deref());
     let servers = match key {
         Some(key) => {
-            let checked = client.slot(key, Slot::LOCK).check();
+            let checked = client.lock_for(key, Claim::LOCK).check();
             checked.map_err(|error| failure(shown(key), &error))?;
             vec![client.server_of(key)]
         }
         None => client.servers().iter().collect(),
     };
     let on_terminal = io::stdout().is_terminal();
-    if form == StatsForm::Prometheus {
-        return prometheus::show(&client);
-    }
     let is_watch = options.watch.0.is_some();
     let mut is_watching = false;
     let mut rates: Vec<GrantRate> = servers.iter().map(|_| GrantRate::default()).collect();
@@ -60,7 +57,7 @@ pub(super) fn show(options: &options::Stats) -> CommandResult {
         match printed {
             // The reader of the output has closed the pipe.
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Ok(status),
-            Err(error) => return Err(unprintable(&error)),
+            Err(error) => return Err(Failure::unprintable(error)),
             Ok(()) if is_watching => thread::sleep(options.watch.0.unwrap_or_default()),
             Ok(()) => return Ok(status),
         }
@@ -94,7 +91,7 @@ fn ask(
     form: StatsForm,
     mut rate: Option<&mut GrantRate>,
 ) -> Result<Table, Error> {
-    let (json, rate) = client.ask(server, |connection| {
+    let (json, rate) = client.ask(server, None, |connection| {
         let json = match connection.holders(key) {
             Err(Error::Refused(_)) => connection.stats(),
             answer => answer,

@@ -1,75 +1,68 @@
 //! The table of `latch stats`: who holds and who waits, from a server's JSON.
 
+use std::time::Duration;
+
 use serde_json::Value;
 
+use super::queue::while_settling;
 use super::text_table::{header, Table};
-use crate::client::{self, statistics, Kind, Party};
-use crate::text::{rough_time, Readable};
+use crate::client::{statistics, Holder, Kind, Party, Queue, Waiter};
+use crate::os::text::{rough_time, rough_time_left, Readable};
 
 #[derive(Debug)]
 pub(super) struct Statistics {
-    queues: Vec<KeyRow>,
+    /// The keys in use. A server may list fewer holders and waiters than it counts. In plain
+    /// `stats`, it lists only the holder of a lock, of which it says little.
+    keys: Vec<(Queue, Option<PlaceRow>)>,
     /// The number of connections, which only plain `stats` reports.
     connections: Option<u64>,
+    /// For how long the server grants nothing, because it has just restarted.
+    settling: Duration,
+    /// The number of connections that the server closed because of a cap.
+    turned_away: u64,
 }
 
-/// A key in use.
-#[derive(Debug)]
-struct KeyRow {
-    key: String,
-    kind: Kind,
-    limit: u64,
-    /// How many slots of a semaphore are held.
-    taken: u64,
-    is_shared: bool,
-    holder_count: u64,
-    waiter_count: u64,
-    /// The holders that the server lists, which may be fewer than it counts.
-    holders: Vec<PlaceRow>,
-    waiters: Vec<PlaceRow>,
-}
-
-/// What the tables show of a holder or a waiter. A cell is `-` if the server does not report it.
-#[derive(Clone, Debug)]
-struct PlaceRow {
-    /// The client's address or connection number.
-    peer: String,
-    tag: String,
-    /// How many slots it has or waits for, and whether it shares them or the server keeps them.
-    slots: String,
-    age: String,
-    lease_left: String,
-    fence: String,
-}
+/// What the tables show of a holder or a waiter: the client's address or connection, its slots, its
+/// age, the rest of its lease, its fence and its tag. A cell is `-` if the server does not report
+/// it.
+type PlaceRow = [String; 6];
 
 impl Statistics {
     /// Parses the answer to `stats`, in either form; `None` if it is something else.
     pub(super) fn parse(json: &str) -> Option<Statistics> {
+        let settling = statistics::settling(json);
+        let stats: Value = serde_json::from_str(json).ok()?;
+        let turned_away = stats["turned_away"].as_u64().unwrap_or_default();
         if let Some(queues) = statistics::parse(json) {
             return Some(Statistics {
-                queues: queues.into_iter().map(KeyRow::from).collect(),
+                keys: queues.into_iter().map(|queue| (queue, None)).collect(),
                 connections: None,
+                settling,
+                turned_away,
             });
         }
-        let stats: Value = serde_json::from_str(json).ok()?;
         let locks = stats["locks"].as_array()?.iter().map(lock);
         let semaphores = stats["semaphores"].as_array()?.iter().map(semaphore);
         Some(Statistics {
-            queues: locks.chain(semaphores).collect::<Option<_>>()?,
+            keys: locks.chain(semaphores).collect::<Option<_>>()?,
             connections: Some(stats["connections"].as_u64()?),
+            settling,
+            turned_away,
         })
     }
 
     /// The table of all keys in use, with a row for each holder. The keys with the most waiters
     /// come first. The foot shows `grant_rate`, in grants per second.
     pub(super) fn all(mut self, grant_rate: Option<f64>) -> Table {
-        self.queues.sort_unstable_by(|one, other| {
+        self.keys.sort_unstable_by(|(one, _), (other, _)| {
             let by_waiters = other.waiter_count.cmp(&one.waiter_count);
             by_waiters.then_with(|| one.key.cmp(&other.key))
         });
         let mut rows = Vec::new();
-        for queue in &self.queues {
-            let listed = queue.holders.len() as u64;
+        for (queue, plain_holder) in &self.keys {
+            let holders = queue.holders.iter().map(holder_row);
+            let holders: Vec<PlaceRow> = holders.chain(plain_holder.clone()).collect();
+            let listed = holders.len() as u64;
             let others = queue.holder_count.saturating_sub(listed);
             let name_of_others = match (others, listed) {
                 (0, 1..) => None,
@@ -77,26 +70,29 @@ impl Statistics {
                 (others, 0) => Some(format!("{others} clients")),
                 (others, _) => Some(format!("{others} more")),
             };
-            let row_of_others = name_of_others.map(PlaceRow::stranger);
-            for holder in queue.holders.iter().cloned().chain(row_of_others) {
+            let row_of_others = name_of_others.map(stranger);
+            for holder in holders.into_iter().chain(row_of_others) {
+                let [peer, slots, age, left, _, tag] = holder;
                 let waiters = queue.waiter_count.to_string();
-                let (kind, key) = (queue.kind_and_use(), escaped(&queue.key));
-                let (peer, slots, age) = (holder.peer, holder.slots, holder.age);
-                let left = holder.lease_left;
-                rows.push(vec![kind, key, peer, slots, age, left, waiters, holder.tag]);
+                let (kind, key) = (kind_and_use(queue), escaped(&queue.key));
+                rows.push(vec![kind, key, peer, slots, age, left, waiters, tag]);
             }
         }
-        let mut in_use = format!("{} in use", self.queues.len());
+        let mut foot = vec![format!("{} in use", self.keys.len())];
         if let Some(connections) = self.connections {
-            in_use += &format!(", {connections} connected");
+            foot[0] += &format!(", {connections} connected");
         }
         if let Some(rate) = grant_rate {
-            in_use += &format!(", {rate:.1} grants a second");
+            foot[0] += &format!(", {rate:.1} grants a second");
         }
+        if self.turned_away > 0 {
+            foot[0] += &format!(", {} connections turned away", self.turned_away);
+        }
+        foot.extend(while_settling(self.settling));
         Table {
             header: header("KIND,KEY,HOLDER,SLOTS,AGE,LEASE LEFT,WAITERS,TAG"),
             rows,
-            foot: vec![in_use],
+            foot,
             ..Table::default()
         }
     }
@@ -104,8 +100,10 @@ impl Statistics {
     /// The table of one key, with all its holders and waiters.
     pub(super) fn of(&self, key: &str) -> Table {
         let shown = escaped(key);
-        let Some(queue) = self.queues.iter().find(|queue| queue.key == key) else {
-            return Table::line(format!("{shown}: not in use"));
+        let mut keys = self.keys.iter();
+        let Some((queue, plain_holder)) = keys.find(|(queue, _)| queue.key == key) else {
+            let known = while_settling(self.settling).unwrap_or_else(|| "not in use".to_owned());
+            return Table::line(format!("{shown}: {known}"));
         };
         let held = match (queue.is_shared, queue.kind) {
             (true, _) => format!("shared by {}", queue.holder_count),
@@ -117,30 +115,19 @@ impl Statistics {
             queue.kind.word(),
             queue.waiter_count
         );
-        let row = |name: String, place: &PlaceRow| {
-            let place = place.clone();
-            let (left, fence) = (place.lease_left, place.fence);
-            vec![
-                name,
-                place.peer,
-                place.slots,
-                place.age,
-                left,
-                fence,
-                place.tag,
-            ]
-        };
-        let holders = queue.holders.iter();
-        let holder_rows = holders.map(|place| row("holder".to_owned(), place));
-        let waiters = (1..).zip(&queue.waiters);
-        let waiter_rows = waiters.map(|(number, place)| row(format!("waiter {number}"), place));
-        let rows = holder_rows.chain(waiter_rows).collect();
-        let mut foot = Vec::new();
+        let holders = queue.holders.iter().map(holder_row);
+        let mut rows: Vec<Vec<String>> = (holders.chain(plain_holder.clone()))
+            .map(|place| [&["holder".to_owned()], &place[..]].concat())
+            .collect();
+        let listed = (rows.len(), queue.waiters.len());
+        let waiters = (1..).zip(queue.waiters.iter().map(waiter_row));
+        rows.extend(waiters.map(|(at, place)| [&[format!("waiter {at}")], &place[..]].concat()));
+        let mut foot: Vec<String> = while_settling(self.settling).into_iter().collect();
         for (count, listed, name) in [
-            (queue.holder_count, &queue.holders, "holders"),
-            (queue.waiter_count, &queue.waiters, "waiters"),
+            (queue.holder_count, listed.0, "holders"),
+            (queue.waiter_count, listed.1, "waiters"),
         ] {
-            let others = count.saturating_sub(listed.len() as u64);
+            let others = count.saturating_sub(listed as u64);
             if others > 0 {
                 foot.push(format!("and {others} {name} that the server does not list"));
             }
@@ -154,45 +141,27 @@ impl Statistics {
     }
 }
 
-impl KeyRow {
-    /// The kind, and how many slots of a semaphore are held.
-    fn kind_and_use(&self) -> String {
-        let kind = self.kind.word();
-        match self.kind {
-            Kind::Lock if self.is_shared => format!("shared {kind}"),
-            Kind::Lock => kind.to_owned(),
-            Kind::Semaphore => format!("{kind} {}/{}", self.taken, self.limit),
-        }
+/// The kind, and how many slots of a semaphore are held.
+fn kind_and_use(queue: &Queue) -> String {
+    let kind = queue.kind.word();
+    match queue.kind {
+        Kind::Lock if queue.is_shared => format!("shared {kind}"),
+        Kind::Lock => kind.to_owned(),
+        Kind::Semaphore => format!("{kind} {}/{}", queue.taken, queue.limit),
     }
 }
 
-impl From<client::Queue> for KeyRow {
-    fn from(queue: client::Queue) -> KeyRow {
-        let holders = queue.holders.iter().map(|holder| PlaceRow {
-            lease_left: rough_time(holder.lease_left),
-            fence: holder.fence.to_string(),
-            ..PlaceRow::of(&holder.party, holder.slots_in_words())
-        });
-        let waiters = queue.waiters.iter().map(|waiter| {
-            let shared = if waiter.party.is_shared {
-                " shared"
-            } else {
-                ""
-            };
-            PlaceRow::of(&waiter.party, format!("{}{shared}", waiter.party.slots))
-        });
-        KeyRow {
-            holders: holders.collect(),
-            waiters: waiters.collect(),
-            key: queue.key,
-            kind: queue.kind,
-            limit: queue.limit,
-            taken: queue.taken,
-            is_shared: queue.is_shared,
-            holder_count: queue.holder_count,
-            waiter_count: queue.waiter_count,
-        }
-    }
+fn holder_row(holder: &Holder) -> PlaceRow {
+    let ShownParty { peer, tag, age } = ShownParty::of(&holder.party);
+    let (left, fence) = (rough_time_left(holder.lease_left), holder.fence.to_string());
+    [peer, holder.slots_in_words(), age, left, fence, tag]
+}
+
+fn waiter_row(waiter: &Waiter) -> PlaceRow {
+    let ShownParty { peer, tag, age } = ShownParty::of(&waiter.party);
+    let shared = waiter.party.is_shared.then_some(" shared");
+    let slots = format!("{}{}", waiter.party.slots, shared.unwrap_or_default());
+    [peer, slots, age, or_dash(None), or_dash(None), tag]
 }
 
 /// What is shown of the client of a claim.
@@ -218,61 +187,37 @@ impl ShownParty {
     }
 }
 
-impl PlaceRow {
-    /// A row about which only the client is known.
-    fn stranger(peer: String) -> PlaceRow {
-        let unknown = || or_dash(None);
-        PlaceRow {
-            peer,
-            tag: unknown(),
-            slots: unknown(),
-            age: unknown(),
-            lease_left: unknown(),
-            fence: unknown(),
-        }
-    }
-
-    /// A row with what is known of each client.
-    fn of(client: &Party, slots: String) -> PlaceRow {
-        let ShownParty { peer, tag, age } = ShownParty::of(client);
-        PlaceRow {
-            tag,
-            age,
-            slots,
-            ..PlaceRow::stranger(peer)
-        }
-    }
+/// A row about which only the client is known.
+fn stranger(peer: String) -> PlaceRow {
+    let mut row = [const { None }; 6].map(or_dash);
+    row[0] = peer;
+    row
 }
 
 /// A lock in plain `stats`, which every server knows.
-fn lock(entry: &Value) -> Option<KeyRow> {
-    let peer = format!("connection {}", entry["owner_conn_id"].as_u64()?);
-    let holder = PlaceRow {
-        lease_left: rough_time(statistics::seconds(&entry["lease_expires_in_s"])?),
-        ..PlaceRow::stranger(peer)
-    };
-    Some(KeyRow {
-        key: entry["key"].as_str()?.to_owned(),
-        kind: Kind::Lock,
-        limit: 1,
-        taken: 1,
-        is_shared: false,
-        holder_count: 1,
-        waiter_count: entry["waiters"].as_u64()?,
-        holders: vec![holder],
-        waiters: Vec::new(),
-    })
+fn lock(entry: &Value) -> Option<(Queue, Option<PlaceRow>)> {
+    let left = rough_time_left(statistics::seconds(&entry["lease_expires_in_s"])?);
+    let connection = entry["owner_conn_id"].as_u64()?;
+    let mut holder = stranger(format!("connection {connection}"));
+    holder[3] = left;
+    Some((plain(entry, Kind::Lock, 1, 1)?, Some(holder)))
 }
 
 /// A semaphore in plain `stats`.
-fn semaphore(entry: &Value) -> Option<KeyRow> {
-    Some(KeyRow {
+fn semaphore(entry: &Value) -> Option<(Queue, Option<PlaceRow>)> {
+    let (limit, taken) = (entry["limit"].as_u64()?, entry["holders"].as_u64()?);
+    Some((plain(entry, Kind::Semaphore, limit, taken)?, None))
+}
+
+/// A key in plain `stats`. Its holders have a slot each.
+fn plain(entry: &Value, kind: Kind, limit: u64, taken: u64) -> Option<Queue> {
+    Some(Queue {
         key: entry["key"].as_str()?.to_owned(),
-        kind: Kind::Semaphore,
-        limit: entry["limit"].as_u64()?,
-        taken: entry["holders"].as_u64()?,
+        kind,
+        limit,
+        taken,
         is_shared: false,
-        holder_count: entry["holders"].as_u64()?,
+        holder_count: taken,
         waiter_count: entry["waiters"].as_u64()?,
         holders: Vec::new(),
         waiters: Vec::new(),
@@ -356,12 +301,19 @@ mod tests {
         let expected = [
             "KIND  KEY  HOLDER  SLOTS  AGE  LEASE LEFT  WAITERS  TAG",
             "semaphore 4/5  pool  4 clients  -  -  -  2  -",
-            "lock  a\\x1b[2J  connection 7  -  -  18 s  0  -",
+            "lock  a\\x1b[2J  connection 7  -  -  19 s  0  -",
             "2 in use, 3 connected",
         ];
         for (line, expected) in lines.iter().zip(expected) {
             assert_eq!(words(line), words(expected));
         }
+    }
+
+    #[test]
+    fn the_foot_says_how_many_connections_were_turned_away() {
+        let lines = table(r#"{"keys":[],"turned_away":3}"#);
+        let foot = lines.last().map(String::as_str);
+        assert_eq!(foot, Some("0 in use, 3 connections turned away"));
     }
 
     #[test]

@@ -2,41 +2,56 @@
 
 use serde_json::Value;
 
-use crate::cli::failure::CommandResult;
+use std::time::Duration;
+
 use crate::client::{Kind, Queue};
-use crate::text::{rough_time, rounded_seconds, without_hidden, Plain};
+use crate::os::text::{rough_time, rough_time_left, rounded_seconds, without_hidden, Plain};
+use crate::shared::cli::failure::CommandResult;
 
 use super::servers::Target;
-use super::{options, print, HELD};
+use super::{options, print, BUSY, HELD};
 
-/// Prints what the server knows of the key. The exit status says whether it is free.
+/// Prints what the server knows of the key. The exit status says whether it is free, or that the
+/// server cannot know that yet.
 pub(super) fn run(options: &options::Status) -> CommandResult {
-    let target = Target::new(options.client(None)?, &options.key, None, None);
-    let queue = target.queue().map_err(|error| target.failure(&error))?;
+    let target = Target::new(options.server.client(None)?, &options.key, None, None);
+    let asked = target.ask(|connection| {
+        let prospects = connection.prospects(&target.key)?;
+        Ok((prospects, connection.member.to_string()))
+    });
+    let ((queue, settling), server) = asked.map_err(|error| target.failure(&error))?;
     let (key, queue) = (options.key.as_str(), queue.as_ref());
-    print(&if options.json {
-        json(key, queue)
-    } else {
-        lines(key, queue)
-    })?;
-    Ok(if is_held(queue) { HELD } else { 0 })
+    let held = is_held(queue, settling);
+    let form = if options.json { json } else { lines };
+    print(&form(key, held, &server, queue))?;
+    match held {
+        Some(true) => Ok(HELD),
+        Some(false) => Ok(0),
+        None => {
+            let time = rough_time_left(settling);
+            let why = format!("not known for {time}: the server has just restarted");
+            Err(target.fails(BUSY, &why))
+        }
+    }
 }
 
-/// Whether a claim would have to wait. A lock with waiters counts as held.
-fn is_held(queue: Option<&Queue>) -> bool {
-    queue.is_some_and(|queue| {
-        let is_full = match queue.kind {
-            Kind::Lock => queue.holder_count > 0,
-            Kind::Semaphore => queue.taken >= queue.limit,
-        };
-        is_full || queue.waiter_count > 0
-    })
+/// Whether a claim would have to wait for others. A lock with waiters counts as held. `None` as
+/// long as a holder may still come back to a server that has just restarted: claims wait for that.
+fn is_held(queue: Option<&Queue>, settling: Duration) -> Option<bool> {
+    let is_full = queue.is_some_and(|queue| match queue.kind {
+        Kind::Lock => queue.holder_count > 0,
+        Kind::Semaphore => queue.taken >= queue.limit,
+    });
+    let has_waiters = queue.is_some_and(|queue| queue.waiter_count > 0);
+    (is_full || settling.is_zero()).then_some(is_full || has_waiters)
 }
 
 /// The answer as lines of `key: value`.
-fn lines(key: &str, queue: Option<&Queue>) -> String {
+fn lines(key: &str, held: Option<bool>, server: &str, queue: Option<&Queue>) -> String {
     let shown = |text: &str| Plain(text.as_bytes()).to_string();
-    let mut text = format!("key: {}\nheld: {}\n", shown(key), is_held(queue));
+    let held = held.map_or("unknown".to_owned(), |held| held.to_string());
+    let (key, server) = (shown(key), shown(server));
+    let mut text = format!("key: {key}\nheld: {held}\nserver: {server}\n");
     let Some(queue) = queue else {
         return text;
     };
@@ -49,13 +64,13 @@ fn lines(key: &str, queue: Option<&Queue>) -> String {
     text += &format!("holders: {holders}\nwaiters: {waiters}\n");
     for holder in &queue.holders {
         let party = &holder.party;
-        let peer = party.peer.as_deref().unwrap_or("none");
+        let peer = party.peer.as_deref().unwrap_or("no connection");
         text += &format!("holder: {}\n", shown(peer));
         if let Some(tag) = &party.tag {
             text += &format!("tag: {}\n", shown(tag));
         }
         let slots = holder.slots_in_words();
-        let [age, left] = [party.age, holder.lease_left].map(rough_time);
+        let (age, left) = (rough_time(party.age), rough_time_left(holder.lease_left));
         text += &format!("slots: {slots}\nage: {age}\nlease: {left}\n");
         text += &format!("fence: {}\n", holder.fence);
     }
@@ -63,10 +78,10 @@ fn lines(key: &str, queue: Option<&Queue>) -> String {
 }
 
 /// The answer as one JSON object, in one line.
-fn json(key: &str, queue: Option<&Queue>) -> String {
+fn json(key: &str, held: Option<bool>, server: &str, queue: Option<&Queue>) -> String {
     let quoted = |text: Option<&str>| without_hidden(&Value::from(text).to_string());
-    let key = quoted(Some(key));
-    let held = is_held(queue);
+    let (key, server) = (quoted(Some(key)), quoted(Some(server)));
+    let held = format!("{},\"server\":{server}", Value::from(held));
     let Some(queue) = queue else {
         return format!("{{\"key\":{key},\"held\":{held},\"holders\":[]}}\n");
     };

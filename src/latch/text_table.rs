@@ -1,6 +1,6 @@
 //! A table in lines of text, which can be made to fit a window.
 
-use crate::text::{beginning, columns};
+use crate::os::text::{beginning, columns};
 
 /// A table for the terminal, which can be made to fit a window. Its cells hide no characters.
 #[derive(Debug, Default)]

@@ -4,8 +4,8 @@
 use std::env;
 use std::ffi::OsString;
 
-use crate::cli::locks_around::{locks_around, with_locks_around};
 use crate::client::{Guards, Token};
+use crate::shared::cli::environment::{locks_around, with_locks_around};
 
 /// The names: the key, the token, the fence, the number of its semaphore slot if it has one, the
 /// numbers of the slots if it has several, the keys and tokens of all its locks, those of the

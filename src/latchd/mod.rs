@@ -1,32 +1,20 @@
 //! The program `latchd`: see latchd(8).
 
-mod account;
-mod capacity;
-pub(crate) mod connection;
-mod ending;
-mod exposure;
-mod fences;
-mod hangups;
+pub(crate) mod arbiter;
+mod auth;
+mod claim_log;
+#[cfg_attr(not(feature = "cluster"), path = "cluster/absent.rs")]
+pub(crate) mod cluster;
+mod context;
+pub(crate) mod fence;
 pub(crate) mod http;
-mod http_options;
-mod listen_host;
-mod machine;
-mod opening;
-mod options;
-mod requests;
-mod rights;
-mod rules;
-mod serve;
-mod session;
-mod settings;
+pub(crate) mod line;
+pub(crate) mod record;
 mod shutdown;
+mod start;
 pub(crate) mod state_file;
 mod statistics;
-#[cfg_attr(not(feature = "tls"), path = "tls/absent.rs")]
-mod tls;
-mod tokens;
-mod variables;
-mod words;
+pub(crate) mod table;
 
 use std::env;
 use std::process::ExitCode;
@@ -36,31 +24,32 @@ use std::time::Duration;
 use log::{debug, info, warn};
 use parking_lot::RwLock;
 
-use crate::arbiter::{Arbiter, Rules};
-use crate::cli::arguments::{self, Origins, Parsed};
-use crate::cli::service_links::is_service_link;
-use crate::cluster::{ClusterNode, ClusterSettings};
-use crate::fence::allocator::Reserver;
-use crate::fence::source::Salts;
-use crate::log::{Log, SourceThrottle};
-use crate::net::connections::Connections;
-use crate::net::inherited::{self, Inherited};
-use crate::net::listener::Listener;
-use crate::net::tls::Certificate;
-use crate::protocol::abilities::Abilities;
-use crate::server::{self, refuse, EndSignals, CANNOT_START, USAGE};
-use crate::sys::notify::notify;
-use crate::sys::random;
-use crate::table::{Caps, Holdings};
-use crate::text::reason;
-use fences::Fences;
-use http::{Door, GrantCaps};
-use options::Options;
-pub use options::SELF;
-use rules::{Offer, SessionRules};
-use settings::{AuthTokenSource, ServerSettings};
-use state_file::{Left, StateFile};
-use tokens::{TokenUse, Tokens};
+use crate::latchd::arbiter::{Arbiter, Rules};
+use crate::latchd::cluster::{ClusterNode, ClusterSettings};
+use crate::latchd::fence::allocator::Reserver;
+use crate::latchd::fence::source::Salts;
+use crate::latchd::table::Caps;
+use crate::os::notify::notify;
+use crate::os::random;
+use crate::os::text::reason;
+use crate::os::tls::Certificate;
+use crate::shared::cli::arguments::{self, Origins, Parsed};
+use crate::shared::cli::environment::is_service_link;
+use crate::shared::daemon::{self, refuse, EndSignals, CANNOT_START, USAGE};
+use crate::shared::log::{Log, Throttle};
+use crate::shared::net::connections::Connections;
+use crate::shared::net::inherited::{self, Inherited};
+use crate::shared::net::listener::Listener;
+use crate::wire::abilities::Abilities;
+use auth::tokens::{TokenUse, Tokens};
+use context::{Offer, ServerContext};
+use http::{ChangeCaps, HttpServer};
+use start::fences::Fences;
+use start::options::Options;
+pub use start::options::SELF;
+use start::settings::{AuthTokenSource, ServerSettings};
+use start::{capacity, fences, host_memory, options, serve, startup_warnings, tls};
+use state_file::{Previous, StateFile};
 
 const PROGRAM: &str = "latchd";
 
@@ -75,7 +64,7 @@ pub fn main() -> ExitCode {
     let (parsed, origins) = options::read(env::args_os().skip(1), &variable);
     let started = match parsed {
         Parsed::Run(options) => start(&options, &origins),
-        Parsed::Print(text) => return server::print(PROGRAM, &text),
+        Parsed::Print(text) => return daemon::print(PROGRAM, &text),
         Parsed::Usage(reason) => Err((USAGE, reason)),
     };
     started.unwrap_or_else(|(status, reason)| refuse(PROGRAM, status, reason))
@@ -95,7 +84,7 @@ fn start(options: &Options, origins: &Origins) -> Result<ExitCode, (u8, String)>
     let settings = settings.map_err(usage)?;
     let rules = settings.log.clone();
     let run = |log: &Log| run(options, settings, inherited, log);
-    server::with_log(PROGRAM, &rules, run).map_err(cannot_start)
+    daemon::with_log(PROGRAM, &rules, run).map_err(cannot_start)
 }
 
 /// What a server has read and opened before it serves.
@@ -106,9 +95,9 @@ struct Prepared {
     cluster: Option<ClusterSettings>,
     state: Option<Arc<StateFile>>,
     /// What the previous server has left.
-    left: Left,
+    previous: Previous,
     fences: Fences,
-    door: Option<Door>,
+    door: Option<HttpServer>,
     listeners: Arc<[Listener]>,
 }
 
@@ -122,7 +111,7 @@ fn run(
     let prepared = prepare(options, settings, inherited, log)?;
     let listeners = Arc::clone(&prepared.listeners);
     // A server that cannot start must remove the paths of its sockets, too.
-    let _clean_up = server::CleanUp(&listeners);
+    let _clean_up = daemon::CleanUp(&listeners);
     serve(options, prepared, log)
 }
 
@@ -134,15 +123,22 @@ fn prepare(
     inherited: Vec<Listener>,
     log: &Log,
 ) -> Result<Prepared, String> {
-    server::leave_no_core();
-    let signals = server::catch_signals()?;
+    daemon::leave_no_core();
+    let signals = daemon::catch_signals()?;
     let auth = settings.auth.as_ref();
     let [auth_tokens, admin_tokens] = read_tokens(options, auth)?;
     let cluster = settings.cluster.map(ClusterSettings::checked).transpose()?;
     auth_tokens.iter().for_each(|tokens| tokens.log_rights());
     let state = StateFile::lock(options.state_file(), options.settle())?;
-    let left = state.as_ref().map_or(Ok(Left::Nothing), |it| it.read())?;
-    let fences = fences::open(options.fence_state_file.as_deref(), state.is_some(), &left)?;
+    let previous = match &state {
+        Some(state) => state.read()?,
+        None => Previous::Nothing,
+    };
+    let fences = fences::open(
+        options.fence_state_file.as_deref(),
+        state.is_some(),
+        &previous,
+    )?;
     let certificate = tls::certificate(options.tls_files())?;
     let reload = {
         let tokens = [auth_tokens.clone(), admin_tokens.clone()];
@@ -151,12 +147,12 @@ fn prepare(
     };
     // Up to this point SIGTERM ends the process at once, even while it waits for another server to
     // unlock the fence file.
-    let signals = server::watch_signals(signals, log, reload)?;
-    let door = Door::bind(settings.http, certificate.as_ref())?;
+    let signals = daemon::watch_signals(signals, log, reload)?;
+    let door = HttpServer::bind(settings.http, certificate.as_ref())?;
     let listeners = serve::listen(options, settings.sockets, inherited, certificate)?;
     tell_of_dflockd(&settings.without_effect, settings.read_only_door.as_deref());
-    exposure::warn(options, auth, &listeners, door.as_ref());
-    variables::warn_of_unknown();
+    startup_warnings::warn(options, auth, &listeners, door.as_ref());
+    startup_warnings::warn_of_unknown_variables();
     fences::warn_of_clock(options);
     Ok(Prepared {
         signals,
@@ -164,7 +160,7 @@ fn prepare(
         admin_tokens,
         cluster,
         state,
-        left,
+        previous,
         fences,
         door,
         listeners,
@@ -180,11 +176,10 @@ fn serve(options: &Options, prepared: Prepared, log: &Log) -> Result<ExitCode, S
     let fences = node
         .as_ref()
         .map_or(prepared.fences, |node| (node.fences(), None));
-    let are_local = options.local_clients || listeners.iter().all(|it| it.is_unix());
     let (arbiter, reserver) = start_arbiter(options, fences)?;
     let state = prepared.state;
     let settling = match &state {
-        Some(file) => file.restore(&prepared.left, are_local, &arbiter)?,
+        Some(file) => file.restore(&prepared.previous, options.local_clients, &arbiter)?,
         None => Duration::ZERO,
     };
     let secret_len = prepared
@@ -194,46 +189,46 @@ fn serve(options: &Options, prepared: Prepared, log: &Log) -> Result<ExitCode, S
     let max_connections = capacity::max_connections(options, secret_len);
     let worst_case = report_capacity(options, max_connections, secret_len);
     // Connections over the limits are closed without a word.
-    let farewell = b"";
-    let per_ip = options.max_connections_per_ip;
-    let connections = Arc::new(Connections::new(max_connections, per_ip, farewell));
-    let session_rules = Arc::new(SessionRules {
+    let connections = Connections::new(max_connections, options.max_connections_per_ip, b"");
+    let connections = connections.requiring_auth(prepared.auth_tokens.is_some());
+    let connections = Arc::new(connections);
+    let context = Arc::new(ServerContext {
         offer: offer(options),
         read_timeout: options.read_timeout,
         write_timeout: options.write_timeout,
+        auto_release: options.auto_release(),
         auth_tokens: prepared.auth_tokens,
         admin_tokens: prepared.admin_tokens,
-        auth_refusals: SourceThrottle::default(),
-        right_refusals: SourceThrottle::default(),
-        cap_warnings: SourceThrottle::default(),
+        operator_socket: Listener::path_beside_port(&listeners),
+        auth_refusals: Throttle::default(),
+        right_refusals: Throttle::default(),
+        malformed: Throttle::default(),
+        cap_warnings: Throttle::default(),
         log: log.clone(),
         node: node.clone(),
         state: state.clone(),
         replies: RwLock::default(),
         worst_case,
+        connections: Arc::clone(&connections),
     });
     if let Some(node) = &node {
-        node.serve(&arbiter).map_err(server::no_thread)?;
+        node.serve(&arbiter).map_err(daemon::no_thread)?;
     }
-
     let end = shutdown::ServerEnd {
         signals: &prepared.signals.received,
         arbiter: &arbiter,
-        connections: &connections,
         listeners: &listeners,
         options,
-        node: node.as_deref(),
-        state: state.as_deref(),
-        session_rules: &session_rules,
+        context: &context,
     };
     let caps = options
         .http_grants
         .then(|| grant_caps(options, &connections));
-    let open_door = |door: Door| door.open(&arbiter, &session_rules, caps, &connections);
+    let open_door = |door: HttpServer| door.open(&arbiter, &context, caps, &connections);
     let keep = |reserver| start_file_threads(reserver, state.as_ref(), settling, &arbiter);
     let started = reserver
         .map_or(Ok(()), keep)
-        .and_then(|()| serve::start(&listeners, &arbiter, &connections, &session_rules))
+        .and_then(|()| serve::start(&listeners, &arbiter, &context))
         .and_then(|()| prepared.door.map_or(Ok(None), open_door))
         .and_then(|over_http| {
             tell_of_start(options, &listeners, node.as_deref())?;
@@ -251,8 +246,8 @@ fn serve(options: &Options, prepared: Prepared, log: &Log) -> Result<ExitCode, S
     Ok(status)
 }
 
-fn grant_caps(options: &Options, connections: &Connections) -> GrantCaps {
-    GrantCaps {
+fn grant_caps(options: &Options, connections: &Connections) -> ChangeCaps {
+    ChangeCaps {
         max_waiting: capacity::max_waiting(options, connections.max()),
         max_per_address: options.max_connections_per_ip,
         max_kept: options.max_kept(),
@@ -262,18 +257,17 @@ fn grant_caps(options: &Options, connections: &Connections) -> GrantCaps {
 
 fn offer(options: &Options) -> Offer {
     let max_lease = options.max_hold.unwrap_or(Duration::MAX);
+    let survives_restart = options.etcd.is_some() || options.state_file().is_some();
     Offer {
         default_lease: options.default_lease_ttl.min(max_lease),
         max_lease,
-        abilities: Abilities {
-            adopt: true,
-            slots: true,
-            survives_restart: options.etcd.is_some() || options.state_file().is_some(),
-            proofs: options.state_file().is_some(),
-            lingers: !options.auto_release(),
-            hears_breaks: false,
-            status: true,
-        },
+        abilities: Abilities::ADOPT
+            .and(Abilities::SLOTS)
+            .and(Abilities::STATUS)
+            .and(Abilities::SURVIVES_RESTART.when(survives_restart))
+            .and(Abilities::AGES.when(survives_restart))
+            .and(Abilities::PROOFS.when(options.state_file().is_some()))
+            .and(Abilities::LINGERS.when(!options.auto_release())),
     }
 }
 
@@ -285,7 +279,7 @@ fn report_capacity(options: &Options, max_connections: usize, secret_len: usize)
     let worst_case_mb = worst_case.div_ceil(MEGABYTE);
     let version = env!("CARGO_PKG_VERSION");
     info!("starting version={version} max_connections={max_connections}");
-    let memory = machine::memory();
+    let memory = host_memory::memory();
     if worst_case > memory / 2 {
         let memory_mb = memory / MEGABYTE;
         warn!("high-caps worst_case_mb={worst_case_mb} memory_mb={memory_mb}");
@@ -305,7 +299,7 @@ fn tell_of_start(
     let is_anew = node.is_some_and(ClusterNode::has_started_over);
     // A server that has started over has already printed its port.
     if options.print_port && !is_anew {
-        server::print_port(listeners)?;
+        daemon::print_port(listeners)?;
     }
     let state = match options.etcd {
         Some(_) => "READY=1",
@@ -324,29 +318,28 @@ fn start_arbiter(
     if !random::is_ready() {
         warn!("waiting-for-randomness");
     }
-    let salts = Salts::new().map_err(server::cannot("get random numbers"))?;
+    let salts = Salts::new().map_err(daemon::cannot("get random numbers"))?;
     let rules = Rules {
         caps: Caps {
             max_locks: options.max_locks,
             max_grants: options.max_slots,
-            max_per_connection: options.max_per_connection.unwrap_or(options.max_locks),
+            max_per_connection: options.max_per_connection(),
             max_waiters: options.max_waiters,
             max_waiters_total: options.max_waiters_total,
             max_kept: options.max_kept(),
             max_keep_time: options.max_keep_time,
             max_hold: options.max_hold.unwrap_or(Duration::MAX),
         },
-        holdings: if options.auto_release() {
-            Holdings::Release
-        } else {
-            Holdings::Orphan
-        },
         gc_interval: options.gc_interval,
         gc_max_idle: options.gc_max_idle,
     };
     let arbiter = Arc::new(Arbiter::new(&rules, fences, salts));
     arbiter.expect(options.expected());
-    account::open(&arbiter, options.log_grants);
+    claim_log::open(&arbiter, options.log_grants);
+    // In a cluster, clients tell the active server how their work has ended.
+    if options.etcd.is_none() {
+        arbiter.expect_anew();
+    }
     Ok((arbiter, reserver))
 }
 
@@ -361,10 +354,10 @@ fn start_file_threads(
         let recorded = reserver.also_record(Box::new(Arc::clone(&state)));
         recorded.map_err(|error| state.unusable(&error))?;
         let arbiter = Arc::clone(arbiter);
-        server::spawn("state", move || state.keep_up_to_date(settling, &arbiter))?;
+        daemon::spawn("state", move || state.keep_up_to_date(settling, &arbiter))?;
     }
     let arbiter = Arc::clone(arbiter);
-    server::spawn("fences", move || {
+    daemon::spawn("fences", move || {
         reserver.run(|| arbiter.grant_owed_slots());
     })
 }

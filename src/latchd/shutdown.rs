@@ -9,18 +9,18 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{bounded, select, Receiver, RecvTimeoutError};
 use log::{error, info};
 
-use crate::arbiter::{Arbiter, DrainUntil};
-use crate::cluster::ClusterNode;
-use crate::net::connections::Connections;
-use crate::net::listener::Listener;
-use crate::sys::deadline::time_left;
-use crate::sys::notify::notify;
-use crate::sys::thread::spawn;
-use crate::text::reason;
+use crate::latchd::arbiter::{Arbiter, DrainUntil};
+use crate::latchd::cluster::ClusterNode;
+use crate::os::event::time_left;
+use crate::os::notify::notify;
+use crate::os::text::reason;
+use crate::os::thread::spawn;
+use crate::shared::net::connections::Connections;
+use crate::shared::net::listener::Listener;
 
-use super::account::{log_cut_off, log_drain};
-use super::options::Options;
-use super::rules::SessionRules;
+use super::claim_log::{log_cut_off, log_drain};
+use super::context::ServerContext;
+use super::start::options::Options;
 use super::state_file::{Handover, StateFile, RETRY_AFTER};
 
 /// How long the farewell waits for the next connection to close. The limit is for each connection,
@@ -59,12 +59,9 @@ enum Ended {
 pub(super) struct ServerEnd<'a> {
     pub(super) signals: &'a Receiver<()>,
     pub(super) arbiter: &'a Arbiter,
-    pub(super) connections: &'a Arc<Connections>,
     pub(super) options: &'a Options,
     pub(super) listeners: &'a [Listener],
-    pub(super) node: Option<&'a ClusterNode>,
-    pub(super) state: Option<&'a StateFile>,
-    pub(super) session_rules: &'a SessionRules,
+    pub(super) context: &'a ServerContext,
 }
 
 impl ServerEnd<'_> {
@@ -72,15 +69,16 @@ impl ServerEnd<'_> {
     /// the connections over HTTP, if clients can get locks there.
     pub(super) fn run(&self, over_http: Option<Arc<Connections>>) -> ExitCode {
         // The supervisor may not listen after READY, so errors of `notify` do not matter here.
+        let state = self.context.state.as_deref();
         if self.becomes_idle() {
             let _ = notify("STOPPING=1\nSTATUS=Idle");
             info!("stopping reason=idle");
-            if self.state.is_none_or(|file| self.hand_over(file).is_ok()) {
+            if state.is_none_or(|file| self.hand_over(file).is_ok()) {
                 return ExitCode::SUCCESS;
             }
         }
         let deadline = Instant::now() + self.options.shutdown_timeout.unwrap_or(LONGEST);
-        if let Some(node) = self.node {
+        if let Some(node) = self.context.node.as_deref() {
             node.leave();
             return if node.is_active() {
                 self.hand_over_leadership(node, deadline)
@@ -88,9 +86,9 @@ impl ServerEnd<'_> {
                 self.leave_cluster(node, deadline)
             };
         }
-        let drained = self.arbiter.begin_drain(match self.state {
+        let drained = self.arbiter.begin_drain(match state {
             Some(_) => DrainUntil::AllCanAdopt,
-            None => DrainUntil::NoHolder,
+            None => DrainUntil::NoClient,
         });
         // From here on, new claims are refused. An operator who sees the next log line can rely on
         // that.
@@ -99,7 +97,7 @@ impl ServerEnd<'_> {
         let Some(mut reason) = self.wait_for(&drained, deadline) else {
             return ExitCode::from(1);
         };
-        if let Some(file) = self.state {
+        if let Some(file) = state {
             // A client that does not hear of its grant cannot come back for it.
             file.catch_up();
             std::thread::sleep(LAST_REPLIES);
@@ -117,7 +115,7 @@ impl ServerEnd<'_> {
             Drained::TimedOut => log_cut_off(self.arbiter, TIMED_OUT),
         }
         let grace_left = time_left(deadline);
-        let connections = [Some(Arc::clone(self.connections)), over_http];
+        let connections = [Some(Arc::clone(&self.context.connections)), over_http];
         let connections = connections.into_iter().flatten().collect();
         let_sessions_finish(self.signals, connections, grace_left)
     }
@@ -125,7 +123,12 @@ impl ServerEnd<'_> {
     /// Hands the holders of the previous server on to the next one, because this server cannot
     /// start.
     pub(super) fn give_back(&self) {
-        if let Some(Err(error)) = self.state.map(|file| self.hand_over(file)) {
+        if let Some(Err(error)) = self
+            .context
+            .state
+            .as_deref()
+            .map(|file| self.hand_over(file))
+        {
             error!("cannot-hand-over error=\"{}\"", reason(&error));
         }
     }
@@ -166,13 +169,14 @@ impl ServerEnd<'_> {
     /// reply is sent until the process ends: the next server would not know what happens after the
     /// snapshot. Fails if the file cannot be written.
     fn hand_over(&self, file: &StateFile) -> io::Result<()> {
-        let replies = self.session_rules.replies.write();
+        let replies = self.context.replies.write();
         let mut frozen = self.arbiter.freeze();
         let (next_fence, holders) = frozen.hand_over();
         file.close(Handover {
             next_fence,
             settling_left: frozen.settling_left(),
             holders,
+            histories: frozen.histories(),
         })?;
         std::mem::forget((replies, frozen));
         Ok(())
@@ -208,23 +212,19 @@ impl ServerEnd<'_> {
     }
 
     /// Ends a standby. It accepts no more clients, cuts off the clients that can come back through
-    /// another server, and lets the others finish. There is no orderly farewell, because the active
-    /// server would take it for the end of the clients.
+    /// another server, and lets the others finish. The end of the process resets those that are
+    /// left.
     fn leave_cluster(&self, node: &ClusterNode, deadline: Instant) -> ExitCode {
-        self.connections.close();
+        let connections = &self.context.connections;
+        connections.close();
         self.listeners.iter().for_each(Listener::refuse);
         node.cut_adopters();
         info!("draining");
         let _ = notify("STOPPING=1\nSTATUS=Draining");
-        let connections = || vec![Arc::clone(self.connections)];
-        let gone = none_left(connections(), LONGEST, LONGEST);
+        let gone = none_left(vec![Arc::clone(connections)], LONGEST, LONGEST);
         match self.wait_for(&gone, deadline) {
             Some(Drained::Yes) => info!("stopping reason=drained"),
-            Some(Drained::TimedOut) => {
-                log_cut_off(self.arbiter, TIMED_OUT);
-                node.cut_all();
-                let _ = none_left(connections(), FAREWELL, FAREWELL).recv();
-            }
+            Some(Drained::TimedOut) => log_cut_off(self.arbiter, TIMED_OUT),
             None => return ExitCode::from(1),
         }
         ExitCode::SUCCESS
@@ -234,7 +234,8 @@ impl ServerEnd<'_> {
     /// no slot was held. The server then accepts no more clients, and this function returns `true`.
     /// Returns `false` at a signal.
     fn becomes_idle(&self) -> bool {
-        let (arbiter, idle_exit) = (self.arbiter, self.options.idle_exit);
+        let (arbiter, connections) = (self.arbiter, &self.context.connections);
+        let idle_exit = self.options.idle_exit;
         let started = Instant::now();
         let mut look_again = idle_exit.unwrap_or(LONGEST);
         while self.signals.recv_timeout(look_again) == Err(RecvTimeoutError::Timeout) {
@@ -242,19 +243,19 @@ impl ServerEnd<'_> {
             let now = Instant::now();
             // If there is a state file, slots that are held without a connection do not count:
             // they are handed over.
-            let last_held = || match self.state {
+            let last_held = || match self.context.state {
                 Some(_) => None,
                 None => arbiter.last_held(),
             };
             let last_held_at = last_held();
             // A session over HTTP and a request that waits there have a seat without a connection.
             let has_seats = arbiter.seat_count() > 0;
-            let empty_since = self.connections.empty_since().filter(|_| !has_seats);
+            let empty_since = connections.empty_since().filter(|_| !has_seats);
             let empty_since = empty_since.unwrap_or(now);
             let quiet_since = empty_since.max(last_held_at.unwrap_or(started));
             let idle_for = now.saturating_duration_since(quiet_since);
             let is_quiet = || last_held() == last_held_at && arbiter.seat_count() == 0;
-            if idle_for >= idle_exit && self.connections.close_if_empty(is_quiet) {
+            if idle_for >= idle_exit && connections.close_if_empty(is_quiet) {
                 return true;
             }
             // A client that is here now keeps the server running for at least this time.

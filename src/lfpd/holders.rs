@@ -14,24 +14,16 @@ use rustix::event::Timespec;
 use rustix::io::Errno;
 
 use crate::lfpd::uucp::files::DeviceLock;
-use crate::sys::directory::FileId;
-use crate::sys::event::wait_until_readable;
-use crate::sys::process;
-use crate::text::reason;
+use crate::os::directory::FileId;
+use crate::os::event::wait_until_readable;
+use crate::os::process;
+use crate::os::text::reason;
+use crate::shared::net::permits::share_of;
 
 /// The maximum numbers of watched processes and of watched locks. Any further lock stays when its
 /// holder ends. The lock is then stale, and the next process can take it.
 pub const MAX_HOLDERS: usize = 1024;
 const MAX_LOCKS: usize = 4096;
-
-/// The minimum value of [`share_of`].
-const MIN_SHARE: usize = 8;
-
-/// The maximum number of connections, processes or locks for one user, if `count` is the maximum
-/// for all users: a quarter of it, but at least `MIN_SHARE`.
-pub fn share_of(count: usize) -> usize {
-    (count / 4).max(MIN_SHARE)
-}
 
 /// The interval between two checks if the kernel cannot report that a process has ended, and
 /// between two attempts to remove a lock.
@@ -269,44 +261,6 @@ mod tests {
             max_holders: MAX_HOLDERS,
             holders: Mutex::default(),
         });
-    }
-
-    #[test]
-    fn one_user_cannot_take_all_watches() {
-        let directory = tempfile::tempdir().expect("a directory");
-        let files = SerialLockFiles::new(directory.path().to_owned(), Vec::new());
-        let holders = Holders::new(32).expect("a watch");
-        let mut sleepers: Vec<Child> = (0..10).map(|_| sleeper()).collect();
-        let (greedy, other) = (Some(1), Some(2));
-        let add = |user: Option<u32>, child: &Child, name: &str| {
-            let end = holders.end_of(child.id()).expect("it can be told");
-            let lock = lock(&files, name, child.id());
-            assert!(holders.add(user, child.id(), end, lock).is_empty());
-            holders.holders.lock().contains_key(&child.id())
-        };
-        let (last, crowd) = sleepers.split_last().expect("ten");
-        let watched: Vec<bool> = (0..)
-            .zip(crowd)
-            .map(|(at, child)| add(greedy, child, &format!("lfpd-{at}")))
-            .collect();
-        assert_eq!(watched, [[true; 8].as_slice(), &[false]].concat());
-        assert!(add(other, last, "lfpd-x"));
-        for at in 0..share_of(MAX_LOCKS) - 8 {
-            add(greedy, &crowd[0], &format!("lfpd-more-{at}"));
-        }
-        let count = || -> usize {
-            let holders = holders.holders.lock();
-            holders.values().map(|holder| holder.locks.len()).sum()
-        };
-        assert_eq!(count(), share_of(MAX_LOCKS) + 1);
-        let end = holders.end_of(crowd[0].id()).expect("it can be told");
-        let one_more = lock(&files, "lfpd-y", crowd[0].id());
-        assert!(holders.add(greedy, crowd[0].id(), end, one_more).is_empty());
-        assert_eq!(count(), share_of(MAX_LOCKS) + 1);
-        for child in &mut sleepers {
-            child.kill().expect("killed");
-            child.wait().expect("its end");
-        }
     }
 
     /// Has each of five users ask for as many watches, in turn; returns the holders and the locks

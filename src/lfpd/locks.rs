@@ -7,16 +7,15 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime};
 
 use log::{debug, warn};
-use rustix::io::Errno;
 
 use crate::lfpd::uucp::device::Device;
 use crate::lfpd::uucp::files::{DeviceLock, NewHolder, SerialLockFiles};
 use crate::lfpd::uucp::mark::LockedFor;
 use crate::lfpd::uucp::names::DevicePath;
-use crate::log::Throttle;
-use crate::sys::directory::FileId;
-use crate::sys::file_locks;
-use crate::text::{reason, Escaped};
+use crate::os::directory::FileId;
+use crate::os::text::{reason, Escaped};
+use crate::os::{file_locks, is_temporary};
+use crate::shared::log::Throttle;
 
 use super::command::LockTarget;
 use super::holders::Holders;
@@ -222,14 +221,6 @@ impl fmt::Display for Peer {
     }
 }
 
-/// Whether the same call may succeed later: other threads are using the directory, or no descriptor
-/// or memory is left at the moment.
-fn is_temporary(error: &io::Error) -> bool {
-    let code = Errno::from_io_error(error);
-    matches!(code, Some(Errno::MFILE | Errno::NFILE | Errno::NOMEM))
-        || error.kind() == io::ErrorKind::WouldBlock
-}
-
 fn checked(target: &LockTarget<'_>) -> Option<(DevicePath, u32)> {
     Some((DevicePath::parse(target.device)?, target.pid?))
 }
@@ -241,7 +232,7 @@ mod tests {
     use std::sync::Arc;
     use std::thread;
 
-    use crate::sys::is_soon;
+    use crate::os::is_soon;
 
     #[test]
     fn an_unlocked_device_leaves_its_watch_to_another_holder() {

@@ -10,7 +10,7 @@ mod session;
 pub(crate) mod uucp;
 mod wire;
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,15 +21,16 @@ use rustix::process::getuid;
 use rustix::stdio;
 use rustix::system::uname;
 
-use crate::cli::arguments::Parsed;
-use crate::log::{Log, Throttle};
-use crate::net::connections::{Admission, Connections};
-use crate::net::inherited::{self, Inherited};
-use crate::net::listener::{accept_from_all, Listener};
-use crate::net::workers::Workers;
-use crate::server::{self, refuse, EndSignals, CANNOT_START, USAGE};
-use crate::text::{reason, Escaped};
-use holders::{share_of, Holders, MAX_HOLDERS};
+use crate::os::text::{reason, Escaped};
+use crate::shared::cli::arguments::Parsed;
+use crate::shared::daemon::{self, refuse, EndSignals, CANNOT_START, USAGE};
+use crate::shared::log::{Log, Throttle};
+use crate::shared::net::connections::{Admission, Connections};
+use crate::shared::net::inherited::{self, Inherited};
+use crate::shared::net::listener::{accept_from_all, Listener};
+use crate::shared::net::permits::share_of;
+use crate::shared::net::workers::Workers;
+use holders::{Holders, MAX_HOLDERS};
 use locks::{LockRules, Locks};
 pub use options::SELF;
 use options::{ConnectionSource, Options};
@@ -55,7 +56,7 @@ const RESERVED_DESCRIPTORS: usize = 64;
 pub fn main() -> ExitCode {
     let options = match options::read(std::env::args_os().skip(1)) {
         Parsed::Run(options) => options,
-        Parsed::Print(text) => return server::print(PROGRAM, &text),
+        Parsed::Print(text) => return daemon::print(PROGRAM, &text),
         Parsed::Usage(reason) => return refuse(PROGRAM, USAGE, reason),
     };
     match start(&options) {
@@ -78,7 +79,7 @@ fn start(options: &Options) -> Result<(), (u8, String)> {
     }
     let log = options.log(std::env::var_os("RUST_LOG")).map_err(usage)?;
     let run = |log: &Log| run(options, log, source, inherited);
-    server::with_log(PROGRAM, &log, run).map_err(cannot_start)
+    daemon::with_log(PROGRAM, &log, run).map_err(cannot_start)
 }
 
 /// Serves until a signal tells the server to stop, or until the only connection ends.
@@ -88,67 +89,43 @@ fn run(
     source: ConnectionSource,
     inherited: Vec<Inherited>,
 ) -> Result<(), String> {
-    let signals = server::watch_signals(server::catch_signals()?, log, || {})?;
-    match connections_from(options, source, inherited)? {
-        Connected::Stdio => {
+    let signals = daemon::watch_signals(daemon::catch_signals()?, log, || {})?;
+    let inherited = match source {
+        ConnectionSource::Environment => inherited,
+        ConnectionSource::Inetd => vec![inherited::from_stdin().map_err(|error| {
+            let reason = match error.raw_os_error() {
+                Some(_) => reason(&error),
+                None => "it is not a stream socket".into(),
+            };
+            format!("cannot serve descriptor 0: {reason}")
+        })?],
+        ConnectionSource::Stdio => {
             let (input, output) = (stdio::stdin(), stdio::stdout());
             serve_one(options, input, output, peer_of_stdin(), &signals);
+            return Ok(());
         }
-        Connected::Once(socket) => {
-            let peer = peer_of(&socket);
-            serve_one(options, socket.as_fd(), socket.as_fd(), peer, &signals);
-        }
-        Connected::Often(listeners) => serve_all(options, listeners, &signals)?,
-    }
-    Ok(())
-}
-
-/// The connections to serve.
-enum Connected {
-    /// One connection, on descriptors 0 and 1.
-    Stdio,
-    /// One connection, on this socket.
-    Once(OwnedFd),
-    /// All connections that these listeners accept.
-    Often(Vec<Listener>),
-}
-
-fn connections_from(
-    options: &Options,
-    source: ConnectionSource,
-    inherited: Vec<Inherited>,
-) -> Result<Connected, String> {
-    match source {
-        ConnectionSource::Environment => connections_of(inherited),
-        ConnectionSource::Inetd => match inherited::from_stdin() {
-            Ok(inherited) => connections_of(vec![inherited]),
-            Err(error) if error.raw_os_error().is_some() => {
-                Err(format!("cannot serve descriptor 0: {}", reason(&error)))
-            }
-            Err(_) => Err("cannot serve descriptor 0: it is not a stream socket".into()),
-        },
-        ConnectionSource::Stdio => Ok(Connected::Stdio),
         ConnectionSource::Bound => {
             let unix = options.unix.as_deref();
-            let listeners = server::listen(&options.listen, unix, UNIX_MODE, None)?;
-            Ok(Connected::Often(listeners))
+            let listeners = daemon::listen(&options.listen, unix, UNIX_MODE, None)?;
+            return serve_all(options, listeners, &signals);
         }
-    }
-}
-
-fn connections_of(inherited: Vec<Inherited>) -> Result<Connected, String> {
+    };
     let mut listeners = Vec::new();
     let count = inherited.len();
     for socket in inherited {
         match socket {
             Inherited::Listening(listener) => listeners.push(listener),
-            Inherited::Connected(socket) if count == 1 => return Ok(Connected::Once(socket)),
+            Inherited::Connected(socket) if count == 1 => {
+                let peer = peer_of(&socket);
+                serve_one(options, socket.as_fd(), socket.as_fd(), peer, &signals);
+                return Ok(());
+            }
             Inherited::Connected(_) => {
                 return Err("LISTEN_FDS: a connection must be the only socket".into())
             }
         }
     }
-    Ok(Connected::Often(listeners))
+    serve_all(options, listeners, &signals)
 }
 
 fn peer_of_stdin() -> Option<Peer> {
@@ -210,12 +187,12 @@ fn serve_all(
     signals: &EndSignals,
 ) -> Result<(), String> {
     let listeners: Arc<[Listener]> = listeners.into();
-    let _clean_up = server::CleanUp(&listeners);
+    let _clean_up = daemon::CleanUp(&listeners);
     let max_holders = allow_descriptors(options.max_connections);
-    let holders = Holders::new(max_holders).map_err(server::cannot("watch processes"))?;
+    let holders = Holders::new(max_holders).map_err(daemon::cannot("watch processes"))?;
     let locks = Arc::new(locks(options, Some(holders)));
     let reaper = Arc::clone(&locks);
-    server::spawn("reaper", move || reaper.reap())?;
+    daemon::spawn("reaper", move || reaper.reap())?;
 
     let connections = Arc::new(Connections::new(options.max_connections, None, TURNED_AWAY));
     let workers = {
@@ -242,9 +219,9 @@ fn serve_all(
         let (path, reason) = (Escaped::path(&options.lock_dir), reason(&error));
         warn!("no-lock-directory path={path} error=\"{reason}\"");
     }
-    accept_from_all("addr", &listeners, &connections, &workers).map_err(server::no_thread)?;
+    accept_from_all("addr", &listeners, &connections, &workers).map_err(daemon::no_thread)?;
     if options.print_port {
-        server::print_port(&listeners)?;
+        daemon::print_port(&listeners)?;
     }
 
     // Receiving fails only if the thread for signals has ended, which is a reason to stop as well.
@@ -262,7 +239,7 @@ fn serve_all(
 fn allow_descriptors(max_connections: usize) -> usize {
     let others = RESERVED_DESCRIPTORS.saturating_add(max_connections);
     let wanted = others.saturating_add(MAX_HOLDERS) as u64;
-    let allowed = server::raise_descriptor_limit(wanted);
+    let allowed = daemon::raise_descriptor_limit(wanted);
     let allowed = usize::try_from(allowed).unwrap_or(usize::MAX);
     let spare = allowed.saturating_sub(others).max(allowed / 4);
     spare.min(MAX_HOLDERS)

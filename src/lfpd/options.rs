@@ -6,13 +6,11 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::peer::PeerRule;
-use crate::cli::arguments::{self, Parsed};
-use crate::cli::rows::{options, Program};
-use crate::cli::values;
-use crate::cli::words::{
-    Foreign, CONFIG_FILE, DETACH, FOREGROUND, PID_FILE, QUIET, SYSLOG, VERBOSE,
-};
-use crate::log::{self, LogRules, LogTarget, Timestamps};
+use crate::shared::cli::arguments::{self, FromRows, Parsed};
+use crate::shared::cli::options::options;
+use crate::shared::cli::rows::{Bond, Program, Rule};
+use crate::shared::cli::values;
+use crate::shared::log::{self, LogRules, LogTarget, Timestamps};
 
 const LOCK_DIR: &str = "/var/lock";
 
@@ -30,115 +28,54 @@ options! {
     /// Lock files of serial devices for programs that cannot make them: the Lock File Protocol.
     pub(super) struct Options {
         /// serve the socket on descriptor 0, connected or listening (the default)
-        #[argh(option, arg_name = "bool", default = "false", from_str_fn(values::yes_or_no))]
         inetd: bool,
         /// serve standard input and output, whatever they are
-        #[argh(option, arg_name = "bool", default = "false", from_str_fn(values::yes_or_no))]
         stdio: bool,
         /// listen on an address of the loopback interface (127.0.0.1:50001); repeat for several
-        #[argh(option, arg_name = "address", from_str_fn(loopback_address))]
-        listen: Vec<SocketAddr>,
+        listen: Vec<SocketAddr> ("address", loopback_address)
+            alone (USUAL_ADDRESS, |next| !next.starts_with('-')),
         /// listen on a Unix socket
-        #[argh(option, arg_name = "path", from_str_fn(values::path))]
-        unix: Option<PathBuf>,
+        unix: Option<PathBuf> ("path", values::path),
         /// make lock files in this directory (/var/lock)
-        #[argh(option, arg_name = "path", default = "LOCK_DIR.into()", from_str_fn(values::path))]
-        lock_dir: PathBuf,
+        lock_dir: PathBuf ("path", values::path) else (LOCK_DIR.into()),
         /// respect lock files in these directories, too, separated by colons (the usual places)
-        #[argh(option, arg_name = "paths", default = "SEARCH_DIRS.into()")]
-        search_dirs: String,
+        search_dirs: String ("paths") else (SEARCH_DIRS.into()),
         /// choose what happens when a client names another user's process: enforce, log or off
         /// (enforce)
-        #[argh(option, arg_name = "rule", default = "PeerRule::Enforce", from_str_fn(peer_rule))]
-        peer_uid: PeerRule,
+        peer_uid: PeerRule ("rule", peer_rule) else (PeerRule::Enforce),
         /// refuse locks for processes that do not exist
-        #[argh(option, arg_name = "bool", default = "false", from_str_fn(values::yes_or_no))]
         require_live_pid: bool,
         /// limit the time for each command to arrive (300)
-        #[argh(option, arg_name = "time", default = "FIVE_MINUTES", from_str_fn(idle_timeout))]
-        idle_timeout: Duration,
+        idle_timeout: Duration ("time", |text| values::seconds(text, 1..=1_000_000))
+            else FIVE_MINUTES,
         /// limit the number of connections (256)
-        #[argh(option, arg_name = "count", default = "256", from_str_fn(connection_count))]
-        max_connections: usize,
+        max_connections: usize ("count", |text| values::number(text, 1..=65_536)) else 256,
         /// print the bound port on stdout once listening
-        #[argh(option, arg_name = "bool", default = "false", from_str_fn(values::yes_or_no))]
         print_port: bool,
         /// write the log to stderr or syslog (stderr)
-        #[argh(option, arg_name = "where", from_str_fn(LogTarget::parse))]
-        log: Option<LogTarget>,
+        log: Option<LogTarget> ("where", LogTarget::parse),
         /// append the log to this file, and open it again at SIGHUP
-        #[argh(option, arg_name = "path", from_str_fn(values::path))]
-        log_file: Option<PathBuf>,
+        log_file: Option<PathBuf> ("path", values::path),
         /// log connections, locks and unlocks
-        #[argh(option, arg_name = "bool", default = "false", from_str_fn(values::yes_or_no))]
         debug: bool,
     }
 }
 
 /// What the program takes on its command line.
 pub const SELF: Program = Program {
-    foreign: FOREIGN,
+    rules: RULES,
     ..Program::plain(super::PROGRAM, Options::COMMAND, "lfpd(8)")
 };
 
-/// Words of other servers, with what to write instead.
-const FOREIGN: &[Foreign] = &[
-    (
-        &[
-            "--bind",
-            "--host",
-            "--port",
-            "--addr",
-            "--address",
-            "-p",
-            "-l",
-        ],
-        "use --listen ADDRESS:PORT",
-    ),
-    (&["--socket", "--unix-socket", "-s"], "use --unix PATH"),
-    (
-        DETACH,
-        "lfpd stays in the foreground; have inetd, systemd or another supervisor start it",
-    ),
-    (
-        FOREGROUND,
-        "lfpd stays in the foreground; leave the option out",
-    ),
-    (
-        PID_FILE,
-        "lfpd writes no such file; a supervisor knows the process",
-    ),
-    (CONFIG_FILE, "lfpd reads no such file; use options"),
-    VERBOSE,
-    QUIET,
-    SYSLOG,
-    (
-        &["--dir", "--directory", "--lock-directory"],
-        "use --lock-dir PATH",
-    ),
-    (
-        &["--user", "--group", "-u", "-g"],
-        "have the supervisor start it as that user",
-    ),
+#[rustfmt::skip]
+const RULES: &[Rule] = &[
+    (&["--print-port"], Bond::Needs("there is no port without --listen"), &["--listen"]),
+    (&["--log-file"], Bond::Excludes, &["--log"]),
+    (&["--stdio"], Bond::Excludes, &["--inetd"]),
 ];
 
 pub(super) fn read(arguments: impl Iterator<Item = OsString>) -> Parsed<Options> {
-    arguments::parse(&SELF, with_the_usual_address(arguments))
-}
-
-/// Adds the usual address to a `--listen` that has none.
-fn with_the_usual_address(
-    arguments: impl Iterator<Item = OsString>,
-) -> impl Iterator<Item = OsString> {
-    let mut arguments = arguments.peekable();
-    std::iter::from_fn(move || {
-        let argument = arguments.next()?;
-        let has_value = |next: &OsString| !next.as_encoded_bytes().starts_with(b"-");
-        if argument == "--listen" && !arguments.peek().is_some_and(has_value) {
-            return Some(format!("--listen={USUAL_ADDRESS}").into());
-        }
-        Some(argument)
-    })
+    arguments::parse(&SELF, arguments)
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -158,23 +95,16 @@ impl Options {
     /// process.
     pub(super) fn source(&self, inherits: bool) -> Result<ConnectionSource, String> {
         let binds = !self.listen.is_empty() || self.unix.is_some();
-        if self.print_port && self.listen.is_empty() {
-            return Err("--print-port: there is no port without --listen".into());
-        }
-        if self.log.is_some() && self.log_file.is_some() {
-            return Err("--log-file: cannot be given together with --log".into());
-        }
-        match (self.inetd, self.stdio, binds) {
-            (true, true, _) => Err("--stdio: cannot be given together with --inetd".into()),
-            (true, _, true) => Err("--inetd: cannot be given together with an address".into()),
-            (_, true, true) => Err("--stdio: cannot be given together with an address".into()),
-            (_, true, false) => Ok(ConnectionSource::Stdio),
-            (_, false, true) if inherits => {
-                Err("--listen, --unix: the sockets are inherited".into())
+        match (self.stdio, binds) {
+            (true, true) => Err("--stdio: cannot be given together with an address".into()),
+            (_, true) if self.inetd => {
+                Err("--inetd: cannot be given together with an address".into())
             }
-            (_, false, false) if inherits => Ok(ConnectionSource::Environment),
-            (_, false, false) => Ok(ConnectionSource::Inetd),
-            (false, false, true) => Ok(ConnectionSource::Bound),
+            (true, _) => Ok(ConnectionSource::Stdio),
+            (_, true) if inherits => Err("--listen, --unix: the sockets are inherited".into()),
+            (_, true) => Ok(ConnectionSource::Bound),
+            (_, false) if inherits => Ok(ConnectionSource::Environment),
+            (_, false) => Ok(ConnectionSource::Inetd),
         }
     }
 
@@ -218,14 +148,6 @@ fn peer_rule(text: &str) -> Result<PeerRule, String> {
         ("off", PeerRule::Off),
     ];
     values::choice(text, all)
-}
-
-fn idle_timeout(text: &str) -> Result<Duration, String> {
-    values::seconds(text, 1..=1_000_000)
-}
-
-fn connection_count(text: &str) -> Result<usize, String> {
-    values::number(text, 1..=65_536)
 }
 
 #[cfg(test)]
@@ -295,20 +217,15 @@ mod tests {
 
     #[test]
     fn listen_without_an_address_takes_the_usual_one() {
-        let read = |arguments: &[&str]| -> Vec<OsString> {
-            with_the_usual_address(arguments.iter().map(OsString::from)).collect()
-        };
-        for (given, read_as) in [
-            (&["--listen"][..], &["--listen=127.0.0.1:50001"][..]),
-            (
-                &["--listen", "--debug"],
-                &["--listen=127.0.0.1:50001", "--debug"],
-            ),
-            (&["--listen", "7"], &["--listen", "7"]),
-            (&["--listen=7", "--debug"], &["--listen=7", "--debug"]),
-            (&["--unix", "x"], &["--unix", "x"]),
+        for (given, expected) in [
+            (&["--listen"][..], USUAL_ADDRESS),
+            (&["--listen", "--debug"], USUAL_ADDRESS),
+            (&["--listen", "7"], "127.0.0.1:7"),
+            (&["--listen=7", "--debug"], "127.0.0.1:7"),
         ] {
-            assert_eq!(read(given), read_as, "{given:?}");
+            let options = options(given).expect("fine");
+            assert_eq!(options.listen[0].to_string(), expected, "{given:?}");
+            assert_eq!(options.debug, given.contains(&"--debug"));
         }
     }
 

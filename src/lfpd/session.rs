@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use log::debug;
 
-use crate::net::lines::{Buffered, LineReader, ReadEnd};
+use crate::shared::net::lines::{Buffered, LineReader, ReadEnd};
 
 use super::command::{is_other_protocol, parse, Command};
 use super::locks::Locks;
@@ -221,7 +221,7 @@ mod tests {
     use crate::lfpd::locks::LockRules;
     use crate::lfpd::peer::PeerRule;
     use crate::lfpd::uucp::files::SerialLockFiles;
-    use crate::sys::event::Event;
+    use crate::os::event::Event;
     use std::io::{Read, Write};
     use std::net::Shutdown;
     use std::os::fd::AsFd;

@@ -9,9 +9,9 @@ use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::net::{shutdown, Shutdown};
 
-use crate::net::stream::discard;
-use crate::net::write::write_within;
-use crate::sys::event::wait_for;
+use crate::os::event::wait_for;
+use crate::os::stream::discard;
+use crate::os::write::write_within;
 
 /// How long a peer may take to read a reply.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -20,7 +20,7 @@ const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
 const LAST_READS: Duration = Duration::from_secs(3);
 
 /// Two descriptors on which every call has a time limit. Unlike the socket of a
-/// [`Stream`](crate::net::stream::Stream), they may be pipes. A server that is stopping interrupts
+/// [`Stream`](crate::os::stream::Stream), they may be pipes. A server that is stopping interrupts
 /// the calls.
 #[derive(Debug)]
 pub struct Wire<'a> {

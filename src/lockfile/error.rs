@@ -13,7 +13,7 @@ pub enum SemaphoreError {
     AlreadyLocked {
         /// The process that holds the lock, if the file says so.
         holder_pid: Option<u32>,
-        /// The timestamp of the lock in seconds since 1970, if the file says so.
+        /// When the lock was granted, in seconds since 1970, if the file says so.
         locked_since: Option<u64>,
     },
     /// The path cannot be that of a lock file; the string says why.

@@ -72,16 +72,6 @@ impl FileSystem {
         let mut types = SINGLE_KERNEL_TYPES.iter();
         types.find_map(|(magic, name)| (*magic == self.magic).then_some(*name))
     }
-
-    #[cfg(test)]
-    pub(super) fn of_type(name: &str, id: u64) -> FileSystem {
-        let mut types = SINGLE_KERNEL_TYPES.iter();
-        let magic = types.find_map(|(magic, known)| (*known == name).then_some(*magic));
-        FileSystem {
-            magic: magic.unwrap_or(0x6573_5546),
-            id,
-        }
-    }
 }
 
 impl fmt::Display for FileSystem {
@@ -96,6 +86,17 @@ impl fmt::Display for FileSystem {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    impl FileSystem {
+        pub(in crate::lockfile) fn of_type(name: &str, id: u64) -> FileSystem {
+            let mut types = SINGLE_KERNEL_TYPES.iter();
+            let magic = types.find_map(|(magic, known)| (*known == name).then_some(*magic));
+            FileSystem {
+                magic: magic.unwrap_or(0x6573_5546),
+                id,
+            }
+        }
+    }
 
     #[test]
     fn a_file_system_is_named_by_its_type_or_magic_and_its_id() {

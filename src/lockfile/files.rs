@@ -6,18 +6,16 @@ use std::fs::{File, Permissions};
 use std::io::{self, Write};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use crate::sys::directory::{
-    lock_range, lock_within, unlock_range, Directory, Entry, FileId, RangeLock, StagedFile,
-};
-use crate::sys::trusted::is_own;
+use crate::os::directory::{lock_within, Directory, Entry, FileId, StagedFile};
+use crate::os::trusted::is_own;
 
 use super::file_system::FileSystem;
 use super::record::MAX_LEN;
 use super::second_names::{self, STAGED_NAMES};
 use super::staleness::{Content, Flock};
-use super::takeover::{After, Creation, Files, HeldLocks, RecordFor, LOCK_PATIENCE};
+use super::takeover::{After, Creation, Files, HeldLock, RecordFor, LOCK_PATIENCE};
 
 /// Longer than a process needs to overwrite a record.
 const WRITE_TIME: Duration = Duration::from_millis(5);
@@ -131,10 +129,10 @@ impl Files for LockFiles<'_> {
 
     fn create_linked(&self, record: &RecordFor<'_>) -> io::Result<Option<File>> {
         let complete = |staged: StagedFile<'_>| {
-            let Some(locks) = self.lock_new(staged.file())? else {
+            let Some(lock) = self.lock_new(staged.file())? else {
                 return Err(io::ErrorKind::WouldBlock.into());
             };
-            self.write_at_start(staged.file(), &record(locks))?;
+            self.write_at_start(staged.file(), &record(lock))?;
             if self.options.missing.links {
                 return Err(io::ErrorKind::Unsupported.into());
             }
@@ -157,18 +155,10 @@ impl Files for LockFiles<'_> {
     /// If the file already has a name, another process may lock it for a moment to look at it. This
     /// process waits until that is over: a record that claims a lock on a file that is not locked
     /// would let another process take the lock over.
-    fn lock_new(&self, file: &File) -> io::Result<Option<HeldLocks>> {
-        let missing = self.options.missing.locks;
-        let has_read_lock = !missing && lock_range(file, RangeLock::Read).unwrap_or(false);
-        let locked = if missing {
-            None
-        } else {
-            supported(lock_within(file, LOCK_PATIENCE))?
-        };
-        let has_flock = locked == Some(true);
-        Ok((locked != Some(false)).then(|| HeldLocks {
-            has_flock,
-            has_read_lock: has_read_lock && has_flock,
+    fn lock_new(&self, file: &File) -> io::Result<Option<HeldLock>> {
+        let flock = self.lock(file, LOCK_PATIENCE)?;
+        Ok((flock != Flock::HeldByOther).then(|| HeldLock {
+            has_flock: flock == Flock::Acquired,
             file_system: self.file_system(),
         }))
     }
@@ -207,14 +197,14 @@ impl Files for LockFiles<'_> {
     }
 
     fn lock(&self, file: &File, patience: Duration) -> io::Result<Flock> {
-        const POLL: Duration = Duration::from_millis(5);
-        let deadline = Instant::now() + patience;
-        loop {
-            let flock = self.lock_once(file)?;
-            if flock != Flock::HeldByOther || Instant::now() >= deadline {
-                return Ok(flock);
-            }
-            thread::sleep(POLL);
+        if self.options.missing.locks {
+            return Ok(Flock::Unknown);
+        }
+        match lock_within(file, patience) {
+            Ok(true) => Ok(Flock::Acquired),
+            Ok(false) => Ok(Flock::HeldByOther),
+            Err(error) if error.kind() == io::ErrorKind::Unsupported => Ok(Flock::Unknown),
+            Err(error) => Err(error),
         }
     }
 
@@ -274,39 +264,6 @@ impl Files for LockFiles<'_> {
         };
         thread::sleep(pause);
         true
-    }
-}
-
-impl LockFiles<'_> {
-    /// Locks the file for reading by fcntl(2), and then by flock(2). If flock(2) is refused but a
-    /// write lock by fcntl(2) is granted, the process that has the flock is neither a holder nor a
-    /// taker.
-    fn lock_once(&self, file: &File) -> io::Result<Flock> {
-        if self.options.missing.locks {
-            return Ok(Flock::Unknown);
-        }
-        let reading = supported(lock_range(file, RangeLock::Read))?;
-        if reading == Some(false) {
-            return Ok(Flock::HeldByOther);
-        }
-        match supported(lock_within(file, Duration::ZERO))? {
-            Some(true) => return Ok(Flock::Acquired),
-            None => return Ok(Flock::Unknown),
-            Some(false) => {}
-        }
-        if reading.is_some() && supported(lock_range(file, RangeLock::Write))? == Some(true) {
-            return Ok(Flock::HeldByNonParticipant);
-        }
-        unlock_range(file);
-        Ok(Flock::HeldByOther)
-    }
-}
-
-/// Returns `None` if the file system has no such locks.
-fn supported(locked: io::Result<bool>) -> io::Result<Option<bool>> {
-    match locked {
-        Err(error) if error.kind() == io::ErrorKind::Unsupported => Ok(None),
-        other => other.map(Some),
     }
 }
 
@@ -372,6 +329,7 @@ mod tests {
     use std::fs;
     use std::path::Path;
     use std::sync::mpsc;
+    use std::time::Instant;
 
     use rustix::fs::{flock, FlockOperation};
 
@@ -415,14 +373,14 @@ mod tests {
                 sender.send(()).expect("a thread");
                 let mut asked = Instant::now();
                 // On a busy machine, the other process has it for longer than the patience.
-                let locks = loop {
-                    if let Some(locks) = files.lock_new(&ours).expect("an attempt") {
-                        break locks;
+                let lock = loop {
+                    if let Some(lock) = files.lock_new(&ours).expect("an attempt") {
+                        break lock;
                     }
                     assert!(asked.elapsed() >= LOCK_PATIENCE, "it did not wait");
                     asked = Instant::now();
                 };
-                assert!(locks.has_flock && locks.has_read_lock);
+                assert!(lock.has_flock);
             });
             let third = File::open(path).expect("a file");
             let refused = flock(&third, FlockOperation::NonBlockingLockExclusive);

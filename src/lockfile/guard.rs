@@ -14,8 +14,8 @@ use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::sys::directory::Directory;
-use crate::sys::event::Event;
+use crate::os::directory::Directory;
+use crate::os::event::Event;
 
 use super::error::{SemaphoreError, SemaphoreResult};
 use super::files::{read, LockFileOptions, LockFiles};
@@ -303,7 +303,7 @@ fn shows_loss(still_has_name: io::Result<bool>) -> bool {
 #[cfg(test)]
 mod tests {
     use std::fs;
-    use std::path::Path;
+    use std::path::PathBuf;
     use std::sync::mpsc;
 
     use rustix::io::Errno;
@@ -313,8 +313,16 @@ mod tests {
 
     const LIMIT: Duration = Duration::from_secs(10);
 
-    fn semaphore(path: &Path) -> Semaphore {
-        Semaphore::with_defaults(path).expect("a lock path")
+    /// A free lock, its path and its directory.
+    fn free_lock(options: SemaphoreOptions) -> (tempfile::TempDir, PathBuf, Semaphore) {
+        let scratch = tempfile::tempdir().expect("a directory");
+        let path = scratch.path().join("a.lock");
+        let lock = Semaphore::with_options(&path, Default::default(), options);
+        (scratch, path, lock.expect("a lock path"))
+    }
+
+    fn plain_lock() -> (tempfile::TempDir, PathBuf, Semaphore) {
+        free_lock(SemaphoreOptions::new())
     }
 
     #[test]
@@ -333,9 +341,7 @@ mod tests {
 
     #[test]
     fn a_guard_in_a_forked_process_gives_nothing_back() {
-        let scratch = tempfile::tempdir().expect("a directory");
-        let path = scratch.path().join("forked.lock");
-        let semaphore = semaphore(&path);
+        let (_scratch, path, semaphore) = plain_lock();
         for is_released in [true, false] {
             let mut copy = semaphore.try_acquire().expect("a free lock");
             // This is how the guard looks in a forked child.
@@ -352,11 +358,8 @@ mod tests {
 
     #[test]
     fn a_watched_guard_in_a_forked_process_closes_the_file() {
-        let scratch = tempfile::tempdir().expect("a directory");
-        let path = scratch.path().join("forked.lock");
         let options = SemaphoreOptions::new().heartbeat(true);
-        let semaphore =
-            Semaphore::with_options(path, Default::default(), options).expect("a lock path");
+        let (_scratch, _, semaphore) = free_lock(options);
         let guard = semaphore.try_acquire().expect("a free lock");
         // Until the thread has looked.
         thread::sleep(4 * WATCH_DELAY);
@@ -370,9 +373,7 @@ mod tests {
 
     #[test]
     fn a_loss_before_the_watch_began_is_noticed_at_once() {
-        let scratch = tempfile::tempdir().expect("a directory");
-        let path = scratch.path().join("lost.lock");
-        let semaphore = semaphore(&path);
+        let (_scratch, path, semaphore) = plain_lock();
         let guard = semaphore.try_acquire().expect("a free lock");
         fs::remove_file(&path).expect("the lock file");
         let (sender, receiver) = mpsc::channel();
@@ -384,9 +385,7 @@ mod tests {
 
     #[test]
     fn a_loss_is_noticed_without_inotify_and_between_beats() {
-        let scratch = tempfile::tempdir().expect("a directory");
-        let path = scratch.path().join("lost.lock");
-        let semaphore = semaphore(&path);
+        let (_scratch, path, semaphore) = plain_lock();
         let guard = semaphore.try_acquire().expect("a free lock");
         let (sender, receiver) = mpsc::channel();
         let on_lost = LostCallback(Arc::new(move || sender.send(()).expect("a listener")));
@@ -405,8 +404,6 @@ mod tests {
 
     #[test]
     fn a_release_does_not_wait_for_the_callback() {
-        let scratch = tempfile::tempdir().expect("a directory");
-        let path = scratch.path().join("lost.lock");
         let (begin, begun) = mpsc::channel();
         let (end, ended) = mpsc::channel::<()>();
         let ended = std::sync::Mutex::new(ended);
@@ -414,8 +411,7 @@ mod tests {
             begin.send(()).expect("a listener");
             let _ = ended.lock().expect("one caller").recv();
         });
-        let semaphore =
-            Semaphore::with_options(&path, Default::default(), options).expect("a lock path");
+        let (_scratch, path, semaphore) = free_lock(options);
         let guard = semaphore.try_acquire().expect("a free lock").into_owned();
         fs::remove_file(&path).expect("the lock file");
         begun.recv_timeout(LIMIT).expect("it is lost");
@@ -428,14 +424,11 @@ mod tests {
 
     #[test]
     fn a_release_is_no_loss_for_the_callback() {
-        let scratch = tempfile::tempdir().expect("a directory");
-        let path = scratch.path().join("released.lock");
         let (sender, receiver) = mpsc::channel();
         let options = SemaphoreOptions::new().on_lost(move || {
             let _ = sender.send(());
         });
-        let semaphore =
-            Semaphore::with_options(&path, Default::default(), options).expect("a lock path");
+        let (_scratch, _, semaphore) = free_lock(options);
         for pause in [Duration::ZERO, WATCH_DELAY, 2 * WATCH_DELAY] {
             let guard = semaphore.try_acquire().expect("a free lock");
             thread::sleep(pause);
@@ -485,9 +478,7 @@ mod tests {
 
     #[test]
     fn a_guard_is_lost_to_another_grant_of_its_process() {
-        let scratch = tempfile::tempdir().expect("a directory");
-        let path = scratch.path().join("regranted.lock");
-        let semaphore = semaphore(&path);
+        let (_scratch, path, semaphore) = plain_lock();
         let guard = semaphore.try_acquire().expect("a free lock");
         let text = fs::read_to_string(&path).expect("a record");
         let text = text.replacen("x-since=", "x-since=1", 1);
@@ -499,9 +490,7 @@ mod tests {
 
     #[test]
     fn a_beat_changes_ten_digits_of_the_open_file_and_nothing_else() {
-        let scratch = tempfile::tempdir().expect("a directory");
-        let path = scratch.path().join("beating.lock");
-        let semaphore = semaphore(&path);
+        let (_scratch, path, semaphore) = plain_lock();
         let guard = semaphore.try_acquire().expect("a free lock");
         let text = fs::read_to_string(&path).expect("a record");
         let (head, rest) = text.split_once(TIMESTAMP).expect("a timestamp");
@@ -513,7 +502,7 @@ mod tests {
             .expect("an old record");
 
         // The beat leaves the file alone that now has the name.
-        let elsewhere = scratch.path().join("elsewhere");
+        let elsewhere = path.with_extension("elsewhere");
         fs::rename(&path, &elsewhere).expect("another name");
         fs::write(&path, "pid=1\ntimestamp=0000000005\n").expect("a successor");
         guard.held.beat().expect("a beat");
@@ -532,9 +521,7 @@ mod tests {
 
     #[test]
     fn a_beat_leaves_foreign_content_alone() {
-        let scratch = tempfile::tempdir().expect("a directory");
-        let path = scratch.path().join("beating.lock");
-        let semaphore = semaphore(&path);
+        let (_scratch, path, semaphore) = plain_lock();
         let guard = semaphore.try_acquire().expect("a free lock");
         for text in [
             "",

@@ -6,15 +6,15 @@ use std::os::unix::fs::MetadataExt;
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, SystemTime};
 
-use crate::sys::clock;
-use crate::sys::directory::Directory;
+use crate::os::directory::Directory;
+use crate::os::moment;
 
 use super::files::new_file;
 use super::record::{LockInfo, Record};
 use super::staleness::{Content, Host, HostId, UNKNOWN_PID_NAMESPACE};
-use super::takeover::{is_forbidden, HeldLocks};
+use super::takeover::{is_forbidden, HeldLock};
 use super::HolderKind;
-use crate::sys::process::{self, Process};
+use crate::os::process::{self, Process};
 
 const OWN_PID_NAMESPACE: &str = "/proc/self/ns/pid";
 
@@ -146,11 +146,17 @@ pub(super) fn seconds_since_1970() -> u64 {
 }
 
 impl Record {
+    /// When the lock was granted, in seconds since 1970. A record of another implementation says so
+    /// only by its timestamp.
+    pub(crate) fn granted_at(&self) -> Option<u64> {
+        self.since.or(self.timestamp)
+    }
+
     /// How long ago the lock was granted, in seconds; `None` if a wrong clock says when.
-    pub(crate) fn age(&self) -> Option<u64> {
-        let since = self.since.or(self.timestamp)?;
+    pub(super) fn age(&self) -> Option<u64> {
+        let since = self.granted_at()?;
         let now = seconds_since_1970();
-        let is_possible = since <= now.saturating_add(clock::TOLERANCE.as_secs());
+        let is_possible = since <= now.saturating_add(moment::TOLERANCE.as_secs());
         is_possible.then(|| now.saturating_sub(since))
     }
 }
@@ -188,18 +194,18 @@ impl Default for LockInfo {
 }
 
 /// Returns the record of a grant that is made now to the process in `info`, which is on this host.
-/// If a guard holds the lock, the record also says which locks the guard has on the file.
+/// If a guard holds the lock, the record also says whether the guard has the file locked.
 pub(super) fn stamped(
     host: HostId,
     info: &LockInfo,
     token: Option<&str>,
     holder: HolderKind,
-    locks: HeldLocks,
+    lock: HeldLock,
 ) -> Record {
     let now = seconds_since_1970();
     let unknown = || (!has_no_pid_namespaces()).then(|| UNKNOWN_PID_NAMESPACE.to_owned());
-    let is_live = holder == HolderKind::Guard && locks.has_flock;
-    let file_system = locks.file_system.filter(|_| is_live);
+    let is_live = holder == HolderKind::Guard && lock.has_flock;
+    let file_system = lock.file_system.filter(|_| is_live);
     Record {
         pid: Some(info.pid),
         timestamp: Some(now),
@@ -213,14 +219,13 @@ pub(super) fn stamped(
         slot_count: None,
         file_system: file_system.map(|file_system| file_system.to_string()),
         is_live,
-        has_read_lock: is_live && locks.has_read_lock,
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sys::directory::FileId;
+    use crate::os::directory::FileId;
 
     #[test]
     fn the_uptime_is_the_time_since_boot() {

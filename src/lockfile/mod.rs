@@ -49,8 +49,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::sys::directory::Directory;
-use crate::sys::process;
+use crate::os::directory::Directory;
+use crate::os::process;
 
 pub use config::{SemaphoreConfig, SemaphoreOptions};
 pub use error::{SemaphoreError, SemaphoreResult};
@@ -58,17 +58,13 @@ pub use files::Settle;
 pub use guard::SemaphoreGuard;
 pub use record::LockInfo;
 pub use release::{ReleaseOutcome, ReleaseTerms};
-#[cfg(feature = "programs")]
 pub(crate) use slot_count::{slot_count_in_use, MAX_SLOT_COUNT};
 pub use slots::Slots;
 pub use staleness::{Alive, StaleRule};
-#[cfg(feature = "programs")]
-pub(crate) use status::WithoutFlock;
+pub(crate) use status::Unlockable;
 pub use status::{Busy, Cleaned, LockDetails, Status};
 pub use takeover::Obstacle;
-pub(crate) use wait::{acquire_any, wait_any, WaitLimit};
-#[cfg(feature = "programs")]
-pub(crate) use wait::{acquire_any_detached, Waited};
+pub(crate) use wait::{acquire_any, acquire_any_detached, wait_any, WaitLimit, Waited};
 
 use files::LockFiles;
 use host::{find_host_id, stamped, LastSeen, LocalHost};
@@ -214,7 +210,7 @@ impl Semaphore {
         timeout: Option<Duration>,
         info: &LockInfo,
     ) -> SemaphoreResult<SemaphoreGuard<'_>> {
-        let limit = WaitLimit::new(timeout, None);
+        let limit = WaitLimit::new(timeout, None, None);
         match acquire_any(std::slice::from_ref(self), info, &limit)? {
             (_, Attempt::Granted(guard)) => Ok(guard),
             (_, Attempt::Busy(busy)) => Err(busy.after_wait(&self.path)),
@@ -291,10 +287,10 @@ impl Semaphore {
         let files = self.files(&directory);
         let token = self.options.token.as_deref();
         let taker = Taker {
-            record: &|locks| {
+            record: &|lock| {
                 let record = Record {
                     slot_count: self.options.slot_count,
-                    ..stamped(host.id.clone(), info, token, holder, locks)
+                    ..stamped(host.id.clone(), info, token, holder, lock)
                 };
                 record.print().into_bytes()
             },
@@ -324,16 +320,6 @@ impl Semaphore {
             id: find_host_id()?,
             last_seen: &self.last_seen,
         })
-    }
-
-    /// Like [`Semaphore::host`], for operations that only look. If the identity of this host cannot
-    /// be read, it counts as unknown.
-    fn host_to_look<'a>(&'a self, directory: &'a Directory) -> LocalHost<'a> {
-        LocalHost {
-            directory,
-            id: find_host_id().unwrap_or_default(),
-            last_seen: &self.last_seen,
-        }
     }
 
     /// Checks that a file with this content and this flock may be taken over.
@@ -388,7 +374,7 @@ impl Semaphore {
     /// at the path, or if the lock is stale and this process can never take it over; or a system
     /// error.
     pub fn wait(&self, timeout: Option<Duration>) -> SemaphoreResult<()> {
-        let limit = WaitLimit::new(timeout, None);
+        let limit = WaitLimit::new(timeout, None, None);
         match wait_any(std::slice::from_ref(self), &limit)? {
             (_, Attempt::Granted(())) => Ok(()),
             (_, Attempt::Busy(busy)) => Err(busy.after_wait(&self.path)),

@@ -6,12 +6,15 @@ use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{self, Component, Path, PathBuf};
 
-use crate::sys::directory::parent_of;
-use crate::sys::trusted;
+use nix::libc;
+
+use crate::os::directory::parent_of;
+use crate::os::trusted;
 
 use super::error::SemaphoreError;
 
-/// The absolute directory and the name of a lock file.
+/// The directory and the name of a lock file. The directory is absolute, so that a program may
+/// change its own, unless the path is then too long for the system.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct LockPath {
     pub(super) directory: PathBuf,
@@ -47,7 +50,10 @@ pub(super) fn resolve(path: &Path) -> Result<LockPath, SemaphoreError> {
         return Err(invalid("parent directory does not exist", parent));
     }
     // For an absolute path, this works even if the working directory is gone.
-    let absolute = path::absolute(path)?;
+    let mut absolute = path::absolute(path)?;
+    if absolute.as_os_str().len() >= libc::PATH_MAX as usize {
+        absolute = path.to_owned();
+    }
     let followed = follow(absolute.clone())?;
     let is_link = followed.directory != parent_of(&absolute);
     if is_link && is_missing(&followed.directory) {

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use super::error::SemaphoreError;
-use crate::text::digits;
+use crate::os::text::digits;
 
 /// The maximum length of a record in bytes. A longer file is not a lock file.
 pub(super) const MAX_LEN: usize = 64 * 1024;
@@ -20,9 +20,6 @@ pub(super) const TIMESTAMP: &str = "timestamp=";
 
 /// The line with which a holder states that it keeps this file locked by flock(2).
 pub(super) const LIVE_LINE: &str = "x-live=flock\n";
-
-/// The line with which a holder states that it also keeps this file read-locked by fcntl(2).
-pub(super) const READ_LOCK_LINE: &str = "x-fcntl=read\n";
 
 /// Who holds a lock: the part of a record that all implementations share.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -76,10 +73,10 @@ impl LockInfo {
 pub(crate) struct Record {
     pub(crate) pid: Option<u32>,
     pub(super) timestamp: Option<u64>,
-    pub(crate) tag: Option<String>,
+    pub(super) tag: Option<String>,
     /// When the lock was granted, in seconds since 1970; a heartbeat does not change it.
     pub(super) since: Option<u64>,
-    pub(crate) host: Option<String>,
+    pub(super) host: Option<String>,
     pub(super) boot: Option<String>,
     pub(super) pid_namespace: Option<String>,
     /// When the process was started, in clock ticks since boot.
@@ -92,8 +89,6 @@ pub(crate) struct Record {
     pub(super) file_system: Option<String>,
     /// Whether the holder keeps the file locked by flock(2) while it is alive.
     pub(super) is_live: bool,
-    /// Whether the holder also keeps the file locked by fcntl(2).
-    pub(super) has_read_lock: bool,
 }
 
 impl Record {
@@ -126,7 +121,6 @@ impl Record {
                 "x-token" => record.token = owned(),
                 "x-slots" => record.slot_count = digits(value),
                 "x-fs" => record.file_system = identity(),
-                "x-fcntl" => record.has_read_lock = value == "read",
                 "x-live" => record.is_live = value == "flock",
                 _ => {}
             }
@@ -159,9 +153,6 @@ impl Record {
         line("x-token", self.token.clone());
         line("x-slots", self.slot_count.map(|count| count.to_string()));
         line("x-fs", self.file_system.clone());
-        if self.has_read_lock {
-            text.push_str(READ_LOCK_LINE);
-        }
         if self.is_live {
             text.push_str(LIVE_LINE);
         }
@@ -307,7 +298,6 @@ mod tests {
                 slot_count: self.maybe(|dice| dice.throw(100) as u32),
                 file_system: self.maybe(Dice::word).filter(|text| !text.is_empty()),
                 is_live: self.throw(2) == 1,
-                has_read_lock: self.throw(2) == 1,
             }
         }
     }
@@ -320,18 +310,9 @@ mod tests {
     fn a_printed_record_is_read_back_unchanged() {
         for seed in seeds() {
             let record = Dice(seed).record();
-            assert_eq!(
-                Record::parse(record.print().as_bytes()),
-                record,
-                "seed {seed}"
-            );
-        }
-    }
-
-    #[test]
-    fn a_serialized_record_is_parsed_back_unchanged() {
-        for seed in seeds() {
-            let info = Dice(seed).record().info().expect("a pid and a time");
+            let read = Record::parse(record.print().as_bytes());
+            assert_eq!(read, record, "seed {seed}");
+            let info = record.info().expect("a pid and a time");
             let read = LockInfo::parse(&info.serialize()).expect("a record");
             assert_eq!(read, info, "seed {seed}");
         }
@@ -378,62 +359,61 @@ mod tests {
 
     #[test]
     fn the_first_lines_are_those_of_every_implementation() {
-        let info = LockInfo {
-            pid: 4711,
-            timestamp: 1_700_000_000,
-            tag: None,
-        };
-        assert_eq!(info.serialize(), "pid=4711\ntimestamp=1700000000\n");
-        for tag in ["job", ""] {
-            let tagged = LockInfo {
-                tag: LockInfo::with_tag(tag).tag,
-                ..info.clone()
+        let first = "pid=4711\ntimestamp=1700000000\n";
+        for (tag, line) in [(None, ""), (Some("job"), "tag=job\n"), (Some(""), "tag=\n")] {
+            let info = LockInfo {
+                pid: 4711,
+                timestamp: 1_700_000_000,
+                tag: tag.map(str::to_owned),
             };
-            let expected = format!("pid=4711\ntimestamp=1700000000\ntag={tag}\n");
-            assert_eq!(tagged.serialize(), expected);
+            assert_eq!(info.serialize(), format!("{first}{line}"));
+            let record = Record {
+                pid: Some(info.pid),
+                timestamp: Some(info.timestamp),
+                tag: info.tag,
+                host: Some("h".into()),
+                is_live: true,
+                ..Record::default()
+            };
+            let ours = format!("{first}{line}x-host=h\nx-live=flock\n");
+            assert_eq!(record.print(), ours);
         }
-    }
-
-    #[test]
-    fn a_file_of_ours_begins_with_them_too() {
-        let record = Record {
-            pid: Some(7),
-            timestamp: Some(1_700_000_000),
-            tag: Some("t".into()),
-            host: Some("h".into()),
-            is_live: true,
-            ..Record::default()
-        };
-        assert_eq!(
-            record.print(),
-            "pid=7\ntimestamp=1700000000\ntag=t\nx-host=h\nx-live=flock\n"
-        );
     }
 
     #[test]
     fn all_the_ways_to_write_a_record_are_read() {
-        let good = LockInfo {
-            pid: 7,
-            timestamp: 9,
-            tag: None,
-        };
-        for text in [
-            "pid=7\ntimestamp=9\n",
-            "pid=7\ntimestamp=9",
-            "timestamp=9\npid=7\n",
-            "pid=7\r\ntimestamp=9\r\n",
-            "\n\n  \npid=7\n\n\t\ntimestamp=9\n\n",
-            "  pid=7  \n\ttimestamp=9\t\n",
-            "pid = 7\ntimestamp = 9\n",
-            "\u{feff}pid=7\ntimestamp=9\n",
-            "pid=1\npid=7\ntimestamp=1\ntimestamp=9\n",
-            "pid=abc\npid=7\ntimestamp=9\n",
-            "pid=0007\ntimestamp=0000000009\n",
-            "colour=green\npid=7\nnothing\n=\ntimestamp=9\nx-new=1\n",
+        for (text, pid, tag) in [
+            ("pid=7\ntimestamp=9\n", 7, None),
+            ("pid=7\ntimestamp=9", 7, None),
+            ("timestamp=9\npid=7\n", 7, None),
+            ("pid=7\r\ntimestamp=9\r\n", 7, None),
+            ("\n\n  \npid=7\n\n\t\ntimestamp=9\n\n", 7, None),
+            ("  pid=7  \n\ttimestamp=9\t\n", 7, None),
+            ("pid = 7\ntimestamp = 9\n", 7, None),
+            ("\u{feff}pid=7\ntimestamp=9\n", 7, None),
+            ("pid=1\npid=7\ntimestamp=1\ntimestamp=9\n", 7, None),
+            ("pid=abc\npid=7\ntimestamp=9\n", 7, None),
+            ("pid=0007\ntimestamp=0000000009\n", 7, None),
+            (
+                "colour=green\npid=7\nnothing\n=\ntimestamp=9\nx-new=1\n",
+                7,
+                None,
+            ),
+            ("pid=7\ntag=a\ntimestamp=9\ntag=b\n", 7, Some("b")),
+            ("pid=7\ntimestamp=9\ntag=a=b==\n", 7, Some("a=b==")),
+            ("pid=7\ntimestamp=9\ntag=\n", 7, Some("")),
+            // No process has these.
+            ("pid=0\ntimestamp=9\n", 0, None),
+            ("pid=2147483648\ntimestamp=9\n", 1 << 31, None),
+            ("pid=4294967295\ntimestamp=9\n", u32::MAX, None),
         ] {
             let read = LockInfo::parse(text).unwrap_or_else(|error| panic!("{text:?}: {error}"));
-            assert_eq!(read, good, "{text:?}");
+            let found = (read.pid, read.timestamp, read.tag.as_deref());
+            assert_eq!(found, (pid, 9, tag), "{text:?}");
         }
+        // The last of several counts, and a lone carriage return ends no line.
+        assert!(LockInfo::parse("pid=7\npid=abc\ntimestamp=9\n").is_err());
+        assert!(LockInfo::parse("pid=7\rtimestamp=9\r").is_err());
     }
 
     #[test]
@@ -462,13 +442,6 @@ mod tests {
             assert_eq!(error, "Parse error: missing timestamp", "{text:?}");
         }
         assert!(LockInfo::parse("").is_err());
-    }
-
-    #[test]
-    fn the_last_of_several_counts_even_if_it_is_no_number() {
-        assert!(LockInfo::parse("pid=7\npid=abc\ntimestamp=9\n").is_err());
-        let read = LockInfo::parse("pid=7\ntag=a\ntimestamp=9\ntag=b\n").expect("a record");
-        assert_eq!(read.tag.as_deref(), Some("b"));
     }
 
     #[test]
@@ -547,31 +520,10 @@ mod tests {
     }
 
     #[test]
-    fn a_lone_carriage_return_ends_no_line() {
-        assert!(LockInfo::parse("pid=7\rtimestamp=9\r").is_err());
-    }
-
-    #[test]
-    fn numbers_of_no_process_are_read_all_the_same() {
-        for pid in [0, i32::MAX as u32 + 1, u32::MAX] {
-            let read = LockInfo::parse(&format!("pid={pid}\ntimestamp=9\n")).expect("a record");
-            assert_eq!(read.pid, pid);
-        }
-    }
-
-    #[test]
     fn bytes_that_are_no_text_spoil_their_own_line_only() {
         let record = Record::parse(b"pid=7\ntimestamp=9\ntag=a\xff\xfeb\n\xc3(=\n");
         assert_eq!(record.info().map(|info| info.pid), Some(7));
         assert_eq!(record.tag.as_deref(), Some("a\u{fffd}\u{fffd}b"));
-    }
-
-    #[test]
-    fn a_tag_may_contain_equals_signs_and_nothing() {
-        let read = LockInfo::parse("pid=7\ntimestamp=9\ntag=a=b==\n").expect("a record");
-        assert_eq!(read.tag.as_deref(), Some("a=b=="));
-        let read = LockInfo::parse("pid=7\ntimestamp=9\ntag=\n").expect("a record");
-        assert_eq!(read.tag.as_deref(), Some(""));
     }
 
     #[test]
@@ -625,7 +577,6 @@ mod tests {
             token: longest(),
             slot_count: Some(u32::MAX),
             file_system: longest(),
-            has_read_lock: true,
             is_live: true,
         };
         let text = record.print();

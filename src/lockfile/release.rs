@@ -78,7 +78,6 @@ impl Semaphore {
     }
 
     /// Undoes a grant that the process `pid` cannot use.
-    #[cfg(feature = "programs")]
     pub(crate) fn give_back(&self, pid: u32) {
         let terms = ReleaseTerms {
             pid: Some(pid),
@@ -108,22 +107,23 @@ impl Semaphore {
             return Err(Obstacle::NotStale);
         }
         let is_stale = || record.is_live || self.may_take(content, Flock::Acquired, host).is_ok();
-        // The process that has the file locked may be a guard, or a taker of a stale lock. In both
-        // cases the release is refused. Otherwise the process may be any that can read the file,
-        // and must not prevent the release.
-        may_pass(flock, flock == Flock::HeldByOther && is_stale())?;
+        // The process that has the file locked may be a guard, a taker of a stale lock, or a job of
+        // flock(1). It prevents any release but that by the holder of a lock that is not stale.
+        let is_locked = flock == Flock::HeldByOther;
+        may_pass(flock, is_locked && is_stale())?;
+        let judgement = self.judge(content, flock, host);
         // A process of another host may have the same number, so the number counts only for a lock
         // of this host.
         let is_own = record.pid == Some(terms.asking);
-        let is_named = terms.pid.is_some_and(|pid| pid != terms.asking);
+        let is_named = terms.pid.is_some_and(|pid| pid != terms.asking)
+            && (!is_locked || judgement.alive == Alive::Yes);
         let is_of_here = !is_of_elsewhere(record, &host.id);
         if terms.token.is_some() || (is_of_here && (is_own || is_named)) {
             return Ok(());
         }
-        if flock == Flock::HeldByOther {
+        if is_locked {
             return Err(Obstacle::Locked);
         }
-        let judgement = self.judge(content, flock, host);
         let is_released = match judgement.alive {
             Alive::Yes => false,
             Alive::No => judgement.is_stale || record.info().is_some(),

@@ -9,7 +9,7 @@ use std::fs::File;
 use std::io;
 use std::time::Duration;
 
-use crate::sys::directory::{lock_within, Directory, Entry, FileId, PrivateNames, StagedFile};
+use crate::os::directory::{lock_within, Directory, Entry, FileId, PrivateNames, StagedFile};
 
 use super::takeover::Creation;
 

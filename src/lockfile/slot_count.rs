@@ -5,15 +5,13 @@ use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-#[cfg(feature = "programs")]
 use super::config::{SemaphoreConfig, SemaphoreOptions};
 use super::error::{SemaphoreError, SemaphoreResult};
 use super::status::LockDetails;
 use super::Semaphore;
-use crate::text::digits;
+use crate::os::text::digits;
 
 /// The maximum number of slots of a lock that `sema` uses.
-#[cfg(feature = "programs")]
 pub(crate) const MAX_SLOT_COUNT: u32 = 1024;
 
 /// Fails if a process that gives another number of slots holds a slot of the same lock. Does
@@ -45,7 +43,6 @@ pub(super) fn agree(slots: &[Semaphore]) -> SemaphoreResult<()> {
 /// How many slots the lock at `path` has for the processes that hold some: what their files say,
 /// and at least as many as are needed for the slots in use. A stale slot, perhaps of a larger pool,
 /// counts only if all are stale. `None` if no slot is in use.
-#[cfg(feature = "programs")]
 pub(crate) fn slot_count_in_use(path: &Path, config: &SemaphoreConfig) -> Option<u32> {
     let options = SemaphoreOptions::new();
     let first = Semaphore::with_options(path_of(path, 0), config.clone(), options);
@@ -55,8 +52,8 @@ pub(crate) fn slot_count_in_use(path: &Path, config: &SemaphoreConfig) -> Option
         let (_, number) = split_slot(slot.lock_path.name.as_bytes())?;
         let counts = [holder.slot_count, number.checked_add(1)];
         // Any user can write any number.
-        let valid = counts.into_iter().flatten();
-        let count = valid.filter(|count| *count <= MAX_SLOT_COUNT).max()?;
+        let valid = |count: &u32| (1..=MAX_SLOT_COUNT).contains(count);
+        let count = counts.into_iter().flatten().filter(valid).max()?;
         Some((!holder.is_stale, count))
     });
     counts.max().map(|(_, count)| count)

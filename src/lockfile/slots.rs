@@ -89,7 +89,7 @@ impl Slots {
     /// [`SemaphoreError::AlreadyLocked`] if all slots are held, or another error of
     /// [`Semaphore::try_acquire`].
     pub fn try_acquire(&self) -> SemaphoreResult<SemaphoreGuard<'_>> {
-        let limit = WaitLimit::new(Some(Duration::ZERO), None);
+        let limit = WaitLimit::new(Some(Duration::ZERO), None, None);
         match acquire_any(&self.slots, &LockInfo::new(), &limit)? {
             (_, Attempt::Granted(guard)) => Ok(guard),
             (slot, Attempt::Busy(busy)) => Err(busy.to_error(slot.path())),
@@ -107,14 +107,13 @@ impl Slots {
 
     /// Like [`Slots::acquire`], but records the pid and the tag of `info`.
     pub fn acquire_with_info(&self, info: LockInfo) -> SemaphoreResult<SemaphoreGuard<'_>> {
-        let limit = WaitLimit::new(self.acquire_timeout, None);
+        let limit = WaitLimit::new(self.acquire_timeout, None, None);
         match acquire_any(&self.slots, &info, &limit)? {
             (_, Attempt::Granted(guard)) => Ok(guard),
             (slot, Attempt::Busy(busy)) => Err(busy.after_wait(slot.path())),
         }
     }
 
-    #[cfg(feature = "programs")]
     pub(crate) fn into_locks(self) -> Vec<Semaphore> {
         self.slots
     }

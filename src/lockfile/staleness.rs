@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use super::file_system::FileSystem;
 use super::record::{is_of_lock_file, Record};
-use crate::sys::clock;
-use crate::sys::directory::FileId;
-use crate::sys::process::Process;
+use crate::os::directory::FileId;
+use crate::os::moment;
+use crate::os::process::Process;
 
 /// The maximum time, in seconds, by which a holder can seem to have started after the timestamp of
 /// its lock.
@@ -81,27 +81,10 @@ pub(super) enum Flock {
     /// No other process has the file locked. If this process has tried to lock the file, it has
     /// succeeded.
     Acquired,
-    /// Another process has the file locked by flock(2). It is neither a holder nor a taker, because
-    /// these also lock a file by fcntl(2), and that lock is free. If this process has tried to lock
-    /// the file, it has got that lock, and so keeps holders and takers out.
-    HeldByNonParticipant,
-    /// Another process, which may be a holder or a taker, has the file locked.
+    /// Another process has the file locked, and so holds the lock or is taking it over.
     HeldByOther,
     /// This process has not tried to lock the file, or the system refuses such locks.
     Unknown,
-}
-
-impl Flock {
-    /// Corrects the finding for a file with this record: a holder that does not promise a lock by
-    /// fcntl(2) may have locked the file by flock(2) alone.
-    pub(super) fn corrected_for(self, record: &Record) -> Flock {
-        match self {
-            Flock::HeldByNonParticipant if record.is_live && !record.has_read_lock => {
-                Flock::HeldByOther
-            }
-            other => other,
-        }
-    }
 }
 
 /// The content of a lock file, the record in it, and where and when it was written.
@@ -141,6 +124,9 @@ impl Content {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Judgement {
     pub(super) alive: Alive,
+    /// Whether the recorded process has certainly ended. A child that has inherited its lock on the
+    /// file may still keep the holder alive.
+    pub(super) has_ended: bool,
     /// Whether the lock may be taken over now.
     pub(super) is_stale: bool,
     /// The number of seconds until the lock becomes stale if nothing changes; `None` if it never
@@ -156,7 +142,14 @@ pub(super) fn judge(
     rule: StaleRule,
     host: &impl Host,
 ) -> Judgement {
-    let alive = liveness(content, flock, timeout, host);
+    let of_process = liveness_of_process(content, timeout, host);
+    // A guard has promised to keep the file locked. If the lock would certainly be seen and is not,
+    // the guard is dead.
+    let alive = match (promise(content, host.id()), flock) {
+        (Promise::Decides | Promise::Supports, Flock::HeldByOther) => Alive::Yes,
+        (Promise::Decides, Flock::Acquired) => Alive::No,
+        _ => of_process,
+    };
     let is_dead_for_sure = alive == Alive::No && is_death_certain(content, flock, host);
     let may_be_dead = alive != Alive::Yes && origin(&content.record, host.id()) != Origin::Unknown;
     // While another process has the file locked, the lock cannot be taken over, however old it is.
@@ -179,6 +172,7 @@ pub(super) fn judge(
     };
     Judgement {
         alive,
+        has_ended: [alive, of_process].contains(&Alive::No),
         is_stale: stale_in == Some(0),
         stale_in,
     }
@@ -198,14 +192,14 @@ fn age(content: &Content, host: &impl Host) -> u64 {
 fn age_by_clocks(content: &Content, host: &impl Host) -> u64 {
     let (record, now) = (&content.record, host.now());
     if let Some(info) = record.info() {
-        if info.timestamp <= now.saturating_add(clock::TOLERANCE.as_secs()) {
+        if info.timestamp <= now.saturating_add(moment::TOLERANCE.as_secs()) {
             return now.saturating_sub(info.timestamp);
         }
     }
     // If the timestamp is unreadable or from a wrong clock, the clock of the file system decides.
     match host.file_system_now() {
         None => 0,
-        Some(now) if content.modified <= now.saturating_add(clock::TOLERANCE.as_secs()) => {
+        Some(now) if content.modified <= now.saturating_add(moment::TOLERANCE.as_secs()) => {
             now.saturating_sub(content.modified)
         }
         Some(_) => host.unchanged_for(content),
@@ -223,7 +217,7 @@ fn predates_boot_that_reset_clock(content: &Content, host: &impl Host) -> bool {
         && (record.timestamp.is_some_and(|time| time > host.now())
             || host
                 .booted_at()
-                .is_some_and(|time| time < clock::EARLIEST.as_secs()))
+                .is_some_and(|time| time < moment::EARLIEST.as_secs()))
 }
 
 /// In how many seconds it will be certain that a guard has ended whose process does not exist; 0 if
@@ -241,25 +235,14 @@ fn seconds_until_proof(content: &Content, timeout: Option<Duration>, host: &impl
     proves_at.saturating_sub(age(content, host).min(age_of_file))
 }
 
-/// Whether the holder is alive, by the strongest proof that there is:
-///
-/// 1. A lock on the file that its guard has promised to keep: the holder is alive. If the guard
-///    would certainly be seen to have such a lock and has none, the holder is dead.
-/// 2. A boot of this host after the record: the holder is dead.
-/// 3. The process, if it is one of this host whose number means the same here. If it exists and is
-///    the one in the record, the holder is alive. If not, the holder is dead, except that the
-///    heartbeat of a guard can still say that it may be a process of another machine with our
-///    identity.
-///
-/// Without any proof, it is unknown.
-fn liveness(content: &Content, flock: Flock, timeout: Option<Duration>, host: &impl Host) -> Alive {
+/// Whether the recorded process is alive. It is dead if this host was booted after the record.
+/// Otherwise, it must be one of this host whose number means the same here. If there is no such
+/// process, or another one, it is dead. But the heartbeat of a guard can still say that it may be a
+/// process of another machine with our identity.
+fn liveness_of_process(content: &Content, timeout: Option<Duration>, host: &impl Host) -> Alive {
     let (record, own) = (&content.record, host.id());
-    let promise = promise(content, own);
-    match (promise, flock) {
-        (Promise::Decides | Promise::Supports, Flock::HeldByOther) => return Alive::Yes,
-        (Promise::Decides, Flock::Acquired | Flock::HeldByNonParticipant) => return Alive::No,
-        _ if is_of_an_earlier_boot(record, host) => return Alive::No,
-        _ => {}
+    if is_of_an_earlier_boot(record, host) {
+        return Alive::No;
     }
     let Some(info) = record
         .info()
@@ -271,7 +254,9 @@ fn liveness(content: &Content, flock: Flock, timeout: Option<Duration>, host: &i
         Some(process) if !process.is_zombie && is_the_one(record, info.timestamp, &process) => {
             Alive::Yes
         }
-        _ if promise == Promise::Supports && seconds_until_proof(content, timeout, host) > 0 => {
+        _ if promise(content, own) == Promise::Supports
+            && seconds_until_proof(content, timeout, host) > 0 =>
+        {
             Alive::Unknown
         }
         _ => Alive::No,
@@ -281,24 +266,20 @@ fn liveness(content: &Content, flock: Flock, timeout: Option<Duration>, host: &i
 /// Whether a holder that seems dead is certainly dead, so that the lock is stale at any age.
 fn is_death_certain(content: &Content, flock: Flock, host: &impl Host) -> bool {
     match promise(content, host.id()) {
-        Promise::Decides if is_unlocked(flock) => true,
+        Promise::Decides if flock == Flock::Acquired => true,
         _ if proves_by_process(content, flock, host) => true,
         _ => is_of_an_earlier_boot(&content.record, host),
     }
 }
 
-/// Whether the end of the guard's process, which [`liveness`] looks up, makes the lock stale at any
+/// Whether the end of the guard's process, which [`judge`] looks up, makes the lock stale at any
 /// age: the guard's lock on the file may be invisible to this process.
 fn proves_by_process(content: &Content, flock: Flock, host: &impl Host) -> bool {
     let (record, own) = (&content.record, host.id());
     let is_of_same_namespace = record.boot.is_some()
         && record.boot == own.boot
         && record.pid_namespace == own.pid_namespace;
-    promise(content, own) == Promise::Supports && is_unlocked(flock) && is_of_same_namespace
-}
-
-fn is_unlocked(flock: Flock) -> bool {
-    matches!(flock, Flock::Acquired | Flock::HeldByNonParticipant)
+    promise(content, own) == Promise::Supports && flock == Flock::Acquired && is_of_same_namespace
 }
 
 /// Whether the process is the one in the record, and not a later process with the same number.
@@ -449,6 +430,11 @@ mod tests {
         file_system_now: Option<u64>,
         uptime: Option<u64>,
         unchanged_for: u64,
+        // How it judges a file, and where that is.
+        timeout: Option<Duration>,
+        rule: StaleRule,
+        flock: Flock,
+        file_system: Option<FileSystem>,
     }
 
     impl VirtualHost {
@@ -465,21 +451,19 @@ mod tests {
                 file_system_now: Some(NOW),
                 uptime: Some(NOW - BOOTED),
                 unchanged_for: 0,
+                timeout: Some(Duration::from_secs(TIMEOUT)),
+                rule: StaleRule::AgeAndLiveness,
+                flock: Flock::Acquired,
+                file_system: Some(FileSystem::of_type("ext4", 7)),
             }
         }
-    }
 
-    fn on_ext4() -> Option<FileSystem> {
-        Some(FileSystem::of_type("ext4", 7))
-    }
-
-    fn content_on(file_system: Option<FileSystem>, text: &str, modified: u64) -> Content {
-        let bytes = text.as_bytes().to_vec();
-        Content::new(bytes, modified, FileId::of_model(0, 0), file_system)
-    }
-
-    fn content(text: &str, modified: u64) -> Content {
-        content_on(on_ext4(), text, modified)
+        fn judged(&self, text: &str, modified: u64) -> Judgement {
+            let bytes = text.as_bytes().to_vec();
+            let file = FileId::of_model(0, 0);
+            let content = Content::new(bytes, modified, file, self.file_system);
+            judge(&content, self.flock, self.timeout, self.rule, self)
+        }
     }
 
     impl Host for VirtualHost {
@@ -517,247 +501,132 @@ mod tests {
         }
     }
 
-    fn judged_in(
-        host: &VirtualHost,
-        text: &str,
-        modified: u64,
-        flock: Flock,
-        rule: StaleRule,
-    ) -> Judgement {
-        let timeout = Some(Duration::from_secs(TIMEOUT));
-        judge(&content(text, modified), flock, timeout, rule, host)
-    }
-
     fn judged(text: &str) -> Judgement {
-        let rule = StaleRule::AgeAndLiveness;
-        judged_in(&VirtualHost::new(), text, NOW, Flock::Acquired, rule)
+        VirtualHost::new().judged(text, NOW)
     }
 
     fn lines(pid: u32, timestamp: u64, more: &str) -> String {
         format!("pid={pid}\ntimestamp={timestamp}\n{more}")
     }
 
+    /// A row: the process, the time of the grant, the rest of the record, and the judgement of a
+    /// file that no process has locked. `own` is this host, this boot and this PID namespace.
+    const RULE: &str = "
+        foreign, young, alive           | PID    | YOUNG  |               | alive
+        foreign, young, dead            | DEAD   | YOUNG  |               | dead
+        foreign, old, alive             | PID    | OLD    |               | alive
+        foreign, old, dead              | DEAD   | OLD    |               | dead, stale
+        a zombie, old                   | ZOMBIE | OLD    |               | dead, stale
+        a zombie, young                 | ZOMBIE | YOUNG  |               | dead
+        hidden, old                     | HIDDEN | OLD    | own start=100000 | alive
+        pid 0, old                      | 0      | OLD    |               | dead, stale
+        pid too great, old              | MAX    | OLD    |               | dead, stale
+        started just then               | PID    | BEFORE |               | alive
+        started later: reused           | PID    | REUSED |               | dead, stale
+        ours, same start                | PID    | OLD    | own start=100000 | alive
+        ours, other start               | PID    | OLD    | own start=100001 | dead, stale
+        ours, other start, young        | PID    | YOUNG  | own start=1   | dead
+        same start, clock was wrong     | PID    | 5      | own start=100000 | alive
+        live and not locked             | PID    | NOW    | own live=flock | dead, stale
+        live of the dead                | DEAD   | NOW    | own live=flock | dead, stale
+        some other way to live          | DEAD   | NOW    | own live=fcntl | dead
+        live, and no boot said          | DEAD   | YOUNG  | host=h live=flock | dead
+        live, of an unnamed host        | PID    | OLD    | live=flock    | alive
+        another host, old               | PID    | OLD    | host=g        | unknown, stale
+        another host, young             | DEAD   | YOUNG  | host=g        | unknown
+        another host's boot             | PID    | YOUNG  | host=g boot=a | unknown
+        another host, live              | PID    | YOUNG  | host=g boot=a live=flock | unknown
+        an earlier boot                 | PID    | EARLIER  | host=h boot=a | dead, stale
+        another boot as ours began      | PID    | BOOTED | host=h boot=a | unknown, stale
+        another boot after ours began   | PID    | YOUNG  | host=h boot=a | unknown
+        our boot under another name     | PID    | OLD    | host=g boot=b | alive
+        the same, dead                  | DEAD   | OLD    | host=g boot=b | dead, stale
+        a boot of nowhere               | PID    | YOUNG  | boot=a        | unknown
+        another container, old          | PID    | OLD    | host=h boot=b pidns=m | unknown, stale
+        another container, young        | DEAD   | YOUNG  | pidns=m       | unknown
+    ";
+
+    /// The same for young records of a guard, which has locked its file, by where the file was
+    /// locked and where it is found now.
+    const MOUNTS: &str = "
+        the same way        | PID  | NOW | here fs=ext4:7              | dead, stale | ext4
+        container           | PID  | NOW | there fs=ext4:7             | dead, stale | ext4
+        older release       | PID  | NOW | here                        | dead, stale | ext4
+        older, other boot   | PID  | NOW | there                       | unknown     | ext4
+        other id            | PID  | NOW | here fs=ext4:8              | alive       | ext4
+        other type          | PID  | NOW | here fs=overlay:7           | alive       | ext4
+        other, dead         | DEAD | NOW | here fs=overlay:7           | unknown     | ext4
+        other, boot         | DEAD | NOW | there fs=xfs:7              | unknown     | ext4
+        other, namespace    | DEAD | NOW | boot=b pidns=m fs=xfs:7     | unknown     | ext4
+        other, no namespace | DEAD | NOW | boot=b fs=xfs:7             | unknown     | ext4
+        FUSE, alive         | PID  | NOW | here fs=65735546:7          | alive       | fuse
+        FUSE, dead          | DEAD | NOW | here fs=65735546:7          | unknown     | fuse
+        FUSE, older release | PID  | NOW | here                        | alive       | fuse
+        FUSE, older, dead   | DEAD | NOW | here                        | unknown     | fuse
+    ";
+
+    /// The rows of a table: what they are about, the record, how it is judged, and the rest.
+    fn rows(table: &str) -> impl Iterator<Item = (&str, String, (Alive, bool), Option<&str>)> {
+        table.trim().lines().map(|row| {
+            let mut cells = row.split('|').map(str::trim);
+            let mut next = || cells.next().expect("five cells");
+            let what = next();
+            let pid = match next() {
+                "PID" => PID,
+                "ZOMBIE" => ZOMBIE,
+                "HIDDEN" => HIDDEN,
+                "DEAD" => DEAD,
+                "MAX" => u32::MAX,
+                number => number.parse().expect("a number"),
+            };
+            let timestamp = match next() {
+                "NOW" => NOW,
+                "YOUNG" => YOUNG,
+                "OLD" => OLD,
+                "BEFORE" => STARTED - 2,
+                "REUSED" => STARTED - 3,
+                "BOOTED" => BOOTED,
+                "EARLIER" => BOOTED - 1,
+                number => number.parse().expect("a number"),
+            };
+            let more = next().split_whitespace().map(|word| match word {
+                "own" => "x-host=h\nx-boot=b\nx-pidns=n\n".to_owned(),
+                "here" => "x-host=h\nx-boot=b\nx-pidns=n\nx-start=100000\n".to_owned(),
+                "there" => "x-host=g\nx-boot=a\nx-pidns=m\nx-start=1\n".to_owned(),
+                pair => format!("x-{pair}\n"),
+            });
+            let record = lines(pid, timestamp, &more.collect::<String>());
+            let judgement = match next() {
+                "alive" => (Alive::Yes, false),
+                "dead" => (Alive::No, false),
+                "dead, stale" => (Alive::No, true),
+                "unknown" => (Alive::Unknown, false),
+                "unknown, stale" => (Alive::Unknown, true),
+                other => panic!("{other}"),
+            };
+            (what, record, judgement, cells.next())
+        })
+    }
+
     #[test]
     fn the_rule_as_a_table() {
-        use Alive::{No, Unknown, Yes};
-        let own = "x-host=h\nx-boot=b\nx-pidns=n\n";
-        let with_start = |start: u64| format!("{own}x-start={start}\n");
-        let live = format!("{own}x-live=flock\n");
-        let rows: &[(&str, u32, u64, String, Alive, bool)] = &[
-            (
-                "foreign, young, alive",
-                PID,
-                YOUNG,
-                String::new(),
-                Yes,
-                false,
-            ),
-            (
-                "foreign, young, dead",
-                DEAD,
-                YOUNG,
-                String::new(),
-                No,
-                false,
-            ),
-            ("foreign, old, alive", PID, OLD, String::new(), Yes, false),
-            ("foreign, old, dead", DEAD, OLD, String::new(), No, true),
-            ("a zombie, old", ZOMBIE, OLD, String::new(), No, true),
-            ("a zombie, young", ZOMBIE, YOUNG, String::new(), No, false),
-            ("hidden, old", HIDDEN, OLD, with_start(START), Yes, false),
-            ("pid 0, old", 0, OLD, String::new(), No, true),
-            ("pid too great, old", u32::MAX, OLD, String::new(), No, true),
-            (
-                "started just then",
-                PID,
-                STARTED - 2,
-                String::new(),
-                Yes,
-                false,
-            ),
-            (
-                "started later: reused",
-                PID,
-                STARTED - 3,
-                String::new(),
-                No,
-                true,
-            ),
-            ("ours, same start", PID, OLD, with_start(START), Yes, false),
-            (
-                "ours, other start",
-                PID,
-                OLD,
-                with_start(START + 1),
-                No,
-                true,
-            ),
-            (
-                "ours, other start, young",
-                PID,
-                YOUNG,
-                with_start(1),
-                No,
-                false,
-            ),
-            (
-                "same start, clock was wrong",
-                PID,
-                5,
-                with_start(START),
-                Yes,
-                false,
-            ),
-            ("live and not locked", PID, NOW, live.clone(), No, true),
-            ("live of the dead", DEAD, NOW, live.clone(), No, true),
-            (
-                "another host, old",
-                PID,
-                OLD,
-                "x-host=g\n".into(),
-                Unknown,
-                true,
-            ),
-            (
-                "another host, young",
-                DEAD,
-                YOUNG,
-                "x-host=g\n".into(),
-                Unknown,
-                false,
-            ),
-            (
-                "another host's boot",
-                PID,
-                YOUNG,
-                "x-host=g\nx-boot=a\n".into(),
-                Unknown,
-                false,
-            ),
-            (
-                "another host, live",
-                PID,
-                YOUNG,
-                "x-host=g\nx-boot=a\nx-live=flock\n".into(),
-                Unknown,
-                false,
-            ),
-            (
-                "live, and no boot said",
-                DEAD,
-                YOUNG,
-                "x-host=h\nx-live=flock\n".into(),
-                No,
-                false,
-            ),
-            (
-                "an earlier boot",
-                PID,
-                BOOTED - 1,
-                "x-host=h\nx-boot=a\n".into(),
-                No,
-                true,
-            ),
-            (
-                "another boot under our name, as ours began",
-                PID,
-                BOOTED,
-                "x-host=h\nx-boot=a\n".into(),
-                Unknown,
-                true,
-            ),
-            (
-                "another boot under our name, after ours began",
-                PID,
-                YOUNG,
-                "x-host=h\nx-boot=a\n".into(),
-                Unknown,
-                false,
-            ),
-            (
-                "our boot under another name",
-                PID,
-                OLD,
-                "x-host=g\nx-boot=b\n".into(),
-                Yes,
-                false,
-            ),
-            (
-                "our boot under another name, dead",
-                DEAD,
-                OLD,
-                "x-host=g\nx-boot=b\n".into(),
-                No,
-                true,
-            ),
-            (
-                "a boot of nowhere",
-                PID,
-                YOUNG,
-                "x-boot=a\n".into(),
-                Unknown,
-                false,
-            ),
-            (
-                "another container, old",
-                PID,
-                OLD,
-                "x-host=h\nx-boot=b\nx-pidns=m\n".into(),
-                Unknown,
-                true,
-            ),
-            (
-                "another container, young",
-                DEAD,
-                YOUNG,
-                "x-pidns=m\n".into(),
-                Unknown,
-                false,
-            ),
-            (
-                "live, of an unnamed host",
-                PID,
-                OLD,
-                "x-live=flock\n".into(),
-                Yes,
-                false,
-            ),
-            (
-                "some other way to live",
-                DEAD,
-                NOW,
-                format!("{own}x-live=fcntl\n"),
-                No,
-                false,
-            ),
-        ];
-        for (what, pid, timestamp, more, alive, is_stale) in rows {
-            let judgement = judged(&lines(*pid, *timestamp, more));
-            assert_eq!(
-                (judgement.alive, judgement.is_stale),
-                (*alive, *is_stale),
-                "{what}"
-            );
+        for (what, record, expected, _) in rows(RULE) {
+            let judgement = judged(&record);
+            let found = (judgement.alive, judgement.is_stale);
+            assert_eq!(found, expected, "{what}");
         }
     }
 
     #[test]
-    fn a_lock_that_flock_is_alive_whatever_its_process() {
-        let text = lines(DEAD, OLD, "x-host=h\nx-boot=b\nx-live=flock\n");
-        let host = VirtualHost::new();
-        let rule = StaleRule::AgeAndLiveness;
-        let judgement = judged_in(&host, &text, NOW, Flock::HeldByOther, rule);
-        assert_eq!((judgement.alive, judgement.is_stale), (Alive::Yes, false));
-        assert_eq!(judgement.stale_in, None);
-    }
-
-    #[test]
     fn a_file_that_is_locked_is_not_stale_however_old() {
-        let host = VirtualHost::new();
         for rule in [StaleRule::AgeAndLiveness, StaleRule::Age] {
             for pid in [PID, DEAD] {
-                let text = lines(pid, OLD, "");
-                let judgement = judged_in(&host, &text, NOW, Flock::HeldByOther, rule);
+                let host = VirtualHost {
+                    rule,
+                    flock: Flock::HeldByOther,
+                    ..VirtualHost::new()
+                };
+                let judgement = host.judged(&lines(pid, OLD, ""), NOW);
                 assert_eq!(judgement.stale_in, None, "{rule:?} {pid}");
             }
         }
@@ -767,113 +636,30 @@ mod tests {
     fn a_missing_process_proves_no_end_if_the_lock_is_unknown() {
         let then = NOW - 3000;
         let live = "x-host=h\nx-boot=b\nx-pidns=n\nx-fs=xfs:7\nx-live=flock\n";
-        let text = lines(DEAD, then, live);
         for (flock, is_stale) in [(Flock::Acquired, true), (Flock::Unknown, false)] {
-            let rule = StaleRule::AgeAndLiveness;
-            let judgement = judged_in(&VirtualHost::new(), &text, then, flock, rule);
+            let host = VirtualHost {
+                flock,
+                ..VirtualHost::new()
+            };
+            let judgement = host.judged(&lines(DEAD, then, live), then);
             assert_eq!(judgement.is_stale, is_stale, "{flock:?}");
         }
     }
 
     #[test]
     fn an_unlocked_file_proves_an_end_only_to_a_like_mount() {
-        use Alive::{No, Unknown, Yes};
-        let here = "x-host=h\nx-boot=b\nx-pidns=n\nx-start=100000\n";
-        let container = "x-host=g\nx-boot=a\nx-pidns=m\nx-start=1\n";
-        let fuse = FileSystem::of_type("fuse", 7);
-        let ext4 = FileSystem::of_type("ext4", 7);
-        let rows: &[(&str, u32, &str, &str, FileSystem, Alive, bool)] = &[
-            ("the same way", PID, here, "x-fs=ext4:7\n", ext4, No, true),
-            ("container", PID, container, "x-fs=ext4:7\n", ext4, No, true),
-            ("older release", PID, here, "", ext4, No, true),
-            (
-                "older, other boot",
-                PID,
-                container,
-                "",
-                ext4,
-                Unknown,
-                false,
-            ),
-            ("other id", PID, here, "x-fs=ext4:8\n", ext4, Yes, false),
-            (
-                "other type",
-                PID,
-                here,
-                "x-fs=overlay:7\n",
-                ext4,
-                Yes,
-                false,
-            ),
-            (
-                "other, dead",
-                DEAD,
-                here,
-                "x-fs=overlay:7\n",
-                ext4,
-                Unknown,
-                false,
-            ),
-            (
-                "other, boot",
-                DEAD,
-                container,
-                "x-fs=xfs:7\n",
-                ext4,
-                Unknown,
-                false,
-            ),
-            (
-                "other, namespace",
-                DEAD,
-                "x-boot=b\nx-pidns=m\n",
-                "x-fs=xfs:7\n",
-                ext4,
-                Unknown,
-                false,
-            ),
-            (
-                "other, no namespace",
-                DEAD,
-                "x-boot=b\n",
-                "x-fs=xfs:7\n",
-                ext4,
-                Unknown,
-                false,
-            ),
-            (
-                "FUSE, alive",
-                PID,
-                here,
-                "x-fs=65735546:7\n",
-                fuse,
-                Yes,
-                false,
-            ),
-            (
-                "FUSE, dead",
-                DEAD,
-                here,
-                "x-fs=65735546:7\n",
-                fuse,
-                Unknown,
-                false,
-            ),
-            ("FUSE, older release", PID, here, "", fuse, Yes, false),
-            ("FUSE, older, dead", DEAD, here, "", fuse, Unknown, false),
-        ];
-        for (what, pid, origin, fs, found_on, alive, is_stale) in rows {
-            // Young, so that no age makes it stale.
-            let text = lines(*pid, NOW, &format!("{origin}{fs}x-live=flock\n"));
+        for (what, record, expected, found_on) in rows(MOUNTS) {
             let judged = |flock| {
-                let content = content_on(Some(*found_on), &text, NOW);
-                let timeout = Some(Duration::from_secs(TIMEOUT));
-                let rule = StaleRule::AgeAndLiveness;
-                judge(&content, flock, timeout, rule, &VirtualHost::new())
+                let host = VirtualHost {
+                    flock,
+                    file_system: found_on.map(|name| FileSystem::of_type(name, 7)),
+                    ..VirtualHost::new()
+                };
+                host.judged(&format!("{record}x-live=flock\n"), NOW)
             };
             let unlocked = judged(Flock::Acquired);
             let found = (unlocked.alive, unlocked.is_stale);
-            assert_eq!(found, (*alive, *is_stale), "{what}");
+            assert_eq!(found, expected, "{what}");
             assert!(!judged(Flock::HeldByOther).is_stale, "{what}");
         }
     }
@@ -891,16 +677,12 @@ mod tests {
             (NOW - BEATS - 1, NOW - 1, Alive::Unknown, BEATS),
             (NOW - 1, NOW - BEATS - 1, Alive::Unknown, BEATS),
         ] {
+            let host = VirtualHost {
+                file_system: Some(FileSystem::of_type("fuse", 7)),
+                ..VirtualHost::new()
+            };
             let text = lines(DEAD, timestamp, &format!("{own}x-live=flock\n"));
-            let content = content_on(Some(FileSystem::of_type("fuse", 7)), &text, modified);
-            let (timeout, rule) = (Some(Duration::from_secs(TIMEOUT)), StaleRule::default());
-            let judged = judge(
-                &content,
-                Flock::Acquired,
-                timeout,
-                rule,
-                &VirtualHost::new(),
-            );
+            let judged = host.judged(&text, modified);
             let found = (judged.alive, judged.stale_in);
             let by_age = TIMEOUT + 1 - (NOW - timestamp);
             let expected = (alive, Some(stale_in.min(by_age)));
@@ -912,10 +694,12 @@ mod tests {
     fn without_a_timestamp_of_ours_the_locks_still_decide() {
         for timestamp in [0, NOW + 1_000_000] {
             let text = lines(PID, timestamp, "x-boot=a\nx-fs=ext4:7\nx-live=flock\n");
-            let host = VirtualHost::new();
-            let rule = StaleRule::AgeAndLiveness;
-            assert!(judged_in(&host, &text, NOW, Flock::Acquired, rule).is_stale);
-            let held = judged_in(&host, &text, NOW, Flock::HeldByOther, rule);
+            assert!(judged(&text).is_stale);
+            let host = VirtualHost {
+                flock: Flock::HeldByOther,
+                ..VirtualHost::new()
+            };
+            let held = host.judged(&text, NOW);
             assert_eq!((held.alive, held.stale_in), (Alive::Yes, None));
         }
     }
@@ -933,12 +717,11 @@ mod tests {
         let stale_in = |more: &str, modified, name: &str, uptime| {
             let host = VirtualHost {
                 uptime: Some(uptime),
+                flock: Flock::Unknown,
+                file_system: Some(FileSystem::of_type(name, 7)),
                 ..VirtualHost::new()
             };
-            let file_system = Some(FileSystem::of_type(name, 7));
-            let content = content_on(file_system, &lines(DEAD, FUTURE, more), modified);
-            let (timeout, rule) = (Some(Duration::from_secs(TIMEOUT)), StaleRule::default());
-            judge(&content, Flock::Unknown, timeout, rule, &host).stale_in
+            host.judged(&lines(DEAD, FUTURE, more), modified).stale_in
         };
         assert_eq!(stale_in(rebooted, FUTURE, "ext4", 5), Some(TIMEOUT + 1 - 5));
         assert_eq!(stale_in(rebooted, FUTURE, "ext4", TIMEOUT + 1), Some(0));
@@ -964,18 +747,15 @@ mod tests {
             file_system_now: Some(UPTIME),
             booted_at: Some(0),
             uptime: Some(UPTIME),
+            flock: Flock::Unknown,
             ..VirtualHost::new()
         };
         // Taken later after the boot before than now after ours, or earlier.
         for timestamp in [UPTIME + 1000, UPTIME + 5, UPTIME - 5] {
             let stale_in = |boot| {
-                let text = lines(
-                    DEAD,
-                    timestamp,
-                    &format!("x-host=h\nx-boot={boot}\nx-pidns=m\n"),
-                );
-                let rule = StaleRule::default();
-                judged_in(&host, &text, timestamp, Flock::Unknown, rule).stale_in
+                let more = format!("x-host=h\nx-boot={boot}\nx-pidns=m\n");
+                let text = lines(DEAD, timestamp, &more);
+                host.judged(&text, timestamp).stale_in
             };
             assert_eq!(stale_in("a"), Some(TIMEOUT + 1 - UPTIME), "{timestamp}");
             // By another container of this boot: by the clock.
@@ -994,8 +774,7 @@ mod tests {
                     unchanged_for,
                     ..VirtualHost::new()
                 };
-                let rule = StaleRule::AgeAndLiveness;
-                let judged = judged_in(&host, text, FUTURE, Flock::Acquired, rule);
+                let judged = host.judged(text, FUTURE);
                 assert_eq!(judged.stale_in, Some(stale_in), "{text:?}");
             }
         }
@@ -1003,13 +782,12 @@ mod tests {
 
     #[test]
     fn by_age_alone_a_living_holder_is_stale_too() {
-        let host = VirtualHost::new();
-        let by_age = |timestamp| {
-            let text = lines(PID, timestamp, "");
-            judged_in(&host, &text, NOW, Flock::Acquired, StaleRule::Age).is_stale
+        let host = VirtualHost {
+            rule: StaleRule::Age,
+            ..VirtualHost::new()
         };
-        assert!(by_age(OLD));
-        assert!(!by_age(YOUNG));
+        assert!(host.judged(&lines(PID, OLD, ""), NOW).is_stale);
+        assert!(!host.judged(&lines(PID, YOUNG, ""), NOW).is_stale);
     }
 
     #[test]
@@ -1020,14 +798,15 @@ mod tests {
             lines(DEAD, 0, "x-host=h\nx-boot=a\n"),
             String::new(),
         ] {
-            let content = content(&text, 0);
             for rule in [StaleRule::Age, StaleRule::AgeAndLiveness] {
-                let host = VirtualHost::new();
-                let judgement = judge(&content, Flock::Acquired, None, rule, &host);
-                assert!(
-                    !judgement.is_stale && judgement.stale_in.is_none(),
-                    "{text:?}"
-                );
+                let host = VirtualHost {
+                    timeout: None,
+                    rule,
+                    ..VirtualHost::new()
+                };
+                let judgement = host.judged(&text, 0);
+                assert!(!judgement.is_stale, "{text:?}");
+                assert_eq!(judgement.stale_in, None, "{text:?}");
             }
         }
     }
@@ -1040,8 +819,7 @@ mod tests {
                     file_system_now: Some(file_system_now),
                     ..VirtualHost::new()
                 };
-                let rule = StaleRule::AgeAndLiveness;
-                judged_in(&host, text, modified, Flock::Acquired, rule).is_stale
+                host.judged(text, modified).is_stale
             };
             assert!(at(OLD, NOW), "{text:?}");
             assert!(!at(YOUNG, NOW), "{text:?}");
@@ -1053,23 +831,22 @@ mod tests {
 
     #[test]
     fn a_timestamp_from_the_future_is_as_old_as_the_file() {
-        let stale = |timestamp, modified| {
-            let text = lines(DEAD, timestamp, "");
-            let rule = StaleRule::AgeAndLiveness;
-            judged_in(&VirtualHost::new(), &text, modified, Flock::Acquired, rule).is_stale
-        };
-        assert!(stale(NOW + 61, OLD));
-        assert!(!stale(NOW + 61, YOUNG));
-        // Clocks may differ a little: the lock is young.
-        assert!(!stale(NOW + 60, OLD));
-        assert!(stale(u64::MAX, OLD));
+        for (timestamp, modified, is_stale) in [
+            (NOW + 61, OLD, true),
+            (NOW + 61, YOUNG, false),
+            // Clocks may differ a little: the lock is young.
+            (NOW + 60, OLD, false),
+            (u64::MAX, OLD, true),
+        ] {
+            let judged = VirtualHost::new().judged(&lines(DEAD, timestamp, ""), modified);
+            assert_eq!(judged.is_stale, is_stale, "{timestamp} {modified}");
+        }
     }
 
     #[test]
     fn a_lock_that_cannot_be_judged_is_not_stale() {
         let stale_in = |host: &VirtualHost, text: &str, modified| {
-            let rule = StaleRule::AgeAndLiveness;
-            let judgement = judged_in(host, text, modified, Flock::Acquired, rule);
+            let judgement = host.judged(text, modified);
             assert_eq!(judgement.is_stale, judgement.stale_in == Some(0), "{text}");
             judgement.stale_in
         };
@@ -1098,7 +875,6 @@ mod tests {
 
     #[test]
     fn a_namespace_nobody_can_read_is_one_and_the_same() {
-        let rule = StaleRule::AgeAndLiveness;
         let mut host = VirtualHost::new();
         for (own, alive) in [
             (None, [Alive::Yes, Alive::No]),
@@ -1107,7 +883,7 @@ mod tests {
             host.own.pid_namespace = own.map(str::to_owned);
             let judged = [PID, DEAD].map(|pid| {
                 let text = lines(pid, YOUNG, "x-host=h\nx-pidns=unknown\n");
-                judged_in(&host, &text, NOW, Flock::Acquired, rule).alive
+                host.judged(&text, NOW).alive
             });
             assert_eq!(judged, alive, "{own:?}");
         }
@@ -1130,10 +906,14 @@ mod tests {
             for timestamp in [0, NOW, u64::MAX] {
                 for start in [0, u64::MAX] {
                     let text = lines(PID, timestamp, &format!("x-start={start}\n"));
-                    let content = content(&text, u64::MAX);
                     for rule in [StaleRule::Age, StaleRule::AgeAndLiveness] {
-                        let host = VirtualHost::new();
-                        let judgement = judge(&content, Flock::Unknown, Some(timeout), rule, &host);
+                        let host = VirtualHost {
+                            timeout: Some(timeout),
+                            rule,
+                            flock: Flock::Unknown,
+                            ..VirtualHost::new()
+                        };
+                        let judgement = host.judged(&text, u64::MAX);
                         assert!(timeout != Duration::MAX || !judgement.is_stale);
                     }
                 }
@@ -1143,15 +923,12 @@ mod tests {
 
     #[test]
     fn a_fraction_of_a_second_counts_from_the_next_full_one() {
-        let stale = |timestamp| {
-            let content = content(&lines(DEAD, timestamp, ""), NOW);
-            let timeout = Some(Duration::from_millis(250));
-            let host = VirtualHost::new();
-            let rule = StaleRule::Age;
-            judge(&content, Flock::Acquired, timeout, rule, &host)
+        let host = VirtualHost {
+            timeout: Some(Duration::from_millis(250)),
+            rule: StaleRule::Age,
+            ..VirtualHost::new()
         };
-        assert!(!stale(NOW).is_stale);
-        assert!(stale(NOW - 1).is_stale);
-        assert_eq!(stale(NOW).stale_in, Some(1));
+        let stale_in = |timestamp| host.judged(&lines(DEAD, timestamp, ""), NOW).stale_in;
+        assert_eq!([stale_in(NOW), stale_in(NOW - 1)], [Some(1), Some(0)]);
     }
 }

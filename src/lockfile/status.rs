@@ -10,9 +10,9 @@ use std::time::Duration;
 
 use rustix::fs::{flock, FlockOperation};
 
-use crate::sys::directory::{has_range_lock, Directory, Entry};
-use crate::sys::process;
-use crate::text::{digits, hex};
+use crate::os::directory::{lock_within, Directory, Entry, FileId};
+use crate::os::process;
+use crate::os::text::{digits, hex};
 
 use super::error::{SemaphoreError, SemaphoreResult};
 use super::files::read;
@@ -26,6 +26,9 @@ use super::Semaphore;
 
 /// The minimum age at which a temporary file of another implementation is removed.
 const FOREIGN_TEMPORARY_AGE: Duration = Duration::from_secs(60);
+
+/// Longer than another process has a file locked that it only looks at.
+const LOOK_PATIENCE: Duration = Duration::from_millis(10);
 
 /// The state of a lock.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -57,9 +60,14 @@ impl Status {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LockDetails {
-    /// The process that holds the lock.
+    /// The process that holds the lock, according to the file.
     pub pid: Option<u32>,
-    /// When the holder last confirmed the lock, in seconds since 1970.
+    /// The name of the host of that process, if the file says so.
+    pub host: Option<String>,
+    /// When the lock was granted, in seconds since 1970.
+    pub since: Option<u64>,
+    /// When the holder last confirmed the lock, in seconds since 1970: at the grant, or at the
+    /// latest heartbeat.
     pub timestamp: Option<u64>,
     /// The purpose of the lock.
     pub tag: Option<String>,
@@ -71,11 +79,15 @@ pub struct LockDetails {
     pub age: Option<u64>,
     /// Whether the holder is alive.
     pub alive: Alive,
+    /// Whether the process has certainly ended. The holder can be alive all the same, if a child of
+    /// the process keeps the file locked.
+    pub has_ended: bool,
     /// Whether the lock may be taken over now.
     pub is_stale: bool,
     /// The time until the lock becomes stale if neither its file nor its holder changes; `None` if
     /// it never does.
     pub stale_in: Option<Duration>,
+    pub(crate) file: Option<FileId>,
 }
 
 impl LockDetails {
@@ -122,7 +134,7 @@ impl Busy {
             Some(reason) if self.obstacle != Obstacle::NotAFile => invalid(reason, path),
             _ => SemaphoreError::AlreadyLocked {
                 holder_pid: self.details.pid,
-                locked_since: self.details.timestamp,
+                locked_since: self.details.since,
             },
         }
     }
@@ -159,13 +171,13 @@ pub struct Cleaned {
     pub temporaries: u32,
 }
 
-/// Whether to remove a stale lock on a file system that has no file locks.
+/// Whether to remove a lock that would be stale if no process had its file locked, although another
+/// process has it locked, or the file system has no file locks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum WithoutFlock {
+pub(crate) enum Unlockable {
     Keep,
-    /// Remove the lock although another process may be about to take it over, or to update its
-    /// timestamp.
-    #[cfg(feature = "programs")]
+    /// Remove it unless its holder may be alive, by what is known of the holder's process. Another
+    /// process may be about to take the lock over, or to update its timestamp.
     Remove,
 }
 
@@ -220,16 +232,18 @@ impl Semaphore {
             Found::Unusable(obstacle) => return Ok(Some(Busy::unknown(obstacle))),
             Found::File(file) => file,
         };
-        let host = self.host_to_look(&directory);
+        let host = self.host(&directory)?;
         let content = read(&file)?;
         if !content.is_lock_file {
             return Err(self.not_a_lock_file());
         }
-        // This process tries to lock the file only if the result matters, because its shared lock
-        // briefly blocks takers.
-        let flock = match promise(&content, &host.id) {
-            Promise::None => Flock::Unknown,
-            _ => look_at_flock(&file).corrected_for(&content.record),
+        // This process tries to lock the file only if the result matters, because its lock briefly
+        // blocks takers and flock(1).
+        let may_be_stale = || self.judge(&content, Flock::Acquired, &host).is_stale;
+        let flock = if promise(&content, &host.id) != Promise::None || may_be_stale() {
+            look_at_flock(&file)
+        } else {
+            Flock::Unknown
         };
         let obstacle = match flock {
             Flock::HeldByOther => Obstacle::Locked,
@@ -250,11 +264,15 @@ impl Semaphore {
         let judgement = self.judge(content, flock, host);
         let details = LockDetails {
             pid: record.pid,
+            since: record.granted_at(),
             timestamp: record.timestamp,
             age: record.age(),
             alive: judgement.alive,
+            has_ended: judgement.has_ended,
             is_stale: judgement.is_stale,
             stale_in: judgement.stale_in.map(Duration::from_secs),
+            file: Some(content.file),
+            host: record.host,
             tag: record.tag,
             token: record.token,
             slot_count: record.slot_count,
@@ -300,16 +318,15 @@ impl Semaphore {
     /// A system error also comes if the lock's age cannot be determined: the lock names no holder,
     /// and the file system has no room for a new file.
     pub fn clean(&self) -> SemaphoreResult<Cleaned> {
-        self.clean_with(WithoutFlock::Keep)
+        self.clean_with(Unlockable::Keep)
             .map(|(cleaned, _)| cleaned)
     }
 
     /// Like [`Semaphore::clean`], but also returns the obstacle if the lock was not removed.
-    /// `without_flock` decides about a stale lock on a file system that has no file locks, where a
-    /// removal is not safe.
+    /// `unlockable` decides about a file that this process cannot lock, whose removal is not safe.
     pub(crate) fn clean_with(
         &self,
-        without_flock: WithoutFlock,
+        unlockable: Unlockable,
     ) -> SemaphoreResult<(Cleaned, Option<Obstacle>)> {
         let directory = self.directory()?;
         let host = self.host(&directory)?;
@@ -325,21 +342,20 @@ impl Semaphore {
         if self.config.stale_timeout.is_some() {
             let files = self.files(&directory);
             let allows = |content: &Content, flock: Flock| {
-                // The judgement assumes that no other process has the file locked. The match below
-                // handles the other case.
                 let assumed = match flock {
-                    Flock::Unknown => Flock::Unknown,
-                    _ => Flock::Acquired,
+                    Flock::HeldByOther => Flock::Acquired,
+                    other => other,
                 };
-                let verdict = self.may_take(content, assumed, &host);
-                let is_live = content.record.is_live;
-                verdict.and_then(|()| match flock {
-                    // The holder is a guard, which is alive because it has the file locked.
-                    Flock::HeldByOther if is_live => Err(Obstacle::NotStale),
-                    Flock::HeldByOther => Err(Obstacle::Locked),
-                    Flock::Unknown if without_flock == WithoutFlock::Keep => Err(Obstacle::NoLocks),
-                    Flock::Acquired | Flock::HeldByNonParticipant | Flock::Unknown => Ok(()),
-                })
+                self.may_take(content, assumed, &host)?;
+                let by_process = self.judge(content, Flock::Unknown, &host);
+                let is_gone = by_process.is_stale || by_process.alive == Alive::No;
+                match (flock, unlockable) {
+                    (Flock::Acquired, _) => Ok(()),
+                    _ if !is_gone => Err(Obstacle::NotStale),
+                    (Flock::Unknown, Unlockable::Keep) => Err(Obstacle::NoLocks),
+                    (Flock::HeldByOther, Unlockable::Keep) => Err(Obstacle::Locked),
+                    (_, Unlockable::Remove) => Ok(()),
+                }
             };
             match takeover::remove(&files, &allows)? {
                 Outcome::Done(was_there) => cleaned.lock = was_there,
@@ -401,14 +417,23 @@ impl Semaphore {
     }
 }
 
-/// Whether another process has the file locked.
+/// Whether another process has the file locked. Other processes that look at it at the same time do
+/// not count.
 fn look_at_flock(file: &fs::File) -> Flock {
-    match flock(file, FlockOperation::NonBlockingLockShared) {
-        Ok(()) => Flock::Acquired,
-        Err(rustix::io::Errno::WOULDBLOCK) if has_range_lock(file) => Flock::HeldByOther,
-        Err(rustix::io::Errno::WOULDBLOCK) => Flock::HeldByNonParticipant,
-        Err(_) => Flock::Unknown,
-    }
+    let seen = match flock(file, FlockOperation::NonBlockingLockShared) {
+        // The other process may share the lock, as with `flock -s`.
+        Ok(()) => match lock_within(file, LOOK_PATIENCE) {
+            Ok(false) => Flock::HeldByOther,
+            // Some network file systems lock a file exclusively only if it is open for writing.
+            Ok(true) | Err(_) => Flock::Acquired,
+        },
+        Err(rustix::io::Errno::WOULDBLOCK) => return Flock::HeldByOther,
+        Err(_) => return Flock::Unknown,
+    };
+    // To close the file is not enough: a child that another thread has just forked has a copy of
+    // the descriptor, and keeps the lock until it executes its program.
+    let _ = flock(file, FlockOperation::Unlock);
+    seen
 }
 
 /// How long ago a file was last written, by the clock of its file system.
@@ -416,4 +441,19 @@ fn age_of(directory: &Directory, file: &fs::File) -> Option<Duration> {
     let modified = read(file).ok()?.modified;
     let now = file_system_now(directory).ok()?;
     Some(Duration::from_secs(now.saturating_sub(modified)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_look_ends_although_a_child_has_a_copy_of_the_descriptor() {
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        let looking = file.reopen().expect("it is there");
+        let _copy = looking.try_clone().expect("a descriptor");
+        assert_eq!(look_at_flock(&looking), Flock::Acquired);
+        drop(looking);
+        assert!(lock_within(file.as_file(), Duration::ZERO).expect("a lock"));
+    }
 }

@@ -2,12 +2,9 @@
 //! hold a lock at the same time, whatever the order of their steps, and wherever one of them dies.
 //! Pure: all I/O is behind the trait [`Files`].
 //!
-//! A lock file has a name and an inode. The process that has the inode locked decides alone what
-//! happens to both. Holders and takers get a read lock by fcntl(2) on the inode, and then a lock by
-//! flock(2). But flock(2) alone proves nothing: any process that may read the file can lock it in
-//! this way and keep it locked. If a taker finds such a lock, it tries to get a write lock by
-//! fcntl(2) instead. That lock is enough, because it is not granted while a holder or another taker
-//! has its read lock.
+//! A lock file has a name and an inode. The process that has the inode locked by flock(2) decides
+//! alone what happens to both. Any process that may read the file can lock it, and is a holder
+//! while it does: flock(1) runs its commands in this way.
 //!
 //! 1. A new file is completed and locked under another name, and then linked to the lock's name.
 //!    The link replaces nothing. On some file systems, a lock that was taken under one name of a
@@ -16,12 +13,12 @@
 //!    and only then writes the record.
 //! 2. A taker rewrites a stale file in place. It first locks the file, judges it again, and then
 //!    checks that the file still has the name. If the file still has the name after the rewrite,
-//!    the lock belongs to the taker. A taker that has only a write lock by fcntl(2) removes the
-//!    name instead.
+//!    the lock belongs to the taker. A taker that may not rewrite the file removes the name
+//!    instead.
 //! 3. A process removes the name only after it has locked the inode, and has then checked that the
-//!    inode still has the name. Two kinds of release need not have the inode locked: a forced one,
-//!    and that of a lock that is not stale and that no guard keeps locked. No taker has the file of
-//!    such a lock locked.
+//!    inode still has the name. Two kinds of removal need not have the inode locked: a forced one,
+//!    and the release by its holder of a lock that is not stale and that no guard keeps locked. No
+//!    taker has the file of such a lock locked.
 //! 4. Two inode numbers are compared only while the older inode is open, so that its number cannot
 //!    have passed to a new inode.
 //!
@@ -39,7 +36,7 @@
 use std::io;
 use std::time::Duration;
 
-use crate::sys::directory::{Directory, Entry, FileId};
+use crate::os::directory::{Directory, Entry, FileId};
 
 use super::file_system::FileSystem;
 use super::staleness::{Content, Flock};
@@ -67,9 +64,9 @@ pub(super) trait Files {
     fn create_linked(&self, record: &RecordFor<'_>) -> io::Result<Option<Self::File>>;
     /// Makes an empty file under the lock's name; `None` if the name is taken.
     fn create_empty(&self) -> io::Result<Option<Self::File>>;
-    /// Locks a new file in the same way as a holder. Waits for [`LOCK_PATIENCE`] at most; `None` if
-    /// another process keeps the file locked.
-    fn lock_new(&self, file: &Self::File) -> io::Result<Option<HeldLocks>>;
+    /// Locks a new file. Waits for [`LOCK_PATIENCE`] at most; `None` if another process keeps the
+    /// file locked.
+    fn lock_new(&self, file: &Self::File) -> io::Result<Option<HeldLock>>;
     /// Writes the record into an empty file. If that fails, removes the lock's name if the file
     /// still has it.
     fn write(&self, file: &Self::File, record: &[u8]) -> io::Result<()>;
@@ -120,19 +117,17 @@ pub(super) enum Creation {
     InPlace,
 }
 
-/// The locks that a holder has on its file, and that its record names.
+/// The lock that a holder has on its file, and that its record names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct HeldLocks {
-    /// Whether the holder has a lock by flock(2).
+pub(super) struct HeldLock {
+    /// Whether the holder has the file locked by flock(2).
     pub(super) has_flock: bool,
-    /// Whether the holder has a read lock by fcntl(2).
-    pub(super) has_read_lock: bool,
     /// The file system that the file is on, for processes that find the file unlocked.
     pub(super) file_system: Option<FileSystem>,
 }
 
-/// Makes the record of a process that has these locks on its file. The record has the current time.
-pub(super) type RecordFor<'a> = dyn Fn(HeldLocks) -> Vec<u8> + 'a;
+/// Makes the record of a process that has this lock on its file. The record has the current time.
+pub(super) type RecordFor<'a> = dyn Fn(HeldLock) -> Vec<u8> + 'a;
 
 /// What happened to the lock before a grant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -144,7 +139,7 @@ pub(super) enum After {
 
 /// A process that wants the lock: the record that it would write, and what it may take over.
 pub(super) struct Taker<'a> {
-    /// Makes the record to write. The record names the locks if the holder keeps the file open.
+    /// Makes the record to write. The record names the lock if the holder keeps the file open.
     pub(super) record: &'a RecordFor<'a>,
     /// Checks that a file with this content may be taken over if no other process has it locked.
     pub(super) may_take: &'a dyn Fn(&Content) -> Verdict,
@@ -169,7 +164,7 @@ pub(super) enum Outcome<T> {
 pub enum Obstacle {
     /// The lock is not stale.
     NotStale,
-    /// The lock would be stale, but its file is locked by a living holder or by another taker.
+    /// The lock would be stale, but another process has its file locked, and so holds the lock.
     Locked,
     /// The lock is stale, but this user may neither rewrite nor remove the file.
     NotRemovable,
@@ -291,13 +286,13 @@ fn create_in_place<F: Files>(files: &F, taker: &Taker<'_>) -> io::Result<Option<
     };
     // If this process was suspended for a long time, a taker may have rewritten or removed the
     // empty file. Then the taker decides what happens to the name.
-    let Some(locks) = files.lock_new(&file)? else {
+    let Some(lock) = files.lock_new(&file)? else {
         return Ok(None);
     };
     if !still_has_name(files, &file)? || !files.read(&file)?.bytes.is_empty() {
         return Ok(None);
     }
-    files.write(&file, &(taker.record)(locks))?;
+    files.write(&file, &(taker.record)(lock))?;
     Ok(Some(file))
 }
 
@@ -327,11 +322,10 @@ fn take_over<F: Files>(
     // The file may have changed, or lost its name, before this process locked it. So it is judged
     // again.
     let locked = lock(files, found, Duration::ZERO)?;
-    let way = match way_to_take(files, &locked)? {
-        Ok(way) => way,
-        Err(why) => return Ok(Takeover::Blocked(why, locked.content)),
-    };
     let (file, judged) = (locked.file, locked.content);
+    if let Err(why) = locks_others_out(locked.flock) {
+        return Ok(Takeover::Blocked(why, judged));
+    }
     let verdict = (taker.may_take)(&judged);
     // Check the name only after the judgement. The holder of a lock that is not stale may release
     // it even while this process has the file locked, and that would take the name away after an
@@ -342,19 +336,21 @@ fn take_over<F: Files>(
     if let Err(why) = verdict {
         return Ok(Takeover::Blocked(why, judged));
     }
-    let record = (taker.record)(HeldLocks {
+    let record = (taker.record)(HeldLock {
         has_flock: true,
-        has_read_lock: true,
         file_system: judged.file_system,
     });
-    let changed = files.prepare(&record).and_then(|mode| match way {
-        Way::Rewrite => files.rewrite(&file, &record, mode),
-        Way::Remove => files.remove(),
+    let changed = files.prepare(&record).and_then(|mode| {
+        if locked.may_rewrite {
+            files.rewrite(&file, &record, mode)
+        } else {
+            files.remove()
+        }
     });
     match changed {
         // If another program has removed the name before the rewrite, the record is in a file
         // without a name, where it does no harm.
-        Ok(()) if way == Way::Rewrite && still_has_name(files, &file)? => Ok(Takeover::Taken(file)),
+        Ok(()) if locked.may_rewrite && still_has_name(files, &file)? => Ok(Takeover::Taken(file)),
         Ok(()) => Ok(Takeover::NameGone),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Takeover::NameGone),
         Err(error) if error.kind() == io::ErrorKind::ReadOnlyFilesystem => {
@@ -363,33 +359,6 @@ fn take_over<F: Files>(
         Err(error) if is_forbidden(&error) => Ok(Takeover::Blocked(Obstacle::NotRemovable, judged)),
         Err(error) => Err(error),
     }
-}
-
-/// What a taker does with the file of a stale lock.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Way {
-    /// Rewrites the file in place. The lock is then the taker's, if the file still has the name.
-    Rewrite,
-    /// Removes the file, and then tries to make a new one.
-    Remove,
-}
-
-/// How this process can take over the lock whose file it has tried to lock; the obstacle says why
-/// it cannot.
-fn way_to_take<F: Files>(
-    files: &F,
-    locked: &LockAttempt<F::File>,
-) -> io::Result<Result<Way, Obstacle>> {
-    Ok(match locked.flock {
-        Flock::Acquired if locked.is_writable && files.may_rewrite(&locked.file)? => {
-            Ok(Way::Rewrite)
-        }
-        Flock::Acquired => Ok(Way::Remove),
-        // The guard of the new lock would need the flock(2) on its file, and cannot get it.
-        Flock::HeldByNonParticipant => Ok(Way::Remove),
-        Flock::HeldByOther => Err(Obstacle::Locked),
-        Flock::Unknown => Err(Obstacle::NoLocks),
-    })
 }
 
 /// Whether this process could take the lock now: it is free, or it is stale and [`acquire`] would
@@ -406,23 +375,29 @@ pub(super) fn could_acquire<F: Files>(
     // `acquire` fails if a lock on the file would not keep other takers out, so fail, too.
     check_place(files)?;
     let locked = lock(files, found, Duration::ZERO)?;
-    let verdict = match way_to_take(files, &locked)? {
-        Ok(Way::Remove) if !files.may_remove()? => {
-            may_take(&locked.content).and(Err(Obstacle::NotRemovable))
-        }
-        Ok(_) => may_take(&locked.content),
-        Err(why) => Err(why),
-    };
+    let may_change = locked.may_rewrite || files.may_remove()?;
+    let verdict = locks_others_out(locked.flock)
+        .and_then(|()| may_take(&locked.content))
+        .and_then(|()| may_change.then_some(()).ok_or(Obstacle::NotRemovable));
     Ok(match verdict {
         Ok(()) => Outcome::Done(()),
         Err(why) => Outcome::Blocked(why, Some(locked.content)),
     })
 }
 
+/// Checks that an attempt to lock a file keeps all other takers out.
+fn locks_others_out(flock: Flock) -> Verdict {
+    match flock {
+        Flock::Acquired => Ok(()),
+        Flock::HeldByOther => Err(Obstacle::Locked),
+        Flock::Unknown => Err(Obstacle::NoLocks),
+    }
+}
+
 /// A file that this process has tried to lock, and the result.
 pub(super) struct LockAttempt<F> {
     file: F,
-    is_writable: bool,
+    may_rewrite: bool,
     pub(super) flock: Flock,
     /// The content of the file, read after the attempt.
     content: Content,
@@ -441,9 +416,9 @@ pub(super) fn lock<F: Files>(
     let flock = files.lock(&file, patience)?;
     let content = files.read(&file)?;
     Ok(LockAttempt {
+        may_rewrite: is_writable && files.may_rewrite(&file)?,
         file,
-        is_writable,
-        flock: flock.corrected_for(&content.record),
+        flock,
         content,
     })
 }
@@ -509,9 +484,8 @@ fn remove_name<F: Files>(files: &F) -> io::Result<bool> {
     }
 }
 
-/// Checks that a release may remove a file that another process may have locked. If the lock is not
-/// stale, no taker has the file locked, and no other process may prevent the release. If the lock
-/// is stale, the other process may be a taker, which the release must not disturb. `is_stale` tells
+/// Checks that a holder may release a lock whose file another process may have locked. If the lock
+/// is not stale, no taker has the file locked, so the release disturbs none. `is_stale` tells
 /// whether the lock would be stale if no process had its file locked.
 pub(super) fn may_pass(flock: Flock, is_stale: bool) -> Verdict {
     match flock {

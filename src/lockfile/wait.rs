@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::time::{Duration, Instant, SystemTime};
 
-use crate::sys::event::Event;
+use crate::os::event::Event;
 
 use super::error::{SemaphoreError, SemaphoreResult};
 use super::guard::SemaphoreGuard;
@@ -29,14 +29,27 @@ const FOREVER: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 pub(crate) struct WaitLimit<'a> {
     deadline: Option<Instant>,
     cancel: Option<&'a Event>,
+    /// Called before each pause, with the lock that is held the longest.
+    tell: Option<&'a Tell>,
 }
+
+/// A function that learns what a wait has found.
+pub(crate) type Tell = dyn Fn(&Semaphore, &Busy);
 
 impl<'a> WaitLimit<'a> {
     /// The wait ends `timeout` from now, or once `cancel` is set.
-    pub(crate) fn new(timeout: Option<Duration>, cancel: Option<&'a Event>) -> WaitLimit<'a> {
+    pub(crate) fn new(
+        timeout: Option<Duration>,
+        cancel: Option<&'a Event>,
+        tell: Option<&'a Tell>,
+    ) -> WaitLimit<'a> {
         // If the clock cannot represent the deadline, the wait has none.
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-        WaitLimit { deadline, cancel }
+        WaitLimit {
+            deadline,
+            cancel,
+            tell,
+        }
     }
 
     pub(super) fn is_over(&self) -> bool {
@@ -65,7 +78,6 @@ pub(crate) fn acquire_any<'a>(
 }
 
 /// Like [`acquire_any`], but for the process `info.pid`. Gives up when that process ends.
-#[cfg(feature = "programs")]
 pub(crate) fn acquire_any_detached<'a>(
     slots: &'a [Semaphore],
     info: &LockInfo,
@@ -141,15 +153,18 @@ fn until_any<'a, T>(
         // The slot that is held the longest tells best whether a holder hangs.
         let age = |at: &usize| held[*at].details.age.unwrap_or(u64::MAX);
         let longest = hopeful.min_by_key(|at| Reverse(age(at)));
+        let at = longest.unwrap_or(0);
         if longest.is_none() || limit.is_over() {
-            let at = longest.unwrap_or(0);
             if held[at].obstacle == Obstacle::NotALockFile {
                 return Err(slots[at].not_a_lock_file());
             }
             return Ok((&slots[at], Attempt::Busy(held.swap_remove(at))));
         }
         match &watch {
-            Some(watch) => rest(slots, &held, holder, watch, limit)?,
+            Some(watch) => {
+                limit.tell.inspect(|tell| tell(&slots[at], &held[at]));
+                rest(slots, &held, holder, watch, limit)?;
+            }
             // Most callers find the lock free and need no watch. The first watch begins after a
             // failed attempt, and another attempt follows at once, so no change is missed.
             None => watch = Some(Watch::on(&first.directory()?)),

@@ -11,9 +11,9 @@ use rustix::event::{PollFd, PollFlags};
 use rustix::fs::inotify::{self, CreateFlags, Reader, WatchFlags};
 use rustix::io::Errno;
 
-use crate::sys::directory::Directory;
-use crate::sys::event::{wait_for, wait_until_readable, Event};
-use crate::sys::process;
+use crate::os::directory::Directory;
+use crate::os::event::{wait_for, wait_until_readable, Event};
+use crate::os::process;
 
 use super::error::{SemaphoreError, SemaphoreResult};
 
@@ -37,7 +37,6 @@ pub(super) struct HolderProcess {
 
 impl HolderProcess {
     /// The process that has this number now; `None` if it has ended.
-    #[cfg(feature = "programs")]
     pub(super) fn of(pid: u32) -> Option<HolderProcess> {
         let (end, start_ticks) = match process::pidfd(pid) {
             Ok(end) => (Some(end), None),

@@ -1,35 +1,33 @@
 //! The program `sema`: lock files without a server, for the shell. See sema(1).
 
-mod hold;
-mod nesting;
 mod options;
 mod report;
 mod run;
 mod semats;
-mod words;
 
 use std::env;
+use std::ffi::OsString;
 use std::fmt::Display;
 use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use nix::unistd::{self, getsid};
+use parking_lot::Mutex;
 
-use crate::cli::arguments::Parsed;
-use crate::cli::failure::{CommandResult, Failure};
-use crate::cli::output;
-use crate::cli::waiting::{Verbosity, WaitingLine};
 use crate::lockfile::{
     acquire_any_detached, slot_count_in_use, wait_any, Attempt, Busy, Cleaned, LockInfo, Obstacle,
     ReleaseOutcome, ReleaseTerms, Semaphore, SemaphoreError, SemaphoreOptions, SemaphoreResult,
-    Slots, Status, WaitLimit, Waited, WithoutFlock,
+    Slots, Unlockable, WaitLimit, Waited,
 };
-use crate::supervise::{self, EndBySignal, Undo};
-use crate::text::{reason, Plain};
+use crate::os::is_temporary;
+use crate::os::text::{reason, Plain};
+use crate::shared::cli::arguments::Parsed;
+use crate::shared::cli::failure::{CommandResult, Failure, FILE_ERROR, SYSTEM_ERROR};
+use crate::shared::cli::waiting::{Verbosity, WaitingLine};
+use crate::shared::supervise::{self, EndBySignal, Undo};
 pub use options::SELF;
 use options::{SemaCommand, SemaOptions, SemaRequest, SHORT_USAGE};
 use report::{complain, holder_text, print, shown_path, Object};
@@ -45,7 +43,6 @@ const OLDER_USAGE: u8 = 2;
 const OLDER_ERROR: u8 = 3;
 const USAGE: u8 = 64;
 const LOST: u8 = 70;
-const FILE_ERROR: u8 = 74;
 const BUSY: u8 = 75;
 const MISMATCH: u8 = 76;
 
@@ -68,7 +65,14 @@ impl Failure {
     /// An error of the library about this path.
     fn about(path: &Path, error: &SemaphoreError) -> Failure {
         match error {
-            SemaphoreError::IoError(error) => Failure::at(path, reason(error)),
+            SemaphoreError::IoError(error) => Failure {
+                status: if is_temporary(error) {
+                    SYSTEM_ERROR
+                } else {
+                    FILE_ERROR
+                },
+                ..Failure::at(path, reason(error))
+            },
             SemaphoreError::Lost => Failure::new(
                 LOST,
                 format_args!("the lock was lost: {}", shown_path(path)),
@@ -81,11 +85,6 @@ impl Failure {
             // The other errors contain their path, or are not about a path.
             other => Failure::new(FILE_ERROR, Plain(other.to_string().as_bytes())),
         }
-    }
-
-    /// An error of the standard output.
-    fn unprintable(error: io::Error) -> Failure {
-        Failure::new(FILE_ERROR, output::unprintable(&error))
     }
 
     /// Prints the reason with the prefix of `command`, and returns the exit status.
@@ -127,7 +126,7 @@ pub fn main() -> ExitCode {
     if name == "semats" || name == "file-semaphore-ts" {
         return ExitCode::from(semats::main(arguments));
     }
-    let arguments = options::with_options_apart(arguments.collect());
+    let arguments: Vec<OsString> = arguments.collect();
     let command = options::command_in(&arguments);
     let is_like_latch = is_like_latch(command);
     let result = match options::parse(arguments.into_iter()) {
@@ -161,7 +160,7 @@ fn carry_out(request: &SemaRequest) -> CommandResult {
         SemaCommand::Wait => wait(request),
         SemaCommand::Clean => clean(request),
         SemaCommand::Run => run::run(request),
-        SemaCommand::Hold => hold::hold(request),
+        SemaCommand::Hold => run::hold(request),
     }
 }
 
@@ -172,11 +171,9 @@ fn take(request: &SemaRequest, timeout: Option<Duration>, ending: &EndBySignal) 
     if let Some(status) = refuse_own_lock(slots, timeout, request)? {
         return Ok(status);
     }
-    let line = match timeout {
-        Some(Duration::ZERO) => None,
-        _ => Some(waiting_line(request)?),
-    };
-    let taken = take_detached(slots, &info(&request.options), timeout, ending);
+    let (line, tell) = waiting_line(request);
+    let limit = WaitLimit::new(timeout, ending.arrived(), Some(&tell));
+    let taken = take_detached(slots, &info(&request.options), &limit, ending);
     drop(line);
     match taken.map_err(|error| Failure::about(&request.path, &error))? {
         (slot, Attempt::Granted(())) => {
@@ -192,12 +189,11 @@ fn take(request: &SemaRequest, timeout: Option<Duration>, ending: &EndBySignal) 
 fn take_detached(
     slots: &'static [Semaphore],
     info: &LockInfo,
-    timeout: Option<Duration>,
+    limit: &WaitLimit<'_>,
     ending: &EndBySignal,
 ) -> SemaphoreResult<Waited<'static, ()>> {
     ending.guard(|| {
-        let limit = WaitLimit::new(timeout, ending.arrived());
-        let taken = acquire_any_detached(slots, info, &limit);
+        let taken = acquire_any_detached(slots, info, limit);
         let pid = info.pid;
         let undo: Option<Undo> = match &taken {
             Ok((slot, Attempt::Granted(()))) => {
@@ -210,28 +206,43 @@ fn take_detached(
     })
 }
 
-/// Says what the command waits for, and who holds it.
-fn waiting_line(request: &SemaRequest) -> Result<WaitingLine, Failure> {
-    let options = &request.options;
-    let slots = slots(request, &options.lock)?;
-    let about = format!("waiting for {}", shown_path(&request.path));
-    let talk = Verbosity::of(options.quiet, options.verbose);
-    Ok(WaitingLine::start(PROGRAM, talk, move || {
-        match slots.iter().find_map(Semaphore::written_record) {
-            Some(record) => format!("{about}: {}", report::holder_line(&record)),
-            None => about.clone(),
+/// Says what the command waits for, and who holds it, as the wait tells the function. If no holder
+/// is named twice in a row, says so at once, because no process may ever release the lock. Once
+/// would be too early: the creator of the file may be about to write the record.
+fn waiting_line(request: &SemaRequest) -> (WaitingLine, impl Fn(&Semaphore, &Busy)) {
+    let talk = Verbosity::of(request.options.quiet, request.options.verbose);
+    let about = |path: &Path| format!("waiting for {}", shown_path(path));
+    let found = Arc::new(Mutex::new((0, about(&request.path), None::<Busy>)));
+    let describe = {
+        let found = Arc::clone(&found);
+        move || match &*found.lock() {
+            (_, about, Some(busy)) => format!("{about}: {}", report::holder_line(busy)),
+            (_, about, None) => about.clone(),
         }
-    }))
+    };
+    let tell = {
+        let describe = describe.clone();
+        move |slot: &Semaphore, busy: &Busy| {
+            let is_named = busy.details.is_readable();
+            let before = found.lock().0;
+            let count = if is_named { 0 } else { before + 1 };
+            *found.lock() = (count, about(slot.path()), Some(busy.clone()));
+            if count == 2 && talk != Verbosity::Never {
+                complain(&format!("{PROGRAM}: {}\n", describe()));
+            }
+        }
+    };
+    (WaitingLine::start(PROGRAM, talk, describe), tell)
 }
 
 /// Describes the acquired lock as JSON.
 fn acquired_object(slot: &Semaphore, options: &SemaOptions) -> Object {
-    let written = slot.lock_info().unwrap_or_else(|| info(options));
+    let (written, info) = (slot.written_record().unwrap_or_default(), info(options));
     Object::new()
         .with("acquired", true)
         .with("path", shown_path(slot.path()))
-        .with("pid", written.pid)
-        .with("since", written.timestamp)
+        .with("pid", written.pid.unwrap_or(info.pid))
+        .with("since", written.granted_at().unwrap_or(info.timestamp))
 }
 
 fn acquired(slot: &Semaphore, request: &SemaRequest) -> CommandResult {
@@ -329,19 +340,20 @@ fn status(request: &SemaRequest) -> CommandResult {
     let mut failure = None;
     for slot in &slots_of(request, count, &options.lock)? {
         let path = count.map(|_| slot.path());
-        match slot.status() {
-            Ok(Status::Unreadable(_))
-                if fs::metadata(slot.path()).is_ok_and(|it| !it.is_file()) =>
-            {
+        match slot.look() {
+            Ok(Some(busy)) if busy.obstacle == Obstacle::NotAFile => {
                 let reason = impediment(Obstacle::NotAFile).unwrap_or_default();
                 failure = Some(Failure::at(slot.path(), reason));
             }
             Ok(status) => {
-                is_any_free |= !status.is_locked();
+                is_any_free |= status.is_none();
                 texts.push(if options.json {
-                    format!("{}\n", report::status_object(path, &status).compact())
+                    format!(
+                        "{}\n",
+                        report::status_object(path, status.as_ref()).compact()
+                    )
                 } else {
-                    report::status_text(path, &status)
+                    report::status_text(path, status.as_ref())
                 });
             }
             Err(error) => failure = Some(unusable(slot.path(), &error)?),
@@ -359,8 +371,10 @@ fn wait(request: &SemaRequest) -> CommandResult {
     if let Some(status) = refuse_own_lock(&slots, request.options.timeout, request)? {
         return Ok(status);
     }
-    let limit = WaitLimit::new(request.options.timeout, None);
+    let (line, tell) = waiting_line(request);
+    let limit = WaitLimit::new(request.options.timeout, None, Some(&tell));
     let waited = wait_any(&slots, &limit);
+    drop(line);
     match waited.map_err(|error| Failure::about(&request.path, &error))? {
         (slot, Attempt::Granted(())) => {
             let path = shown_path(slot.path());
@@ -374,34 +388,31 @@ fn wait(request: &SemaRequest) -> CommandResult {
 fn clean(request: &SemaRequest) -> CommandResult {
     // There is exactly one slot, because this command does not take `--slots`.
     let slots = slots(request, &request.options.lock)?;
-    let without_flock = if request.options.force {
-        WithoutFlock::Remove
+    let unlockable = if request.options.force {
+        Unlockable::Remove
     } else {
-        WithoutFlock::Keep
+        Unlockable::Keep
     };
     let (cleaned, obstacle) = slots[0]
-        .clean_with(without_flock)
+        .clean_with(unlockable)
         .map_err(|error| Failure::about(&request.path, &error))?;
     let failure = obstacle
-        .and_then(why_not_cleaned)
+        .and_then(|obstacle| match obstacle {
+            // A held lock is not a failure.
+            Obstacle::Unreadable => Some("this user may not read the file"),
+            other => impediment(other),
+        })
         .map(|cause| Failure::at(&request.path, cause));
-    if obstacle == Some(Obstacle::Contended) && !request.options.quiet {
-        let path = shown_path(&request.path);
-        complain(&format!(
-            "Left: {path}: another process changed it at the same time\n"
-        ));
+    let left = match obstacle {
+        Some(Obstacle::Contended) => Some("another process changed it at the same time"),
+        Some(Obstacle::Locked) => Some("another process has the file locked; see --force"),
+        _ => None,
+    };
+    if let Some(why) = left.filter(|_| !request.options.quiet) {
+        complain(&format!("Left: {}: {why}\n", shown_path(&request.path)));
     }
     tell_cleaned(&cleaned, failure.is_some(), request)?;
     failure.map_or(Ok(DONE), Err)
-}
-
-/// Why `clean` cannot judge a lock, or cannot remove a stale one. A held lock is not a failure.
-fn why_not_cleaned(obstacle: Obstacle) -> Option<&'static str> {
-    match obstacle {
-        Obstacle::Unreadable => Some("this user may not read the file"),
-        Obstacle::Locked => Some("stale, but another process keeps the file locked"),
-        other => impediment(other),
-    }
 }
 
 fn tell_cleaned(cleaned: &Cleaned, has_failed: bool, request: &SemaRequest) -> CommandResult {
@@ -445,7 +456,7 @@ fn refuse_own_lock(
     if timeout == Some(Duration::ZERO) {
         return Ok(None);
     }
-    let own = nesting::own_lock(slots);
+    let own = run::own_lock(slots);
     let refused = own.map(|(slot, busy)| refuse_with(OWN_LOCK, slot, &busy, request));
     refused.transpose()
 }
@@ -480,7 +491,8 @@ fn refuse_with(line: &str, slot: &Semaphore, busy: &Busy, request: &SemaRequest)
     use SemaCommand::{Release, Try};
     let (command, options) = (request.command, &request.options);
     let is_json_alone = options.json && matches!(command, Try | Release);
-    let is_fine = (options.busy_ok).allows(|| busy.details.age.map(Duration::from_secs));
+    let age = busy.details.age.map(Duration::from_secs);
+    let is_fine = options.busy_ok.allows(age);
     if !options.quiet && !is_json_alone && !is_fine {
         let prefix = if is_like_latch(Some(command)) {
             "sema: "

@@ -3,21 +3,17 @@
 //! program of this name.
 
 use std::ffi::{OsStr, OsString};
-use std::fmt::Write;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::cli::arguments::{self, Parsed};
-use crate::cli::help::TIMES;
-use crate::cli::rows::{CommandRow, Form, Program, Row, Times, FLAG, OF_ALL};
-use crate::cli::values::{choice, mode, number, time, BusyOk};
-use crate::cli::words::{apart, with_run};
 use crate::lockfile::{SemaphoreConfig, SemaphoreOptions, Settle, StaleRule, MAX_SLOT_COUNT};
-use crate::supervise::Leftovers;
-use crate::text::{invalid_value, Plain};
-
-use super::words::FOREIGN;
+use crate::os::text::{invalid_value, Plain};
+use crate::shared::cli::arguments::{self, Arguments, Parsed, Word};
+use crate::shared::cli::rows::{CommandRow, Form, Program, Row, Times, FLAG};
+use crate::shared::cli::values::{choice, mode, number, time, BusyOk};
+use crate::shared::cli::words::with_run;
+use crate::shared::supervise::Leftovers;
 
 /// The line for `--version`, with the name that the older program prints.
 const VERSION: &str = concat!("file-semaphore ", env!("CARGO_PKG_VERSION"), "\n");
@@ -46,33 +42,24 @@ use Form::{Flag, Switch, Valued};
 use SemaCommand::{Acquire, Clean, Hold, Release, Run, Status, Try, Wait};
 
 /// Every command, in the order of [`COMMANDS`].
-const ALL: [SemaCommand; 8] = [Try, Acquire, Release, Status, Wait, Clean, Run, Hold];
+const ALL: [SemaCommand; 8] = [Run, Hold, Try, Acquire, Release, Status, Wait, Clean];
 
 const COMMANDS: &[CommandRow] = &[
-    command("try", "take the lock if it is free or stale"),
-    command("acquire", "wait for the lock and take it"),
-    command("release", "give the lock back"),
-    command("status", "show who holds the lock"),
-    command("wait", "wait until the lock is free, without taking it"),
-    command("clean", "remove a stale lock and the left-overs of crashes"),
     CommandRow {
         tail: "PROGRAM [ARGUMENTS]",
-        ..command("run", "run a program while holding the lock")
+        ..CommandRow::new("run", "Run a program while holding the lock")
     },
-    command(
+    CommandRow::new(
         "hold",
-        "hold the lock until standard input is closed, and print its path",
+        "Hold the lock until standard input is closed, and print its path",
     ),
+    CommandRow::new("try", "Take the lock if it is free or stale"),
+    CommandRow::new("acquire", "Wait for the lock and take it"),
+    CommandRow::new("release", "Give the lock back"),
+    CommandRow::new("status", "Show who holds the lock"),
+    CommandRow::new("wait", "Wait until the lock is free, without taking it"),
+    CommandRow::new("clean", "Remove a stale lock and the left-overs of crashes"),
 ];
-
-const fn command(name: &'static str, about: &'static str) -> CommandRow {
-    CommandRow {
-        name,
-        about,
-        rows: &[],
-        tail: "",
-    }
-}
 
 /// The error if there is no `--` before the command that `run` starts.
 const BEFORE_THE_COMMAND: &str = "put -- before the command";
@@ -83,13 +70,17 @@ const WAITING: &[&str] = &["acquire", "run", "hold"];
 /// What the program takes on its command line.
 pub const SELF: Program = Program {
     commands: COMMANDS,
-    foreign: FOREIGN,
+    examples: &[
+        "sema run nightly.lock -- backup.sh",
+        "sema run pool --of 3 --timeout 10m -- work",
+        "sema status nightly.lock",
+    ],
     ..Program::plain("sema", OWN, "sema(1)")
 };
 
 const OWN: CommandRow = CommandRow {
     rows: OPTIONS,
-    ..command("", "Lock files that are safe even when they are stale.")
+    ..CommandRow::new("", "Lock files that are safe even when they are stale.")
 };
 
 /// Every option, in the order of the help.
@@ -135,12 +126,17 @@ const OPTIONS: &[Row] = &[
     .or("-v")
     .only_of(WAITING),
     option(
-        "slots",
+        "of",
         Valued("count"),
-        "use one of this many locks, PATH.0.lock and so on",
+        "use one of this many locks, FILE.0.lock and so on",
     )
-    .or("--of")
     .only_of(&["try", "acquire", "release", "status", "wait", "run", "hold"]),
+    // In latch, this is how many one client takes.
+    Row {
+        is_hidden: true,
+        ..option("slots", Valued("count"), "older name of --of")
+            .only_of(&["try", "acquire", "release", "status", "wait", "run", "hold"])
+    },
     option(
         "pid",
         Valued("pid"),
@@ -200,7 +196,7 @@ const OPTIONS: &[Row] = &[
     option(
         "leftovers",
         Valued("what"),
-        "end what the program leaves in its group (after a second), wait for it, or leave it (end)",
+        "let the rest of the program's group go on without the lock, end it, or wait for it (leave)",
     )
     .only_of(&["run"]),
 ];
@@ -257,7 +253,7 @@ impl SemaOptions {
             "json" => self.json = true,
             "quiet" => self.quiet = true,
             "verbose" => self.verbose = true,
-            "slots" => self.slots = Some(number(value, 1..=MAX_SLOT_COUNT)?),
+            "of" | "slots" => self.slots = Some(number(value, 1..=MAX_SLOT_COUNT)?),
             "pid" => self.pid = Some(number(value, 1..=MAX_PID)?),
             "token" => {
                 let is_word = !value.is_empty()
@@ -281,12 +277,7 @@ impl SemaOptions {
                 self.lock = lock.settle(choice(value, all)?);
             }
             "busy-status" => self.busy_status = Some(number(value, 0..=u8::MAX)?),
-            "busy-ok" => {
-                self.busy_ok = match value {
-                    "" => BusyOk::Always,
-                    value => BusyOk::parse(value)?,
-                };
-            }
+            "busy-ok" => self.busy_ok = BusyOk::parse(value)?,
             "on-lost" => self.ignores_loss = choice(value, [("term", false), ("ignore", true)])?,
             "kill-after" => self.kill_after = Some(time(value)?),
             "leftovers" => self.leftovers = choice(value, Leftovers::NAMES)?,
@@ -313,12 +304,14 @@ pub(super) fn parse(mut arguments: impl Iterator<Item = OsString>) -> Parsed<Sem
         .take_while(|argument| argument != "--")
         .collect();
     match ours.first().map(|word| word.as_bytes()) {
-        Some(b"help") => return Parsed::Print(help()),
+        Some(b"help") => return Parsed::Print(help(&ours)),
         Some(b"version") => return Parsed::Print(VERSION.to_owned()),
         _ => {}
     }
     let words: Vec<OsString> = arguments.collect();
-    let is_wrong = ours.first().is_some_and(|word| is_wrong_command(word));
+    let is_option = |word: &OsString| word.as_bytes().first() == Some(&b'-');
+    let mut first = ours.iter().take(1);
+    let is_wrong = first.any(|word| !is_option(word) && command_named(word).is_none());
     // These two options take effect anywhere, even as the value of another option. But the help for
     // an unknown command is an error, so that a script can learn from it whether a command exists.
     for argument in &ours {
@@ -327,7 +320,7 @@ pub(super) fn parse(mut arguments: impl Iterator<Item = OsString>) -> Parsed<Sem
                 return if is_wrong {
                     Parsed::Usage(unknown_command(&ours, &words))
                 } else {
-                    Parsed::Print(help())
+                    Parsed::Print(help(&ours))
                 };
             }
             b"-V" | b"--version" => return Parsed::Print(VERSION.to_owned()),
@@ -337,28 +330,39 @@ pub(super) fn parse(mut arguments: impl Iterator<Item = OsString>) -> Parsed<Sem
     if is_wrong {
         return Parsed::Usage(unknown_command(&ours, &words));
     }
-    match understand(ours, words) {
-        Ok(request) => Parsed::Run(request),
-        Err(reason) => Parsed::Usage(reason),
-    }
+    understand(ours, words).unwrap_or_else(Parsed::Usage)
 }
 
-fn understand(ours: Vec<OsString>, words: Vec<OsString>) -> Result<SemaRequest, String> {
+fn understand(ours: Vec<OsString>, words: Vec<OsString>) -> Result<Parsed<SemaRequest>, String> {
     let mut options = SemaOptions::default();
     let mut given: Vec<&Row> = Vec::new();
     let mut others = Vec::new();
-    let mut arguments = ours.into_iter();
-    while let Some(argument) = arguments.next() {
-        if argument.as_bytes().first() != Some(&b'-') || argument == "-" {
-            others.push(argument);
-            continue;
-        }
-        let row = set(&mut options, &argument, &mut arguments);
-        given.push(row.map_err(|reason| match &others[..] {
+    for word in Arguments::new(&SELF, ours.into_iter()) {
+        let set = match word {
+            Word::Operand(word) => {
+                others.push(word);
+                continue;
+            }
+            Word::Unknown(name) => {
+                let name = name.to_string_lossy();
+                Err(arguments::unknown_option(&SELF, None, &name))
+            }
+            Word::Option(found) => match found.row.name {
+                "help" => return Ok(Parsed::Print(help(&others))),
+                "version" => return Ok(Parsed::Print(VERSION.to_owned())),
+                _ => {
+                    let (row, name) = (found.row, found.row.long());
+                    given.push(row);
+                    let value = found.value(&name);
+                    value.and_then(|value| set(&mut options, row, &name, &value))
+                }
+            },
+        };
+        set.map_err(|reason| match &others[..] {
             // The argument may be an option of the command that `run` starts.
             [name, _, _, ..] if name == "run" && words.is_empty() => BEFORE_THE_COMMAND.to_owned(),
             _ => reason,
-        })?);
+        })?;
     }
     let name = others.first().ok_or("missing command")?;
     let command = command_named(name).ok_or_else(|| unknown_command(&others, &words))?;
@@ -384,26 +388,21 @@ fn understand(ours: Vec<OsString>, words: Vec<OsString>) -> Result<SemaRequest, 
     if command == Run && words.is_empty() {
         return Err("missing command to run, after --".to_owned());
     }
-    Ok(SemaRequest {
+    Ok(Parsed::Run(SemaRequest {
         command,
         path,
         options,
         words,
-    })
+    }))
 }
 
 /// The command that a command line names, even if the rest of the line is wrong.
 pub(super) fn command_in(arguments: &[OsString]) -> Option<SemaCommand> {
-    let mut arguments = arguments.iter();
-    while let Some(argument) = arguments.next() {
-        if argument.as_bytes().first() != Some(&b'-') {
-            return command_named(argument);
-        }
-        if wants_value(argument) {
-            arguments.next();
-        }
-    }
-    None
+    let mut words = Arguments::new(&SELF, arguments.iter().cloned());
+    words.find_map(|word| match word {
+        Word::Operand(word) if !word.as_bytes().starts_with(b"-") => Some(command_named(&word)),
+        _ => None,
+    })?
 }
 
 /// The message about a command line whose first word is no command.
@@ -417,36 +416,17 @@ fn unknown_command(ours: &[OsString], words: &[OsString]) -> String {
     }
 }
 
-/// Whether the first word of a command line is neither an option nor a command.
-fn is_wrong_command(word: &OsStr) -> bool {
-    word.as_bytes().first() != Some(&b'-') && command_named(word).is_none()
-}
-
 fn command_named(name: &OsStr) -> Option<SemaCommand> {
     let mut commands = COMMANDS.iter().zip(ALL);
     let (_, command) = commands.find(|(row, _)| name == row.name)?;
     Some(command)
 }
 
-/// Sets one option. Its value may be the next argument.
-fn set(
-    options: &mut SemaOptions,
-    argument: &OsStr,
-    rest: &mut impl Iterator<Item = OsString>,
-) -> Result<&'static Row, String> {
-    let (name, attached) = split_value(argument);
-    let Some(row) = row_of(name) else {
-        let name = String::from_utf8_lossy(name);
-        return Err(arguments::unknown_option(&SELF, None, &name));
-    };
-    let name = row.long();
-    let value = match (row.form, attached) {
-        (Valued(_), attached) => attached.or_else(|| rest.next()),
-        (_, None) => Some(OsString::new()),
-        (Switch(_), Some(value)) => Some(value).filter(|value| !value.is_empty()),
-        (_, Some(_)) => return Err(format!("{name} takes no value")),
-    };
-    let value = value.ok_or_else(|| format!("{name} requires a value"))?;
+/// Sets one option, whose name is `name` in messages.
+fn set(options: &mut SemaOptions, row: &Row, name: &str, value: &OsStr) -> Result<(), String> {
+    if value.is_empty() && matches!(row.form, Switch(_)) {
+        return Err(format!("{name} requires a value"));
+    }
     let taken = match value.to_str() {
         Some(text) => options.set(row.name, text),
         None => Err("expected UTF-8".to_owned()),
@@ -455,70 +435,8 @@ fn set(
         // These two messages are those of the older program.
         "timeout" => "invalid timeout value".to_owned(),
         "stale" => "invalid stale timeout value".to_owned(),
-        _ => invalid_value(&value.to_string_lossy(), &name, &expected),
-    })?;
-    Ok(row)
-}
-
-/// The command line with joined short options apart. The value of an option stays as it is, and so
-/// does what follows `--`.
-pub(super) fn with_options_apart(words: Vec<OsString>) -> Vec<OsString> {
-    let mut normal: Vec<OsString> = Vec::with_capacity(words.len());
-    let mut words = words.into_iter();
-    while let Some(word) = words.next() {
-        if word == "--" {
-            normal.push(word);
-            break;
-        }
-        let text = word.to_str().unwrap_or_default();
-        match apart(text, is_short, |short| {
-            takes_value(format!("-{short}").as_bytes())
-        }) {
-            Some(parts) => normal.extend(parts.into_iter().map(OsString::from)),
-            None => normal.push(word),
-        }
-        if normal.last().is_some_and(|last| wants_value(last)) {
-            normal.extend(words.next());
-        }
-    }
-    normal.extend(words);
-    normal
-}
-
-/// Whether the value of this option is the next word.
-fn wants_value(word: &OsStr) -> bool {
-    let (name, attached) = split_value(word);
-    attached.is_none() && takes_value(name)
-}
-
-fn is_short(short: char) -> bool {
-    row_of(format!("-{short}").as_bytes()).is_some()
-}
-
-fn takes_value(name: &[u8]) -> bool {
-    row_of(name).is_some_and(|row| matches!(row.form, Valued(_)))
-}
-
-/// What all commands take, in the order of the help.
-fn rows() -> impl Iterator<Item = &'static Row> {
-    OPTIONS.iter().chain(OF_ALL)
-}
-
-fn row_of(name: &[u8]) -> Option<&'static Row> {
-    let name = std::str::from_utf8(name).ok()?;
-    rows().find(|row| row.is_named(name))
-}
-
-/// Splits `--name=value`. A short option has no attached value.
-pub(super) fn split_value(argument: &OsStr) -> (&[u8], Option<OsString>) {
-    let bytes = argument.as_bytes();
-    match bytes.iter().position(|byte| *byte == b'=') {
-        Some(at) if bytes.starts_with(b"--") => {
-            let value = OsStr::from_bytes(&bytes[at + 1..]);
-            (&bytes[..at], Some(value.to_owned()))
-        }
-        _ => (bytes, None),
-    }
+        _ => invalid_value(&value.to_string_lossy(), name, &expected),
+    })
 }
 
 /// The usage that follows a message about the command line.
@@ -528,38 +446,10 @@ Usage: sema COMMAND PATH [OPTIONS]
 Commands: try, acquire, release, status, wait, clean, run, hold; see sema --help
 ";
 
-fn help() -> String {
-    let mut text = String::from(
-        "Usage: sema COMMAND PATH [OPTIONS]\n       \
-         sema run PATH [OPTIONS] -- PROGRAM [ARGUMENTS]\n\n\
-         Lock files that are safe even when they are stale.\n\nCommands:\n",
-    );
-    // Writing to a string cannot fail.
-    for CommandRow { name, about, .. } in COMMANDS {
-        let _ = writeln!(text, "  {name:<9}{about}");
-    }
-    text.push_str("\nOptions:\n");
-    for row in rows().filter(|row| row.is_option()) {
-        let _ = writeln!(text, "  {:<28}{}", head(row), row.about);
-        if !row.commands.is_empty() {
-            let commands = COMMANDS.iter().filter(|it| row.is_of(it.name));
-            let names: Vec<&str> = commands.map(|it| it.name).collect();
-            let _ = writeln!(text, "{:30}({})", "", names.join(", "));
-        }
-    }
-    let _ = writeln!(text, "\n{TIMES}");
-    text
-}
-
-/// The names and the value of an option.
-fn head(row: &Row) -> String {
-    let names: Vec<String> = row.names().collect();
-    let value = match row.form {
-        Valued(value) => format!(" {value}"),
-        Switch(value) => format!("[={value}]"),
-        _ => String::new(),
-    };
-    names.join(", ") + &value
+/// The help of the command that a command line names, or of all.
+fn help(ours: &[OsString]) -> String {
+    let named = ours.iter().find_map(|word| SELF.command(word.to_str()?));
+    SELF.help(named)
 }
 
 fn shown(text: &OsStr) -> Plain<'_> {
@@ -571,37 +461,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_help_fits_a_terminal_of_120_columns() {
-        let help = help();
-        assert!(help.lines().all(|line| line.len() <= 120), "{help}");
-    }
-
-    #[test]
     fn every_option_can_be_set() {
         for Row { name, .. } in OPTIONS.iter().filter(|row| row.is_option()) {
             let mut options = SemaOptions::default();
             let is_set = |value: &&str| options.set(name, value).is_ok();
             let values = ["1", "age", "never", "term", "0644", "wait"];
             assert!(values.iter().any(is_set), "{name}");
-        }
-    }
-
-    #[test]
-    fn joined_short_options_are_taken_apart() {
-        for (given, meant) in [
-            ("run k -w5", "run k -w 5"),
-            ("run k -nqE1 -v", "run k -n -q -E 1 -v"),
-            ("-qw 5 run k", "-q -w 5 run k"),
-            ("run k -w -n", "run k -w -n"),
-            ("run k --tag -w5 -w5", "run k --tag -w5 -w 5"),
-            ("run k -w5 -- sh -nq", "run k -w 5 -- sh -nq"),
-            ("run k --tag", "run k --tag"),
-            ("run k -", "run k -"),
-            ("run k -xn", "run k -xn"),
-        ] {
-            let words = given.split(' ').map(OsString::from).collect();
-            let meant: Vec<OsString> = meant.split(' ').map(OsString::from).collect();
-            assert_eq!(with_options_apart(words), meant, "{given}");
         }
     }
 }

@@ -7,14 +7,14 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::cli::failure::Failure;
-use crate::cli::output;
-use crate::lockfile::{Alive, Busy, LockDetails, Obstacle, Record, Semaphore, Status};
-use crate::text::{rough_time, without_hidden, Plain};
+use crate::lockfile::{Alive, Busy, LockDetails, Obstacle};
+use crate::os::file_locks::locker_of;
+use crate::os::output;
+use crate::os::text::{rough_time, rough_time_left, without_hidden, Plain};
+use crate::shared::cli::failure::Failure;
 
-/// What a file is that names neither a process nor a time, and what to do about it.
-const NAMES_NO_HOLDER: &str =
-    "the file names no holder, like one that flock(1) leaves; remove it if no program uses it";
+/// What a file is that does not name a process.
+const NAMES_NO_HOLDER: &str = "the file names no holder, like one that flock(1) leaves";
 
 /// A JSON object that keeps the order of its keys.
 #[derive(Debug, Default)]
@@ -99,7 +99,7 @@ pub(super) fn held(busy: &Busy) -> Object {
     Object::new()
         .with("locked", true)
         .with("pid", details.pid.unwrap_or(0))
-        .with("since", details.timestamp.unwrap_or(0))
+        .with("since", details.since.unwrap_or(0))
         .with_any("error", unreadable(details))
         .with_any("note", note(busy))
 }
@@ -110,13 +110,14 @@ fn unreadable(details: &LockDetails) -> Option<&'static str> {
 }
 
 /// Describes a status as JSON. `path` is given only if the lock has slots.
-pub(super) fn status_object(path: Option<&Path>, status: &Status) -> Object {
+pub(super) fn status_object(path: Option<&Path>, status: Option<&Busy>) -> Object {
     let object = Object::new()
         .with_any("path", path.map(shown_path))
-        .with("locked", status.is_locked());
-    let Some(details) = status.details() else {
+        .with("locked", status.is_some());
+    let Some(busy) = status else {
         return object;
     };
+    let details = &busy.details;
     object
         .with_any("error", unreadable(details))
         .with("pid", details.pid)
@@ -126,23 +127,25 @@ pub(super) fn status_object(path: Option<&Path>, status: &Status) -> Object {
         .with("alive", alive(details.alive))
         .with("stale", details.is_stale)
         .with("token", details.token.clone())
+        .with_any("note", note(busy))
 }
 
 /// Describes a status as lines of `key: value`. `path` is given only if the lock has slots.
-pub(super) fn status_text(path: Option<&Path>, status: &Status) -> String {
+pub(super) fn status_text(path: Option<&Path>, status: Option<&Busy>) -> String {
     let object = Object::new()
         .with_any("path", path.map(shown_path))
-        .with("locked", status.is_locked());
-    let object = match status.details() {
+        .with("locked", status.is_some());
+    let object = match status.map(|busy| (busy, &busy.details)) {
         None => object,
-        Some(details) => object
+        Some((busy, details)) => object
             .with_any("error", unreadable(details))
             .with_any("pid", details.pid)
             .with_any("timestamp", details.timestamp)
             .with_any("tag", details.tag.clone())
             .with_any("age", details.age.map(|age| format!("{age}s")))
             .with("alive", alive(details.alive))
-            .with("stale", if details.is_stale { "yes" } else { "no" }),
+            .with("stale", if details.is_stale { "yes" } else { "no" })
+            .with_any("note", note(busy)),
     };
     object.lines()
 }
@@ -151,50 +154,63 @@ pub(super) fn status_text(path: Option<&Path>, status: &Status) -> String {
 pub(super) fn holder_text(path: &Path, busy: &Busy) -> String {
     let details = &busy.details;
     let is_unknown = details.alive == Alive::Unknown;
-    let is_unnamed = (details.pid, details.timestamp) == (None, None);
-    let note = note(busy)
-        .or(is_unnamed.then_some(NAMES_NO_HOLDER))
-        .or(unreadable(details))
-        .or(is_unknown.then_some("it cannot be told from here whether the holder is alive"));
+    let unknown = "it cannot be told from here whether the holder is alive";
     Object::new()
         .with_any("  Holder PID", details.pid)
         .with("  Path", shown_path(path))
         .with_any("  Tag", details.tag.clone())
         .with_any("  Age", details.age.map(|age| format!("{age}s")))
-        .with_any("  Note", note)
+        .with_any("  Note", note(busy).or(is_unknown.then(|| unknown.into())))
         .lines()
 }
 
-/// Describes in one line the holder that the lock's file names, or says that it names none.
-pub(super) fn holder_line(record: &Record) -> String {
-    let Some(pid) = record.pid else {
-        return NAMES_NO_HOLDER.to_owned();
+/// Describes in one line who holds a lock, or why it is not free.
+pub(super) fn holder_line(busy: &Busy) -> String {
+    let details = &busy.details;
+    let (None, Some(pid)) = (note(busy), details.pid) else {
+        return note(busy).unwrap_or_default();
     };
     let mut text = format!("held by pid {pid}");
-    if let Some(host) = record.host.as_deref() {
+    if let Some(host) = details.host.as_deref() {
         text += &format!(" on {}", shown(host));
     }
-    if let Some(tag) = record.tag.as_deref().filter(|tag| !tag.is_empty()) {
+    if let Some(tag) = details.tag.as_deref().filter(|tag| !tag.is_empty()) {
         text += &format!(" ({})", shown(tag));
     }
-    if let Some(seconds) = record.age() {
+    if let Some(seconds) = details.age {
         text += &format!(" for {}", rough_time(Duration::from_secs(seconds)));
     }
     text
 }
 
-/// What prevents a grant besides a holder.
-fn note(busy: &Busy) -> Option<&'static str> {
-    let runs = |pid| Semaphore::is_process_running(pid);
-    match busy.obstacle {
-        Obstacle::NotStale => None,
-        // Presumably the holder has the file locked.
-        Obstacle::Locked if busy.details.pid.is_some_and(runs) => None,
-        Obstacle::Locked => Some("another process keeps the file locked"),
+/// What is known besides the record of a holder that may be alive: that the process has ended, who
+/// has the file locked, and when the lock is free.
+fn note(busy: &Busy) -> Option<String> {
+    let details = &busy.details;
+    let why = match busy.obstacle {
+        Obstacle::NotStale | Obstacle::Locked => None,
         Obstacle::Unreadable => Some("this user may not read the file"),
         Obstacle::Contended => Some("another process changed it at the same time"),
         other => other.hopeless_reason(),
+    };
+    if why.is_some() || (details.alive == Alive::Yes && !details.has_ended) {
+        return why.map(str::to_owned);
     }
+    let unseen = (busy.obstacle == Obstacle::Locked).then(|| "another process".into());
+    let locker = details.file.and_then(locker_of).or(unseen);
+    let left = details.stale_in.filter(|left| !left.is_zero());
+    let free = left.map_or_else(String::new, |left| {
+        format!("; free in {}", rough_time_left(left))
+    });
+    Some(match (details.pid, locker) {
+        (Some(pid), None) if details.has_ended => format!("pid {pid} has ended{free}"),
+        (Some(pid), Some(locker)) if details.has_ended => {
+            format!("pid {pid} has ended, but {locker} has the file locked")
+        }
+        (_, Some(locker)) => format!("{locker} has the file locked"),
+        (Some(_), None) => unreadable(details).map(|why| format!("{why}{free}"))?,
+        (None, None) => format!("{NAMES_NO_HOLDER}{free}; remove it if no program uses it"),
+    })
 }
 
 pub(super) fn shown_path(path: &Path) -> String {

@@ -1,19 +1,19 @@
 //! `sema` when it is called as `semats`: the commands, texts and exit statuses of an older program
 //! of that name, with times in milliseconds. See latchd-migration(7).
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::time::Duration;
 
 use crate::lockfile::{
     Attempt, LockDetails, LockInfo, Obstacle, ReleaseOutcome, ReleaseTerms, Semaphore,
-    SemaphoreConfig, SemaphoreError, SemaphoreOptions, SemaphoreResult, Waited,
+    SemaphoreConfig, SemaphoreError, SemaphoreOptions, SemaphoreResult, WaitLimit, Waited,
 };
-use crate::supervise::EndBySignal;
-use crate::text::Plain;
+use crate::os::text::Plain;
+use crate::shared::cli::words::split_value;
+use crate::shared::supervise::EndBySignal;
 
-use super::options::split_value;
 use super::report::{complain, print, shown_path, Object};
 use super::{asking, caller, impediment, reason, take_detached, ALREADY_HELD};
 
@@ -122,6 +122,7 @@ fn read(arguments: impl Iterator<Item = OsString>) -> SematsRequest {
     let mut arguments = arguments.peekable();
     while let Some(argument) = arguments.next() {
         let (name, attached) = split_value(&argument);
+        let attached = attached.map(OsStr::to_owned);
         let mut value = || attached.clone().or_else(|| arguments.next());
         match name {
             b"-t" | b"--tag" => {
@@ -187,7 +188,7 @@ fn try_acquire(semaphore: &'static Semaphore, request: &SematsRequest) -> Semats
             let status = &busy.details;
             let failure = failed("ALREADY_LOCKED", ALREADY_HELD)
                 .undefined_or("holderPid", status.pid, request)
-                .undefined_or("lockedSince", status.timestamp, request);
+                .undefined_or("lockedSince", status.since, request);
             Ok(print_out(&shown(&failure, request), FAILED))
         }
         Err(error) => Err(io_error(error)),
@@ -200,7 +201,8 @@ fn take(
     timeout: Option<Duration>,
 ) -> SemaphoreResult<Waited<'static, ()>> {
     let slots = std::slice::from_ref(semaphore);
-    take_detached(slots, &info(request), timeout, &request.ending)
+    let limit = WaitLimit::new(timeout, request.ending.arrived(), None);
+    take_detached(slots, &info(request), &limit, &request.ending)
 }
 
 fn acquire(semaphore: &'static Semaphore, request: &SematsRequest) -> SematsResult {

@@ -496,7 +496,10 @@ fn a_full_etcd_costs_nobody_a_held_lock() {
     make_room(&etcd);
     assert_eq!(releasing.line(), "ok");
     server.wait_for("etcd-takes-writes", 1);
-    assert_eq!(etcd.holders("latchd").len(), 1);
+    // The claim is granted first, and ends because its client has closed its connection.
+    eventually(TAKE_OVER, "one holder is left", || {
+        etcd.holders("latchd").len() == 1
+    });
 }
 
 /// No other server could take over.

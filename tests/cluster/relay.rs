@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use latchd::client::{Address, Client as Guards, Loss};
+use latchd::client::{Address, Client as Guards};
 
 use crate::house::{Etcd, Server, TAKE_OVER, TTL};
 use crate::stopping::acquire_as_adopter;
@@ -108,6 +108,39 @@ fn the_role_is_told_before_auth_and_is_no_word_of_others() {
     }
     let stats = alone.connect().request("stats", "_", "_");
     assert!(stats.ends_with("\"idle_semaphores\":[]}"), "{stats}");
+}
+
+#[test]
+fn relayed_clients_count_as_strangers_at_the_active_server_alone() {
+    let programs = needs!("etcd", "etcdctl");
+    let options = ["--auth-token", "secret", "--max-connections", "40"];
+    let (_etcd, active, standby) = pair(&programs, &options);
+    let enter = |server: &Server, command: &str, argument: &str| {
+        let mut client = server.connect();
+        let reply = client.request(command, "_", argument);
+        assert!(reply.starts_with("ok"), "{reply}");
+        client
+    };
+    let authenticated = |server| enter(server, "auth", "secret");
+    let mut clients: Vec<Client> = (0..20).map(|_| authenticated(&standby)).collect();
+    let mut strangers: Vec<Client> = (0..12).map(|_| enter(&standby, "cluster", "_")).collect();
+    for stranger in &mut strangers {
+        // The standby relays from the first complete line on.
+        stranger.send("auth\n");
+    }
+    // The last of these is one too many at the active server, where only the relayed strangers can
+    // give way.
+    clients.extend((0..9).map(|_| authenticated(&active)));
+    eventually(PATIENCE, "the active server turns strangers away", || {
+        active
+            .daemon
+            .log()
+            .contains("max-connections-without-token")
+    });
+    for client in &mut clients {
+        assert_eq!(client.request("ping", "_", "_"), "ok");
+    }
+    assert!(!standby.daemon.log().contains("turned-away"));
 }
 
 #[test]
@@ -552,22 +585,62 @@ fn a_command_that_ends_in_a_failover_keeps_its_status() {
 }
 
 #[test]
-fn a_lock_whose_relay_dies_is_lost_and_free() {
+fn a_close_behind_a_standby_frees_and_a_reset_does_not() {
+    let programs = needs!("etcd", "etcdctl");
+    let (_etcd, active, standby) = pair(&programs, &[]);
+    let mut next = active.connect();
+    for round in 0..20 {
+        let mut holder = standby.connect();
+        holder.send("l\nclosed\n0 600\n");
+        if round % 2 == 0 {
+            holder.line();
+        }
+        holder.half_close();
+        drop(holder);
+        let grant = next.acquire("closed", 5);
+        assert_eq!(next.request("r", "closed", &grant.token), "ok");
+    }
+    let mut holder = standby.connect();
+    let asked = Instant::now();
+    holder.acquire_for("reset", 0, 3);
+    holder.reset();
+    next.acquire("reset", 60);
+    assert!(asked.elapsed() >= Duration::from_secs(3));
+}
+
+/// A client that knows no `adopt` loses its connection, too, but nobody else gets its lock before
+/// the end of the lease that it was told.
+#[test]
+fn locks_outlive_the_death_of_their_relay() {
     let programs = needs!("etcd", "etcdctl");
     let (etcd, active, standby) = pair(&programs, &[]);
-    // A guard that comes back at once can be faster than the end of its old connection.
     let later = free_port();
     let server: Address = format!("{}|127.0.0.1:{later}", address(&standby))
         .parse()
         .expect("two addresses");
+    let other = Server::start_at(later, &etcd.endpoints(), &[], None);
+    other.wait_for("standby active=", 1);
     let guard = Guards::new([server]).lock("k").acquire().expect("free");
-    let (sender, losses) = std::sync::mpsc::channel();
-    guard.on_lost(move |loss| {
-        let _ = sender.send(loss);
-    });
-    standby.kill();
     let mut next = active.connect();
+    let mut connection_of_guard = || {
+        let reply = next.request("stats", "holders", "k");
+        let json: serde_json::Value = serde_json::from_str(&reply[3..]).expect("JSON");
+        json["keys"][0]["holders"][0]["conn_id"].as_u64()
+    };
+    let before = connection_of_guard();
+    let mut bound = standby.connect();
+    let asked = Instant::now();
+    bound.acquire_for("bound", 0, 3);
+    standby.kill();
+    assert!(ends(&mut bound, PATIENCE));
+    eventually(TAKE_OVER, "the guard is back", || {
+        let now = connection_of_guard();
+        now > Some(0) && now != before
+    });
+    eventually(PATIENCE, "it knows", || guard.is_held());
+    next.acquire("bound", 60);
+    assert!(asked.elapsed() >= Duration::from_secs(3));
+    assert_eq!(next.request("l", "k", "0"), "timeout");
+    guard.release().expect("it is held");
     next.acquire("k", 10);
-    let _later = Server::start_at(later, &etcd.endpoints(), &[], None);
-    assert_eq!(losses.recv_timeout(PATIENCE), Ok(Loss::Closed));
 }

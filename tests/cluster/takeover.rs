@@ -49,6 +49,22 @@ fn the_successor_of_a_killed_server_keeps_its_holders() {
 }
 
 #[test]
+fn only_the_active_server_says_that_work_is_overdue() {
+    let programs = needs!("etcd", "etcdctl");
+    let etcd = Etcd::start(&programs, 1);
+    let expect = ["--expect", "k=1s"];
+    let active = Server::active(&etcd.endpoints(), &[]);
+    let standby = Server::start(&etcd.endpoints(), &expect);
+    standby.wait_for(" standby ", 1);
+    // By then it would be overdue, if the time had begun.
+    thread::sleep(Duration::from_millis(1500));
+    assert!(!standby.daemon.log().contains("overdue"));
+    active.kill();
+    standby.wait_until_active(1);
+    standby.wait_for(" overdue key=k ", 1);
+}
+
+#[test]
 fn a_standby_is_ready_while_there_is_an_active_server() {
     let programs = needs!("etcd", "etcdctl");
     let mut etcd = Etcd::start(&programs, 1);
@@ -167,7 +183,7 @@ fn an_orphan_is_adopted_and_a_renewal_leaves_it_one() {
     let adopt = format!("{} 120", grant.token);
     assert_eq!(
         adopter.request("hello", "_", "adopt"),
-        "ok adopt slots keeps status"
+        "ok adopt slots keeps status ages"
     );
     assert_eq!(adopter.request("adopt", "k", &adopt), "ok 120");
     assert_eq!(renew(&mut adopter, "k", &grant), "ok 120");

@@ -86,7 +86,7 @@ fn bash_completes_commands_options_and_values() {
         ("latch fence", "fence-check"),
         ("latch --v", "--version"),
         ("latch run --ti", "--timeout"),
-        ("latch run key --busy", "--busy-status --busy-ok"),
+        ("latch run key --busy", "--busy-ok --busy-status"),
         ("latch run --nested = n", "no"),
         ("latch run --nested =", "yes no"),
         ("latch run --timeout ''", ""),
@@ -114,7 +114,7 @@ fn bash_completes_commands_options_and_values() {
         ("sema re", "release"),
         ("sema --v", "--version"),
         ("sema try to", "tok en"),
-        ("sema try to --s", "--stale --stale-rule --slots --settle"),
+        ("sema try to --s", "--stale --stale-rule --settle"),
         ("sema status to --to", ""),
         ("sema run to --busy-s", "--busy-status"),
     ] {
@@ -274,7 +274,8 @@ fn in_bash_with(script: &str, words: &str, dir: &Path) -> Vec<String> {
     )
 }
 
-/// What fish offers at the end of `line`, without the descriptions.
+/// What fish offers at the end of `line`, without the descriptions. Fish 4 also offers words that
+/// only contain what has been typed.
 fn in_fish(fish: &needs::Program, line: &str, dir: &Path) -> Vec<String> {
     in_fish_with(&mut fish.command(), line, dir)
 }
@@ -288,7 +289,9 @@ fn in_fish_with(fish: &mut Command, line: &str, dir: &Path) -> Vec<String> {
             .env("HOME", dir)
             .current_dir(dir),
     );
+    let (_, typed) = line.rsplit_once(' ').expect("a word to complete");
     let offers = lines.iter().filter_map(|line| line.split('\t').next());
+    let offers = offers.filter(|offer| offer.starts_with(typed));
     offers.map(str::to_owned).collect()
 }
 

@@ -11,6 +11,7 @@ use crate::support::mounts::Mount;
 use crate::support::needs::needs;
 use crate::support::silent::refusing_addr;
 use crate::support::stalls::fair_test;
+use crate::support::transcript::door_of;
 use crate::support::{eventually, program, wait_for_exit, Daemon, PATIENCE};
 use rustix::process::{kill_process, kill_process_group, Pid, Signal};
 
@@ -109,46 +110,52 @@ fn a_leader_that_stood_still_learns_that_another_leads() {
 }
 
 #[test]
-fn the_counters_are_written_for_the_textfile_collector() {
-    let daemon = Daemon::start(&[]);
+fn the_metrics_are_written_for_the_textfile_collector() {
+    needs!("curl");
+    let (daemon, url) = daemon_with_metrics(&["--auth-token", "s3cret"]);
     let dir = tempfile::tempdir().expect("a directory");
-    let file = dir.path().join("latchd.prom");
-    let write = |servers: &str| {
-        let (status, printed) = collect_counters(&daemon, dir.path(), servers);
-        let left = fs::read_dir(dir.path()).expect("the directory").count();
+    let (secret, wrong) = (dir.path().join("secret"), dir.path().join("wrong"));
+    fs::write(&secret, "s3cret\n").expect("room");
+    fs::write(&wrong, "s3cre\n").expect("room");
+    let folder = dir.path().join("collected");
+    fs::create_dir(&folder).expect("room");
+    let file = folder.join("latchd.prom");
+    let write = |url: &str, secret: &Path| {
+        let mut command = collector(&daemon, &folder, url);
+        let command = command.env("LATCH_AUTH_TOKEN_FILE", secret);
+        let (status, printed) = Running::start(command).end();
+        let left = fs::read_dir(&folder).expect("the directory").count();
         assert_eq!(left, 1, "only the file is left");
         (status, printed, fs::read_to_string(&file).expect("text"))
     };
-    let server = address(&daemon);
-    daemon.connect().acquire("k", 0);
-    let (status, printed, counters) = write(&server);
+    let (status, printed, metrics) = write(&url, &secret);
     assert_eq!((status, printed), (0, String::new()));
-    let grants = format!("latchd_grants_total{{server=\"{server}\"}} 1\n");
-    assert!(counters.contains(&grants), "{counters}");
+    assert!(metrics.contains("\nlatchd_grants_total 0\n"), "{metrics}");
+    assert!(metrics.ends_with("_seconds_count 0\n"), "{metrics}");
     let mode = fs::metadata(&file).expect("it is there").mode();
     assert_eq!(mode & 0o777, 0o644, "the collector can read it");
-    // Where latch could not even ask, the last counters stay.
-    assert_eq!(write("a:b:c").0, 64);
-    assert_eq!(fs::read_to_string(&file).expect("text"), counters);
+    let (up, rest) = metrics.split_once(" 1\n").expect("the first metric");
+    let no_answer = format!("{up} 0\n");
+    assert!(no_answer.ends_with("\nlatchd_up 0\n") && !rest.is_empty());
     let (_reserved, gone) = refusing_addr();
-    let (status, printed, counters) = write(&gone.to_string());
-    assert_eq!(status, 69);
-    assert!(
-        printed.starts_with(&format!("latch: {gone}: ")),
-        "{printed}"
-    );
-    assert!(counters.contains(&format!("latchd_up{{server=\"{gone}\"}} 0\n")));
+    for (url, secret) in [(&url, &wrong), (&format!("http://{gone}/metrics"), &secret)] {
+        let (status, printed, metrics) = write(url, secret);
+        assert_ne!(status, 0);
+        assert!(printed.starts_with("curl: "), "{printed}");
+        assert_eq!(metrics, no_answer);
+    }
 }
 
 #[test]
-fn a_full_disk_leaves_the_last_counters_to_the_collector() {
+fn a_full_disk_leaves_the_last_metrics_to_the_collector() {
     let admin = needs!(admin);
-    let daemon = Daemon::start(&[]);
+    needs!("curl");
+    let (daemon, url) = daemon_with_metrics(&[]);
     let disk = Mount::tmpfs(admin, "64k");
     let file = disk.path.join("latchd.prom");
-    let write = || collect_counters(&daemon, &disk.path, &address(&daemon)).0;
-    assert_eq!(write(), 0);
-    let counters = fs::read_to_string(&file).expect("text");
+    let write = || Running::start(&mut collector(&daemon, &disk.path, &url)).end();
+    assert_eq!(write(), (0, String::new()));
+    let metrics = fs::read_to_string(&file).expect("text");
     // Room for the first page of the text, and no more.
     let ballast = File::create(disk.path.join("ballast")).expect("room for a name");
     let mut ballast_len = 0;
@@ -156,17 +163,24 @@ fn a_full_disk_leaves_the_last_counters_to_the_collector() {
         ballast_len += 4096;
     }
     ballast.set_len(ballast_len - 4096).expect("it is a file");
-    assert!(counters.len() > 4096, "{counters}");
-    assert_eq!(write(), 74);
-    assert_eq!(fs::read_to_string(&file).expect("text"), counters);
+    assert!(metrics.len() > 4096, "{metrics}");
+    assert_ne!(write().0, 0);
+    assert_eq!(fs::read_to_string(&file).expect("text"), metrics);
     assert_eq!(fs::read_dir(&disk.path).expect("the disk").count(), 2);
 }
 
-/// Runs the script for the textfile collector; its exit status, and what it printed.
-fn collect_counters(daemon: &Daemon, directory: &Path, servers: &str) -> (i32, String) {
+/// A daemon that shows its metrics, and their URL.
+fn daemon_with_metrics(options: &[&str]) -> (Daemon, String) {
+    let daemon = Daemon::start_alone(&[&["--http", "127.0.0.1:0"], options].concat());
+    let url = format!("http://{}/metrics", door_of(&daemon));
+    (daemon, url)
+}
+
+/// The script for the textfile collector.
+fn collector(daemon: &Daemon, directory: &Path, url: &str) -> Command {
     let mut command = script("textfile_collector.sh", daemon);
-    command.arg(directory).env("LATCH_SERVER", servers);
-    Running::start(&mut command).end()
+    command.arg(directory).arg(url);
+    command
 }
 
 #[test]
@@ -205,8 +219,17 @@ fn the_benchmark_names_what_it_can_measure() {
 #[test]
 fn each_scenario_of_the_benchmark_gives_figures() {
     for (name, options) in BENCHMARKS {
-        if ["lockfile", "lfpd", "startup", "table", "cluster"].contains(name) {
-            continue; // they have tests of their own
+        if [
+            "instructions",
+            "lockfile",
+            "lfpd",
+            "startup",
+            "table",
+            "cluster",
+        ]
+        .contains(name)
+        {
+            continue; // they have tests of their own, and the first needs valgrind
         }
         let printed = benchmark(name, options);
         let rows = printed.lines().filter(|line| line.contains("latchd"));
@@ -373,6 +396,7 @@ const BENCHMARKS: &[(&str, &[&str])] = &[
     ("expiry", &["--count", "3"]),
     ("disconnect", &["--count", "3"]),
     ("footprint", &["--count", "10,1000,10"]),
+    ("instructions", &[]),
     ("lockfile", &[]),
     ("lfpd", &[]),
     ("startup", &[]),

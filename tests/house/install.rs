@@ -9,7 +9,7 @@ use std::process::{Command, Output};
 
 use crate::support::needs::{needs, Program};
 
-const FILES: [&str; 31] = [
+const FILES: [&str; 34] = [
     "bin/latch",
     "bin/sema",
     "sbin/latchd",
@@ -29,9 +29,12 @@ const FILES: [&str; 31] = [
     "share/man/man1/sema.1",
     "share/man/man5/sema-lockfile.5",
     "share/man/man7/latch-guide.7",
+    "share/man/man7/latch-job.7",
     "share/man/man7/latch-protocol.7",
     "share/man/man7/latchd-cluster.7",
     "share/man/man7/latchd-migration.7",
+    "share/man/man7/latchd-http.7",
+    "share/man/man7/latchd-log.7",
     "share/man/man7/latchd-operations.7",
     "share/man/man7/latchd-security.7",
     "share/man/man7/lfp-protocol.7",

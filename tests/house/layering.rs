@@ -1,104 +1,123 @@
-//! Which module may use which: the picture in the crate's documentation, as a table.
+//! Which module may use which: the picture in ARCHITECTURE.md, as a table.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::iter::Peekable;
 use std::path::{Path, PathBuf};
 
-/// Each module with the modules of this crate that it may name. Whatever is not listed is
-/// forbidden.
+/// Each room of the source, with the rooms that it may use beside itself. A room has all that is
+/// below its path and is not a room of its own. Whatever is not listed is forbidden.
 const MAY_USE: &[(&str, &[&str])] = &[
     // programs
     (
         "latchd",
         &[
-            "latchd", "server", "cli", "cluster", "arbiter", "fence", "protocol", "table", "terms",
-            "token", "net", "sys", "text", "base64", "log",
+            "latchd",
+            "wire",
+            "os",
+            "shared/cli",
+            "shared/daemon",
+            "shared/log",
+            "shared/net",
         ],
     ),
     (
+        "latchd/cluster",
+        &[
+            "latchd/arbiter",
+            "latchd/fence",
+            "latchd/record",
+            "latchd/table",
+            "wire",
+            "os",
+            "shared/log",
+            "shared/net",
+        ],
+    ),
+    (
+        "latchd/arbiter",
+        &[
+            "latchd/fence",
+            "latchd/table",
+            "wire/terms",
+            "wire/token",
+            "os",
+        ],
+    ),
+    ("latchd/fence", &["wire/token", "os", "shared/log"]),
+    ("latchd/record", &["latchd/table", "wire"]),
+    ("latchd/table", &["wire/terms", "wire/token"]),
+    (
         "lfpd",
-        &["lfpd", "server", "cli", "net", "sys", "text", "log"],
+        &[
+            "os",
+            "shared/cli",
+            "shared/daemon",
+            "shared/log",
+            "shared/net",
+        ],
     ),
     (
         "latch",
-        &[
-            "latch",
-            "cli",
-            "supervise",
-            "client",
-            "protocol",
-            "sys",
-            "text",
-        ],
+        &["client", "wire", "os", "shared/cli", "shared/supervise"],
     ),
     (
         "sema",
-        &["sema", "cli", "supervise", "lockfile", "sys", "text"],
+        &["lockfile", "os", "shared/cli", "shared/supervise"],
     ),
     (
-        "fuzzing",
-        &[
-            "latchd", "lfpd", "fence", "lockfile", "protocol", "table", "net", "token",
-        ],
+        "tests",
+        &["latchd", "lfpd", "lockfile", "wire", "os", "shared/net"],
     ),
-    // shared by programs
-    ("server", &["cli", "net", "sys", "text", "log"]),
-    ("cli", &["cli", "supervise", "text"]),
-    ("supervise", &["sys", "text"]),
-    // services
+    // what programs share
+    ("shared", &[]),
     (
-        "cluster",
-        &[
-            "cluster", "arbiter", "fence", "protocol", "table", "terms", "token", "net", "sys",
-            "text", "base64", "log",
-        ],
+        "shared/daemon",
+        &["os", "shared/cli", "shared/log", "shared/net"],
     ),
-    ("arbiter", &["table", "terms", "token", "fence", "sys"]),
-    ("fence", &["token", "sys", "text", "log"]),
-    (
-        "client",
-        &["client", "protocol", "terms", "token", "net", "sys", "text"],
-    ),
-    ("lockfile", &["lockfile", "sys", "text"]),
-    // codecs
-    ("protocol", &["protocol", "table", "terms", "text", "token"]),
-    // core
-    ("table", &["table", "terms", "token"]),
-    ("terms", &[]),
-    ("token", &[]),
-    // ground
-    ("net", &["net", "sys", "text", "log"]),
-    ("sys", &["sys", "text"]),
-    ("text", &[]),
-    ("base64", &[]),
-    ("log", &["sys", "text"]),
+    ("shared/cli", &["os", "shared/supervise"]),
+    ("shared/supervise", &["os"]),
+    ("shared/net", &["os", "shared/log"]),
+    ("shared/log", &["os"]),
+    // published
+    ("client", &["wire", "os"]),
+    ("lockfile", &["os"]),
+    // words and ground
+    ("wire", &["wire", "os"]),
+    ("wire/terms", &[]),
+    ("wire/token", &[]),
+    ("os", &[]),
 ];
 
 /// What the pure modules must not touch: clocks, threads, sockets, files, randomness, logs.
 const PURE: &[&str] = &[
-    "src/base64.rs",
-    "src/cluster/record.rs",
-    "src/table",
-    "src/terms.rs",
-    "src/token.rs",
-    "src/fence/file.rs",
-    "src/fence/range.rs",
-    "src/protocol",
+    "src/os/base64.rs",
+    "src/latchd/cluster/record.rs",
+    "src/latchd/table",
+    "src/wire/terms.rs",
+    "src/wire/token.rs",
+    "src/latchd/fence/file.rs",
+    "src/latchd/fence/range.rs",
+    "src/wire",
+    "src/latchd/record.rs",
+    "src/latchd/statistics/counters.rs",
+    "src/latchd/statistics/histories.rs",
+    "src/latchd/statistics/queues.rs",
+    "src/latchd/statistics/stats.rs",
     "src/latchd/state_file/format.rs",
     "src/latchd/state_file/start.rs",
     "src/latchd/http/body.rs",
     "src/latchd/http/openapi.rs",
     "src/latchd/http/request.rs",
     "src/latchd/http/routes.rs",
-    "src/latchd/rights.rs",
+    "src/latchd/auth/rights.rs",
     "src/lfpd/command.rs",
     "src/lfpd/reply.rs",
     "src/lfpd/uucp/names.rs",
     "src/lockfile/record.rs",
     "src/lockfile/staleness.rs",
     "src/lockfile/takeover.rs",
-    "src/text.rs",
+    "src/os/text/mod.rs",
 ];
 const IMPURE: &[&str] = &[
     "Instant::now",
@@ -113,9 +132,10 @@ const IMPURE: &[&str] = &[
     "log::",
     "rustix",
     "crossbeam",
-    "crate::arbiter",
-    "crate::net",
-    "crate::fence::source",
+    "crate::latchd::arbiter",
+    "crate::latchd::fence::source",
+    "crate::os::stream",
+    "crate::shared::net",
 ];
 
 pub fn root() -> &'static Path {
@@ -153,44 +173,28 @@ fn code(file: &Path, with_tests: bool) -> String {
     lines.collect::<Vec<_>>().join("\n")
 }
 
-/// The modules that a piece of code names after `crate::`.
-fn uses(code: &str) -> Vec<String> {
-    let after = code.split("crate::").skip(1);
-    after
-        .map(|rest| {
-            rest.chars()
-                .take_while(|c| c.is_alphanumeric() || *c == '_')
-                .collect()
-        })
-        .collect()
-}
-
 /// The path of a module, from the crate's root.
 type Module = Vec<String>;
 
+/// The module that a file below `src/` is; `None` for the roots of the crates and for stand-ins.
+fn module_of(file: &Path) -> Option<Module> {
+    let path = file.strip_prefix(root().join("src")).expect("below src");
+    let path = path.with_extension("");
+    let parts = path.iter().map(|part| part.to_string_lossy().into_owned());
+    let mut module: Module = parts.collect();
+    let is_left_out = |part: &String| ["bin", "lib", "absent"].contains(&part.as_str());
+    if module.last().is_some_and(|name| name == "mod") {
+        module.pop();
+    }
+    (!module.iter().any(is_left_out)).then_some(module)
+}
+
 /// Each file below `src/` that is a module, without tests and stand-ins.
 fn modules() -> BTreeMap<Module, PathBuf> {
-    let src = root().join("src");
-    let mut found = BTreeMap::new();
-    for file in sources(&src) {
-        let path = file
-            .strip_prefix(&src)
-            .expect("below src")
-            .with_extension("");
-        let mut module: Module = path
-            .iter()
-            .map(|part| part.to_string_lossy().into_owned())
-            .collect();
-        let is_left_out =
-            |part: &String| ["tests", "bin", "lib", "absent"].contains(&part.as_str());
-        if module.last().is_some_and(|name| name == "mod") {
-            module.pop();
-        }
-        if !module.iter().any(is_left_out) {
-            found.insert(module, file);
-        }
-    }
-    found
+    let files = sources(&root().join("src")).into_iter();
+    let named = files.filter_map(|file| Some((module_of(&file)?, file)));
+    let is_test = |module: &Module| module.iter().any(|part| part == "tests");
+    named.filter(|(module, _)| !is_test(module)).collect()
 }
 
 /// The words of a piece of code, `::`, and its other characters.
@@ -310,42 +314,46 @@ fn the_check_sees_what_a_file_uses() {
     );
 }
 
-#[test]
-fn every_module_uses_only_what_lies_below_it() {
-    for (module, allowed) in MAY_USE {
-        let directory = root().join("src").join(module);
-        let place = if directory.is_dir() {
-            directory
-        } else {
-            directory.with_extension("rs")
-        };
-        for file in sources(&place) {
-            for used in uses(&code(&file, true)) {
-                assert!(
-                    allowed.contains(&used.as_str()),
-                    "{}: {module} must not use {used}",
-                    file.display()
-                );
-            }
-        }
-    }
+/// The room of a path such as `latchd::table::Key`.
+fn room(path: &[String]) -> Option<&'static str> {
+    let is_in = |room: &&str| path.starts_with(&module(room));
+    let rooms = MAY_USE.iter().map(|(room, _)| *room).filter(is_in);
+    rooms.max_by_key(|room| room.len())
+}
+
+fn module(room: &str) -> Module {
+    room.split('/').map(str::to_owned).collect()
+}
+
+/// What a file in `module` names in rooms that it may not use.
+fn forbidden(code: &str, module: &[String]) -> Vec<Module> {
+    let own = room(module).expect("each file is in a room");
+    let (_, allowed) = MAY_USE
+        .iter()
+        .find(|(room, _)| *room == own)
+        .expect("listed");
+    let may_use = |used: &Module| {
+        room(used) == Some(own) || allowed.iter().any(|it| used.starts_with(&self::module(it)))
+    };
+    let named = named_paths(code, module).into_iter();
+    named
+        .filter(|used| room(used).is_some() && !may_use(used))
+        .collect()
 }
 
 #[test]
-fn every_module_has_its_place_in_the_table() {
-    let lib = code(&root().join("src/lib.rs"), true);
-    let declared = lib.lines().filter_map(|line| {
-        let name = line
-            .trim()
-            .trim_start_matches("pub ")
-            .strip_prefix("mod ")?;
-        name.strip_suffix(';')
-    });
-    for module in declared {
-        assert!(
-            MAY_USE.iter().any(|(known, _)| *known == module),
-            "{module} is in no layer"
-        );
+fn every_room_uses_only_what_lies_below_it() {
+    for file in sources(&root().join("src")) {
+        let Some(module) = module_of(&file) else {
+            continue;
+        };
+        assert!(room(&module).is_some(), "{}: in no room", file.display());
+        // What is above a file is the file itself for the tests at its end.
+        let code = code(&file, true);
+        let (own, tests) = code.split_once("mod tests {").unwrap_or((&code, ""));
+        let in_tests = [&module[..], &["tests".to_owned()]].concat();
+        let forbidden = [forbidden(own, &module), forbidden(tests, &in_tests)].concat();
+        assert!(forbidden.is_empty(), "{}: {forbidden:?}", file.display());
     }
 }
 
@@ -353,7 +361,7 @@ fn every_module_has_its_place_in_the_table() {
 fn the_pure_modules_touch_nothing_outside() {
     for place in PURE {
         for file in sources(&root().join(place)) {
-            if file.starts_with(root().join("src/table/tests")) {
+            if file.starts_with(root().join("src/latchd/table/tests")) {
                 continue;
             }
             let code = code(&file, false);
@@ -431,8 +439,25 @@ fn no_code_of_ours_is_unsafe() {
 
 #[test]
 fn the_check_sees_a_forbidden_use() {
-    assert_eq!(
-        uses("use crate::net::lines;\nlet x = crate::table::Key;"),
-        ["net", "table"]
-    );
+    let in_table = ["latchd", "table", "queue"].map(str::to_owned);
+    let code =
+        "use crate::wire::token::Token;\nuse super::Key;\nlet x = crate::os::random::fill();";
+    let found: Vec<String> = forbidden(code, &in_table)
+        .iter()
+        .map(|it| it.join("::"))
+        .collect();
+    assert_eq!(found, ["os::random::fill"]);
+}
+
+/// Names in backticks with a slash in them are paths below `src/` or the top.
+#[test]
+fn the_files_that_the_architecture_names_exist() {
+    let text = fs::read_to_string(root().join("ARCHITECTURE.md")).expect("it is there");
+    let named = text.split('`').skip(1).step_by(2);
+    let is_path = |word: &&str| word.contains('/') && !word.contains([' ', '\n', '<', '*', '{']);
+    for name in named.filter(is_path) {
+        let below = |top: &str| root().join(top).join(name);
+        let is_there = [below(""), below("src"), below("src").with_extension("rs")];
+        assert!(is_there.iter().any(|path| path.exists()), "{name}");
+    }
 }

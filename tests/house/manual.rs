@@ -49,6 +49,7 @@ const STATUS_WORDS: &[&str] = &[
     "error_already_enqueued",
     "error_lease_expired",
     "error_draining",
+    "error_not_written",
 ];
 
 #[test]
@@ -60,7 +61,10 @@ fn the_manual_has_the_options_of_latchd_sema_and_lfpd() {
         let manual = options_of_manual(&page(&file));
         let missing: Vec<&String> = options.difference(&manual).collect();
         assert!(missing.is_empty(), "not in man/{file}: {missing:?}");
-        let is_other = |name: &&String| program.rows(&program.own).any(|row| row.is_named(name));
+        let is_other = |name: &&String| {
+            let mut rows = program.all_rows(&program.own);
+            rows.any(|row| row.is_named(name))
+        };
         let unknown: Vec<&String> = manual.iter().filter(|name| !is_other(name)).collect();
         assert!(unknown.is_empty(), "only in man/{file}: {unknown:?}");
     }
@@ -313,9 +317,9 @@ fn the_manual_names_the_variables_that_are_no_options() {
 }
 
 #[test]
-fn the_manual_explains_every_event_and_says_what_to_do() {
-    let page = page("latchd-operations.7");
-    let log = section(&page, "LOG");
+fn the_manual_explains_every_event() {
+    let page = page("latchd-log.7");
+    let log = section(&page, "EVENTS");
     let entries: Vec<&str> = log.split(".It Li ").skip(1).collect();
     let mut explained = BTreeMap::new();
     for entry in &entries {
@@ -323,7 +327,7 @@ fn the_manual_explains_every_event_and_says_what_to_do() {
         let (verb, levels) = head.split_once(" Pq ").expect("a level");
         let levels: BTreeSet<String> = levels.split(" or ").map(str::to_owned).collect();
         explained.insert(verb.to_owned(), levels);
-        let (meaning, action) = text.split_once(".Sy To do :\n").unwrap_or_default();
+        let (meaning, action) = text.split_once(".Sy To do :\n").unwrap_or((text, "."));
         let is_told = !meaning.is_empty() && !action.trim().is_empty();
         assert!(
             is_told,
@@ -337,8 +341,43 @@ fn the_manual_explains_every_event_and_says_what_to_do() {
     for (verb, level) in events_of_sources(is_of_latchd) {
         logged.entry(verb).or_default().insert(level);
     }
-    let sides = "left: man/latchd-operations.7, right: the sources";
+    let sides = "left: man/latchd-log.7, right: the sources";
     assert_eq!(explained, logged, "{sides}");
+}
+
+/// What a program says of an error is what its user searches for.
+#[test]
+fn messages_can_be_looked_up() {
+    const OF_THE_LIBRARY: &[&str] = &[
+        "the lease was over before the grant was collected",
+        "there is no place in the queue to wait in",
+        "this connection is in the queue already",
+        "the wait was cancelled",
+    ];
+    let guide = page("latch-guide.7");
+    let symptoms = section(&guide, "SYMPTOMS");
+    let sema = page("sema.1");
+    let diagnostics = section(&sema, "DIAGNOSTICS");
+    for (file, function, explained) in [
+        ("/client/error.rs", "fn reason(", symptoms),
+        ("/lockfile/error.rs", "fn fmt(", diagnostics),
+    ] {
+        let files = sources();
+        let (_, source) = files.iter().find(|(path, _)| path == file).expect(file);
+        let (_, body) = source.split_once(function).expect(function);
+        let body = body.split("\n    }\n").next().expect("it ends");
+        let body: String = body.split("\\\n").map(str::trim_start).collect();
+        // The parts between quotes; a value in the middle of one ends what can be searched for.
+        let texts = body.split('"').skip(1).step_by(2);
+        let parts = texts.flat_map(|text| text.split(['{', '}']));
+        let parts = parts.map(|part| part.trim_matches([' ', ',', ':']));
+        let messages: Vec<&str> = parts.filter(|part| part.len() > 10).collect();
+        assert!(messages.len() >= 9, "{messages:?}");
+        let is_unknown =
+            |text: &&&str| !OF_THE_LIBRARY.contains(text) && !explained.contains(**text);
+        let unknown: Vec<&&str> = messages.iter().filter(is_unknown).collect();
+        assert!(unknown.is_empty(), "{file}: no page explains {unknown:?}");
+    }
 }
 
 #[test]
@@ -537,9 +576,12 @@ fn events_in(source: &str) -> Vec<(String, String)> {
         ("info!(", "info"),
         ("warn!(", "warn"),
         (".warn(format_args!(", "warn"),
+        (".warn_of(format_args!(", "warn"),
         (".error(format_args!(", "error"),
         ("error!(", "error"),
     ];
+    // A call may be broken into lines.
+    let source: String = source.lines().map(str::trim).collect();
     let texts = calls.iter().flat_map(|(call, level)| {
         let texts = source.split(call).skip(1);
         texts.filter_map(move |rest| Some((rest.trim_start().strip_prefix('"')?, *level)))

@@ -1,13 +1,16 @@
 //! What MONITORING in latchd-operations(7) shows for Prometheus, and the metrics that it lists.
 
 use std::fs;
+use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::path::Path;
 
 use super::manual::{page, section};
 use super::readme::displays;
-use crate::support::latch::{run, text};
+use crate::support::latch::text;
 use crate::support::needs::{needs, Program};
-use crate::support::Daemon;
+use crate::support::transcript::door_of;
+use crate::support::{Daemon, PATIENCE};
 
 /// The summaries of alerts that have one, when they go off as in [`ALERTS`].
 const SUMMARIES: [(&str, &str); 3] = [
@@ -27,7 +30,7 @@ const SUMMARIES: [(&str, &str); 3] = [
 
 /// An alert of the manual: its name, a series that sets it off with the values of each minute, and
 /// two minutes, in the first of which it is silent.
-const ALERTS: [(&str, &str, &str, [u32; 2]); 10] = [
+const ALERTS: [(&str, &str, &str, [u32; 2]); 11] = [
     ("LatchdGone", r#"latchd_up{server="a"}"#, "1x3 0x9", [3, 5]),
     ("LatchdGone", r#"up{job="latchd"}"#, "1x3 0x9", [3, 5]),
     (
@@ -72,6 +75,12 @@ const ALERTS: [(&str, &str, &str, [u32; 2]); 10] = [
         r#"latchd_fences_left{server="a"}"#,
         "524288x3 524287x20",
         [8, 10],
+    ),
+    (
+        "LatchdCannotWriteStateFile",
+        "latchd_state_unwritten_seconds",
+        "60x3 61x20",
+        [3, 5],
     ),
 ];
 
@@ -136,9 +145,16 @@ fn the_manual_names_every_metric() {
     let dir = tempfile::tempdir().expect("a directory");
     let file = dir.path().join("fences");
     let file = file.to_str().expect("UTF-8");
-    let daemon = Daemon::start(&["--fence-state-file", file, "--expect", "k=1h"]);
-    let printed = text(&run(&daemon, &["stats", "--format", "prometheus"]).stdout);
-    let types = printed.lines().filter_map(|it| it.strip_prefix("# TYPE "));
+    let door = ["--http", "127.0.0.1:0"];
+    let options = ["--fence-state-file", file, "--expect", "k=1h"];
+    let daemon = Daemon::start_alone(&[&door[..], &options].concat());
+    let mut door = TcpStream::connect(door_of(&daemon)).expect("the door is open");
+    door.set_read_timeout(Some(PATIENCE)).expect("a time");
+    let request = "GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
+    door.write_all(request.as_bytes()).expect("it reads");
+    let mut shown = String::new();
+    door.read_to_string(&mut shown).expect("it closes in time");
+    let types = shown.lines().filter_map(|it| it.strip_prefix("# TYPE "));
     let mut metrics: Vec<&str> = types.filter_map(|it| it.split(' ').next()).collect();
     let section = section(&page("latchd-operations.7"), "MONITORING");
     let (_, section) = section.split_once("\n.Ss Metrics\n").expect("a list");
@@ -149,7 +165,7 @@ fn the_manual_names_every_metric() {
         list.sort_unstable();
         list.dedup();
     }
-    assert_eq!(metrics, named, "left: what is printed, right: the manual");
+    assert_eq!(metrics, named, "left: what is shown, right: the manual");
 }
 
 /// Writes the display of latchd-operations(7) after the comment `kind` into a file of that name.

@@ -24,6 +24,7 @@ fn transcripts() -> Vec<String> {
         "tests/latchd/wire",
         "tests/latchd/conversations",
         "tests/lfpd/conversations",
+        "tests/sema/conversations",
     ];
     let folders = folders.map(|folder| crate::layering::root().join(folder));
     let files = folders.iter().flat_map(|folder| {

@@ -239,7 +239,14 @@ fn entries_of_the_next_version_are_short_and_in_a_group() {
     let text = read(&root().join("CHANGELOG.md"));
     let (_, next) = text.split_once("\n## ").expect("there is a version");
     let (next, _) = next.split_once("\n## ").expect("there is an older one");
-    let groups = ["Breaking", "Security", "Added", "Changed", "Fixed"];
+    let groups = [
+        "Upgrading from 1.1",
+        "Breaking",
+        "Security",
+        "Added",
+        "Changed",
+        "Fixed",
+    ];
     let mut found = Vec::new();
     let mut parts = next.split("\n### ");
     if parts.next().is_some_and(|before| before.contains("\n- ")) {

@@ -1,9 +1,10 @@
 //! The examples of README.md, of the manual pages and below examples/ do what they say.
 //!
-//! The blocks of the README are pasted into one shell, and so are those of a manual page after a
-//! comment `pasted`; a comment `prints` is before what they print. A last line of a block that
-//! starts a server is for a terminal of its own. The sessions of latch-protocol(7) begin with
-//! `$ nc localhost 6388`, then three typed lines and one reply take turns.
+//! The blocks of the README are pasted into one shell, and that for each kind of shell. The blocks
+//! of a manual page after a comment `pasted` are pasted into bash; a comment `prints` is before
+//! what they print. A last line of a block that starts a server is for a terminal of its own. The
+//! sessions of latch-protocol(7) begin with `$ nc localhost 6388`, then three typed lines and one
+//! reply take turns.
 
 use std::collections::HashMap;
 use std::fs;
@@ -16,29 +17,85 @@ use std::thread;
 use rustix::process::geteuid;
 
 use crate::support::group::{is_empty, Group};
-use crate::support::needs::needs;
+use crate::support::hosts::Hosts;
+use crate::support::needs::{needs, programs};
 use crate::support::silent::free_addr;
 use crate::support::{eventually, poll_for, Daemon, PATIENCE};
 
 const CONVERSATION: &str = "$ nc localhost 6388";
 
-/// Ends the servers that earlier blocks have left running.
-const STOP_JOBS: &str = "for job in $(jobs -pr); do kill $job 2>/dev/null; wait $job; done";
+/// Ends the servers that earlier blocks have left running, in any shell.
+const STOP_JOBS: &str = "sh -c 'for child in $(cat /proc/$PPID/task/$PPID/children); do \
+                         [ $child = $$ ] || kill $child 2>/dev/null; done'; wait";
+
+/// The shells of readers. The last ones may not be installed.
+const SHELLS: [&[&str]; 5] = [
+    BASH,
+    &["dash"],
+    &["busybox", "ash"],
+    &["zsh", "-f"],
+    &["fish", "--no-config"],
+];
+const BASH: &[&str] = &["bash", "--norc"];
 
 #[test]
 fn the_readme_can_be_pasted() {
     needs!("nc");
-    let mut readme = readme_section(&read("README.md"));
+    let readme = readme_section(&read("README.md"));
     assert!(readme.blocks.len() >= 8, "{} blocks", readme.blocks.len());
-    // A plain user may have no runtime directory. Root's operator socket would be in /run.
     let user = geteuid();
-    if !user.is_root() {
-        let unset = ("unset XDG_RUNTIME_DIR".to_owned(), String::new());
-        readme.blocks.insert(0, unset);
+    let is_there = |shell: &&&[&str]| {
+        let name = shell[0];
+        ["bash", "dash"].contains(&name) || programs([name]).is_some()
+    };
+    for shell in SHELLS.iter().filter(is_there) {
+        // A plain user may have no runtime directory. Root's operator socket would be in /run.
+        let bare: &[&str] = &["env", "-u", "XDG_RUNTIME_DIR"];
+        let words = if user.is_root() { &[] } else { bare };
+        paste(&[words, shell].concat(), &readme);
     }
-    paste(&readme);
     // The servers of a plain user have made it, and another one of this user may be in it.
     let _ = fs::remove_dir(format!("/tmp/latchd-{}", user.as_raw()));
+}
+
+/// The server, and the command that breaks a lock, on the host db1; what else follows the copy of
+/// the secret, on another one. Nothing but the host's name and that copy is out of sight.
+#[test]
+fn the_readme_works_on_two_hosts() {
+    needs!("nc");
+    needs!(admin);
+    let hosts = Hosts::new(&needs!("ip"));
+    let mut readme = readme_section(&read("README.md"));
+    let mut variables = None;
+    for (script, _) in &mut readme.blocks {
+        if variables.is_none() {
+            let exported: Vec<&str> = script
+                .lines()
+                .filter(|line| line.starts_with("export "))
+                .collect();
+            if exported.is_empty() {
+                continue;
+            }
+            variables = Some(exported.join("\n"));
+        }
+        let variables = variables.as_deref().expect("just now");
+        *script = if script.contains("latch break") {
+            format!("{variables}\n{script}")
+        } else {
+            format!("in_far_shell <<'END OF FAR'\n{variables}\n{script}\nEND OF FAR")
+        };
+    }
+    assert!(variables.is_some(), "no block is for the other hosts");
+    let names = format!("127.0.0.1 localhost\n{} db1", hosts.near.address);
+    let enter = hosts.far.entry().join(" ");
+    let prepare = format!(
+        "echo '{names}' >hosts; mount --bind hosts /etc/hosts; mkdir far; \
+         in_far_shell() {{ cp latch.token far; (cd far; {enter} bash --norc) }}"
+    );
+    readme.blocks.insert(0, (prepare, String::new()));
+    let mut shell = in_our_path(hosts.near.command("unshare"));
+    shell.args(["--mount", "bash", "--norc"]);
+    paste_into(shell, "$?", &readme, &[]);
 }
 
 #[test]
@@ -184,20 +241,16 @@ fn raw_nc_holds_renews_and_releases_a_lock() {
 fn the_readme_names_the_commands_and_ci_runs_the_tests() {
     let (readme, ci) = (read("README.md"), read(".ci/run"));
     for command in [
-        "cargo install --locked --path .",
-        "cargo run --release",
-        "cargo test",
+        "\ncargo install --locked --path .\n",
+        "    cargo run --release\n",
+        "    cargo test --no-fail-fast\n",
     ] {
-        let command = format!("    {command}\n");
         assert!(
-            readme.contains(&command),
+            readme.contains(command),
             "README.md lacks {command:?} as a line of its own"
         );
     }
-    assert!(
-        ci.contains("cargo test"),
-        ".ci/run does not call `cargo test`"
-    );
+    assert!(ci.contains("cargo test --no-fail-fast"), "{ci}");
     assert!(
         read("Cargo.toml").contains("default-run = \"latchd\""),
         "`cargo run` starts latchd"
@@ -208,7 +261,7 @@ fn the_readme_names_the_commands_and_ci_runs_the_tests() {
 fn ci_installs_what_tests_need_and_allows_no_skip() {
     let ci = read(".ci/run");
     assert!(ci.contains("tests/packages.txt"), "{ci}");
-    assert!(ci.contains("LATCHD_TEST_ALL=1 cargo test"), "{ci}");
+    assert!(ci.contains("LATCHD_TEST_ALL=1 tests\n"), "{ci}");
 }
 
 #[test]
@@ -247,30 +300,56 @@ struct Section {
 fn paste_all(sections: &[Section]) {
     thread::scope(|scope| {
         for section in sections {
-            scope.spawn(|| paste(section));
+            scope.spawn(|| paste(BASH, section));
         }
     });
 }
 
 /// Pastes the blocks into one shell in an empty directory, one after the other: a command that
 /// reads its input would swallow the rest. At the end no process may be left.
-fn paste(section: &Section) {
-    const MARK: &str = "# end of block, status";
+fn paste(words: &[&str], section: &Section) {
     let [port, http_port] = [(); 2].map(|()| free_addr().port().to_string());
-    let mut input = format!("export LATCHD_PORT={port} LATCH_SERVER=127.0.0.1:{port}\n");
+    let mut shell = in_our_path(Command::new(words[0]));
+    shell.args(&words[1..]);
+    shell.env("LATCHD_PORT", &port);
+    shell.env("LATCH_SERVER", format!("127.0.0.1:{port}"));
+    // The host of the server is this one, and it listens on the loopback alone.
+    let places = [
+        ("6388", &*port),
+        ("6389", &*http_port),
+        ("0.0.0.0", "127.0.0.1"),
+        ("db1", "127.0.0.1"),
+    ];
+    let status = if words.contains(&"fish") {
+        "$status"
+    } else {
+        "$?"
+    };
+    paste_into(shell, status, section, &places);
+}
+
+/// Pastes them into this shell, in which `status` is that of the last command. In both what is
+/// pasted and what it prints, the second of each of these pairs takes the place of the first.
+fn paste_into(mut shell: Command, status: &str, section: &Section, places: &[(&str, &str)]) {
+    const MARK: &str = "# end of block, status";
+    let placed = |text: &str| {
+        let replace = |text: String, (from, to): &(&str, &str)| text.replace(from, to);
+        places.iter().fold(text.to_owned(), replace)
+    };
+    let mut input = String::new();
     for (script, _) in &section.blocks {
-        let script = script.replace("6388", &port).replace("6389", &http_port);
-        input += &format!("{script}\necho '{MARK}' $?\n");
+        let script = placed(script);
+        input += &format!("{script}\necho '{MARK}' {status}\n");
     }
     input += &format!("{STOP_JOBS}\n");
     let dir = tempfile::tempdir().expect("there is room for a directory");
-    let mut bash = in_our_path("bash");
-    bash.arg("--norc").current_dir(dir.path());
     // The operator's socket of its servers is in that directory, too.
-    bash.env("XDG_RUNTIME_DIR", dir.path());
-    let ended = end_of(&mut bash, &input);
+    shell
+        .current_dir(dir.path())
+        .env("XDG_RUNTIME_DIR", dir.path());
+    let ended = end_of(&mut shell, &input);
     let printed = &ended.printed;
-    let title = &section.title;
+    let title = format!("{} in {shell:?}", section.title);
     let mut rest = printed.as_str();
     for (script, prints) in &section.blocks {
         let (block, after) = rest
@@ -280,7 +359,8 @@ fn paste(section: &Section) {
         let is_told = |line: &&str| !(line.starts_with("bash: line ") && line.contains(" Killed "));
         let block: Vec<&str> = block.lines().filter(is_told).collect();
         let block = block.join("\n");
-        assert_eq!(comparable(&block), comparable(prints), "{title}: {script}");
+        let prints = placed(prints);
+        assert_eq!(comparable(&block), comparable(&prints), "{title}: {script}");
         let (status, after) = after.split_once('\n').expect("echo ends its line");
         assert_eq!(status, " 0", "{title}: {script}\n{printed}");
         rest = after;
@@ -396,12 +476,11 @@ fn end_of(command: &mut Command, input: &str) -> Ended {
 
 /// A plain shell, see [`in_our_path`].
 fn shell() -> Command {
-    in_our_path("sh")
+    in_our_path(Command::new("sh"))
 }
 
-/// A program which finds latchd and hears nothing of the environment of the test.
-fn in_our_path(name: &str) -> Command {
-    let mut command = Command::new(name);
+/// The command, which finds latchd and hears nothing of the environment of the test.
+fn in_our_path(mut command: Command) -> Command {
     command
         .env_clear()
         .env("PATH", std::env::var_os("PATH").unwrap_or_default())
@@ -521,8 +600,9 @@ fn manual_section(page: &str) -> Section {
 
 /// The script with each server that it starts as a reader would have it: those of earlier scripts
 /// have ended, and clients can connect before the next line is typed. A server in the last line is
-/// for another terminal, and one on all addresses is on the loopback alone.
+/// for another terminal. The programs are installed.
 fn with_servers_ready(script: &str) -> String {
+    let script = script.trim_start_matches("cargo install --locked --path .\n");
     let is_server = |line: &str| line.split(' ').next() == Some("latchd");
     if !script.lines().any(is_server) {
         return script.to_owned();
@@ -541,7 +621,7 @@ fn with_servers_ready(script: &str) -> String {
             Some(log) if line.ends_with(" &") => format!(
                 "rm -f {log}\n{}\n\
                  timeout 10 sh -c 'until grep -qs listening {log}; do sleep 0.1; done'",
-                line.replace("0.0.0.0", "127.0.0.1")
+                line
             ),
             _ => line.to_owned(),
         }

@@ -369,7 +369,7 @@ fn a_lease_is_counted_from_its_request_not_from_a_late_reply_once() {
 /// Acquires the lock `k`, which a server grants that has no answer to a renewal at once. A client
 /// that is late by a quarter of the lease renews it before it has a guard.
 fn granted_in_time(client: &Client) -> Guard {
-    let granted = client.lock("k").acquire();
+    let granted = client.lock("k").tag("").acquire();
     in_time!(granted.is_ok(), "{granted:?}");
     granted.expect("it is there")
 }
@@ -398,10 +398,10 @@ fn a_late_grant_is_renewed_before_the_guard_exists_once() {
     const GRANT: &str = "ok 0123456789abcdef0123456789abcdef 1\n";
     let delay = Duration::from_millis(300);
     let (client, _) = client_of_slow_liar(delay, &[GRANT, "error\n"]);
-    let asked = client.lock("k").acquire();
+    let asked = client.lock("k").tag("").acquire();
     assert!(matches!(asked, Err(Error::LeaseExpired(_))), "{asked:?}");
     let (client, _) = client_of_slow_liar(delay, &[GRANT, "ok 60\n", "ok\n"]);
-    let guard = client.lock("k").acquire().expect("still ours");
+    let guard = client.lock("k").tag("").acquire().expect("still ours");
     assert_eq!(guard.lease(), Duration::from_secs(60));
     assert!(guard.is_held());
 }
@@ -415,7 +415,7 @@ fn a_grant_with_a_lease_out_of_range_is_a_bad_reply() {
         "ok 0123456789abcdef0123456789abcdef -1\n",
     ] {
         let client = client_of_liar(Box::leak(Box::new([answer])));
-        let asked = client.lock("k").acquire();
+        let asked = client.lock("k").tag("").acquire();
         assert!(matches!(asked, Err(Error::BadReply { .. })), "{asked:?}");
     }
 }
@@ -444,7 +444,7 @@ fn a_renewal_answered_with_no_valid_lease_renews_nothing_once() {
 fn a_bad_reply_is_shown_in_short() {
     let long: &'static str = Box::leak(format!("ok {}\n", "x".repeat(100_000)).into());
     let client = client_of_liar(Box::leak(Box::new([long])));
-    let error = client.lock("k").acquire().expect_err("no grant");
+    let error = client.lock("k").tag("").acquire().expect_err("no grant");
     assert!(error.to_string().len() < 1000, "{error}");
 }
 
@@ -458,7 +458,7 @@ fn a_reply_that_is_not_utf8_is_shown_as_a_bad_reply() {
         let _ = std::io::copy(&mut stream, &mut std::io::sink());
     });
     let client = Client::new([Address::Tcp(address.to_string())]);
-    let asked = client.lock("k").try_acquire();
+    let asked = client.lock("k").tag("").try_acquire();
     let is_shown = |reply: &str| reply == "caf\u{fffd}";
     assert!(
         matches!(&asked, Err(Error::BadReply { reply, .. }) if is_shown(reply)),
@@ -481,7 +481,7 @@ fn an_endless_reply_is_a_bad_reply_and_is_not_kept() {
     settings.reply_timeout = 2 * PATIENCE;
     let client = Client::with_settings([Address::Tcp(address.to_string())], settings);
     // A client that went on reading would report NoReply.
-    let asked = client.lock("k").try_acquire();
+    let asked = client.lock("k").tag("").try_acquire();
     assert!(matches!(asked, Err(Error::BadReply { .. })), "{asked:?}");
 }
 
@@ -692,7 +692,7 @@ fn the_time_for_connecting_is_part_of_a_bounded_wait() {
     let busy = FullBacklog::at(&path);
     let client = Client::new([Address::Unix(path)]);
     let asking = thread::spawn(move || {
-        let lock = client.lock("k");
+        let lock = client.lock("k").tag("");
         lock.acquire_within(Duration::from_secs(10))
             .map(|guard| guard.is_some())
     });
@@ -707,7 +707,10 @@ fn the_time_for_connecting_is_part_of_a_bounded_wait() {
     let reader = BufReader::new(stream.try_clone().expect("a descriptor"));
     let requests: Vec<String> = reader.lines().map_while(Result::ok).take(6).collect();
     stream.write_all(b"error\ntimeout\n").expect("a reader");
-    assert_eq!(requests[..5], ["hello", "_", "adopt broken", "l", "k"]);
+    assert_eq!(
+        requests[..5],
+        ["hello", "_", "adopt broken not_written", "l", "k"]
+    );
     let wait_timeout: u64 = requests[5].parse().expect("a number");
     assert!(wait_timeout <= 8, "{wait_timeout}");
     assert!(matches!(asking.join(), Ok(Ok(false))));
@@ -771,8 +774,8 @@ fn an_error_names_the_server_that_it_is_about() {
     let error = error.expect_err("refused");
     assert_eq!(error.key(), Some("k"));
     let server = error.server().expect("a server");
-    let expected = format!("k at {server}: the server allows no more keys or slots");
-    assert_eq!(error.to_string(), expected);
+    let expected = format!("k at {server}: a limit of the server is reached (");
+    assert!(error.to_string().starts_with(&expected), "{error}");
     let error = client.lock("a b").acquire().expect_err("no key");
     assert_eq!(error.server(), None);
     let daemon = Daemon::start(&["--auth-token", "secret"]);
@@ -910,4 +913,22 @@ fn the_last_words_of_a_server_are_no_reply_to_a_release() {
         matches!(released, Err(Error::Closed { .. })),
         "{released:?}"
     );
+}
+
+/// Operators see who holds a lock of a library as they see who holds one of `latch run`.
+#[test]
+fn a_guard_without_a_tag_has_the_default_tag() {
+    let daemon = Daemon::start(&[]);
+    let client = client(&daemon);
+    let tag_of = |key: &str| {
+        let mut connection = client.connect(&client.servers()[0]).expect("it runs");
+        let queues = connection.queues(Some(key)).expect("it knows");
+        queues[0].holders[0].party.tag.clone()
+    };
+    let _guard = client.lock("k").acquire().expect("it is free");
+    let tag = tag_of("k").expect("a tag");
+    let end = format!(" pid {}", std::process::id());
+    assert!(tag.contains('@') && tag.ends_with(&end), "{tag}");
+    let _untagged = client.lock("u").tag("").acquire().expect("it is free");
+    assert_eq!(tag_of("u"), None);
 }

@@ -23,7 +23,7 @@ use crate::support::needs::{needs, skipped};
 use crate::support::silent::{refusing_addr, FullBacklog};
 use crate::support::stalls::{fair_test, in_time};
 use crate::support::wire_cutter::WireCutter;
-use crate::support::{eventually, program, Daemon, Signal, PATIENCE};
+use crate::support::{eventually, program, rows_of, Daemon, Scheme, Signal, PATIENCE};
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::fs::{flock, FlockOperation};
 use rustix::process::Pid;
@@ -91,11 +91,10 @@ fn any_command_goes_on_to_the_next_server_of_the_cluster() {
     let token = grant.token.as_str();
     let renewed = (Some(0), "33\n".to_owned(), String::new());
     assert_eq!(ask(&["renew", "k", token]), renewed);
-    assert_eq!(ask(&["ping"]), (Some(0), String::new(), String::new()));
-    for words in [&["stats"][..], &["stats", "--format", "prometheus"]] {
-        let (status, shown, said) = ask(words);
-        assert_eq!((status, said), (Some(0), String::new()), "{shown}");
-    }
+    let answers = format!("{}: ok\n", daemon.addr());
+    assert_eq!(ask(&["ping"]), (Some(0), answers, String::new()));
+    let (status, shown, said) = ask(&["stats"]);
+    assert_eq!((status, said), (Some(0), String::new()), "{shown}");
     assert_eq!(ask(&["release", "k", token]).0, Some(0));
     let (status, _, said) = ask(&["release", "k", token]);
     assert_eq!(status, Some(69));
@@ -103,7 +102,7 @@ fn any_command_goes_on_to_the_next_server_of_the_cluster() {
         said.ends_with("no longer held; an earlier attempt may have released it\n"),
         "{said}"
     );
-    assert_eq!(closed.load(Ordering::SeqCst), 6);
+    assert_eq!(closed.load(Ordering::SeqCst), 5);
 }
 
 #[test]
@@ -193,189 +192,9 @@ fn bad_usage_and_unreachable_servers_have_their_own_status() {
 #[test]
 fn a_usage_error_says_what_to_write_instead() {
     let daemon = Daemon::start(&[]);
-    for (arguments, hint) in [
-        (
-            &["run", "k", "date"][..],
-            "latch: put -- before the command",
-        ),
-        (
-            &["run", "k", "date", "-u"],
-            "latch: put -- before the command",
-        ),
-        (
-            &["run", "k", "--limit", "2", "sh", "-c", "x"],
-            "latch: put -- before the command",
-        ),
-        (
-            &["run", "k", "-x", "--", "true"],
-            "latch: unknown option: -x; a lock is exclusive unless --shared is given",
-        ),
-        (
-            &["run", "k", "--ttl", "5", "--", "true"],
-            "latch: unknown option: --ttl; use --lease TIME",
-        ),
-        (
-            &["run", "k", "-n=3", "--", "true"],
-            "latch: unknown option: -n=3; use --of COUNT",
-        ),
-        (
-            &["unlock", "k"],
-            "latch: unknown command: unlock; use latch release with the token, or latch break \
-             without one",
-        ),
-        (
-            &["release", "k", "--force"],
-            "latch: unknown option: --force; use latch break to end the grant of another client",
-        ),
-        (
-            &["acquire", "k", "--for", "2h"],
-            "latch: unknown option: --for; use --lease TIME, or latch reserve --for TIME",
-        ),
-        (
-            &["reserve", "k", "--ttl", "2h"],
-            "latch: unknown option: --ttl; use --for TIME",
-        ),
-        (
-            &["run", "k", "-j4", "--", "true"],
-            "latch: unknown option: -j4; use --of COUNT for so many at a time",
-        ),
-        (&["status", "k", "-j"], "latch: unknown option: -j; use --json"),
-        (
-            &["run", "k", "--try", "--", "true"],
-            "latch: unknown option: --try; use --nonblock",
-        ),
-        (
-            &["run", "--name", "k", "--", "true"],
-            "latch: unknown option: --name; write the key right after the command; \
-             --tag TEXT describes its holder",
-        ),
-        (
-            &["stats", "--prometheus"],
-            "latch: unknown option: --prometheus; use latch stats --format prometheus",
-        ),
-        (
-            &["run", "k", "--mode", "shared", "--", "true"],
-            "latch: unknown option: --mode; use --shared for a shared lock; \
-             other locks are exclusive",
-        ),
-        (
-            &["run", "k", "-W5", "--", "true"],
-            "latch: unknown option: -W5; use --timeout TIME",
-        ),
-        (
-            &["ping", "-q"],
-            "latch: unknown option: -q; it is an option of latch run, hold, wait, acquire and reserve",
-        ),
-        (
-            &["status", "k", "--watch"],
-            "latch: unknown option: --watch; it is an option of latch stats",
-        ),
-        (
-            &["my-job", "echo", "a b"],
-            "latch: unknown command: my-job; write latch run my-job -- echo 'a b'",
-        ),
-        (
-            &["my-job", "--", "echo", "hi"],
-            "latch: unknown command: my-job; write latch run my-job -- echo hi",
-        ),
-        (
-            &["run", "k", "-h", "db1", "--", "true"],
-            "latch: -h is --help, and nothing was run; use --server HOST:PORT",
-        ),
-        (
-            &["-h", "db1", "run", "k", "--", "true"],
-            "latch: -h is --help, and nothing was run; use --server HOST:PORT",
-        ),
-        (
-            &["run", "k", "-xn", "--", "true"],
-            "latch: unknown option: -xn; a lock is exclusive unless --shared is given",
-        ),
-        (
-            &["run", "k", "--and", "b", "c", "--", "true"],
-            "latch: unexpected argument: c; write --and before each further key",
-        ),
-        (
-            &["run", "k", "b", "--", "true"],
-            "latch: unexpected argument: b; write --and before each further key",
-        ),
-        (
-            &["run", "k", "-n", "3", "--", "true"],
-            "latch: unexpected argument: 3; -n is --nonblock; use --of 3",
-        ),
-        (
-            &["run", "k", "--pick", "a", "b", "--", "true"],
-            "latch: unexpected argument: b; write commas between the names of --pick",
-        ),
-        (
-            &["reserve", "k", "2h"],
-            "latch: unexpected argument: 2h; write --for 2h",
-        ),
-        (
-            &["run", "k", "--slots", "2", "--", "true"],
-            "latch: --slots takes several slots of a semaphore; say with --of how many it has",
-        ),
-        (
-            &["run", "k", "--pick", "a,b", "--of", "3", "--", "true"],
-            "latch: there are 2 names to pick from, but --of 3",
-        ),
-        (
-            &["run", "k", "--lease", "500ms", "--", "true"],
-            "latch: invalid value '500ms' for --lease: expected 1-9223372036 in whole seconds, \
-             such as 90 or 1m30s (units: ms, s, m, h, d, w)",
-        ),
-        (
-            &["run", "k", "--limit", "0", "--", "true"],
-            "latch: invalid value '0' for --limit: expected 1-1048576",
-        ),
-        (
-            &["run", "k", "-E", "256", "--", "true"],
-            "latch: invalid value '256' for -E: expected 0-255",
-        ),
-        (
-            &["run", "k", "--timeuot", "1", "--", "true"],
-            "latch: unknown option: --timeuot; did you mean --timeout?",
-        ),
-        (
-            &["rn", "k"],
-            "latch: unknown command: rn; did you mean run?",
-        ),
-        (
-            &["runs", "--help"],
-            "latch: unknown command: runs; did you mean run?",
-        ),
-        (
-            &["help", "lock"],
-            "latch: unknown command: lock; use latch run, hold or acquire",
-        ),
-        (
-            &["--server", "localhost", "run", "k", "--", "true"],
-            "latch: options come after the command: --server",
-        ),
-        (
-            &["--server=localhost", "ping"],
-            "latch: options come after the command: --server",
-        ),
-        (
-            &["-q", "run", "k", "--", "true"],
-            "latch: options come after the command: -q",
-        ),
-        (
-            &["stats", "a b"],
-            "latch: \"a b\": a key must be 1 to 256 bytes, without spaces, tabs or newlines",
-        ),
-        (&["ping", "k"], "latch: unexpected argument: k"),
-        (&["renew", "--lease"], "latch: --lease requires a value"),
-        (
-            &["ping", "--connect-timeout", "0s"],
-            "latch: invalid value '0s' for --connect-timeout: expected more than 0",
-        ),
-        (
-            &["ping", "--server", "host:x"],
-            "latch: invalid value 'host:x' for --server: expected HOST, HOST:PORT, \
-             tcp://HOST:PORT, unix:PATH, or a path with a / in it",
-        ),
-    ] {
-        let output = run(&daemon, arguments);
+    for (arguments, hint) in rows_of(include_str!("usage_errors.txt")) {
+        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        let output = run(&daemon, &arguments);
         assert_eq!(output.status.code(), Some(64), "{arguments:?}");
         let help = match arguments[0] {
             command @ ("run" | "stats" | "status" | "ping" | "acquire" | "reserve" | "renew"
@@ -384,7 +203,7 @@ fn a_usage_error_says_what_to_write_instead() {
             }
             _ => "latch --help".to_owned(),
         };
-        let expected = format!("{hint}\nlatch: see {help}\n");
+        let expected = format!("latch: {hint}\nlatch: see {help}\n");
         assert_eq!(text(&output.stderr), expected, "{arguments:?}");
     }
 }
@@ -414,7 +233,7 @@ fn help_and_version_are_words_too() {
 fn the_help_tells_what_this_build_has_and_reads() {
     let daemon = Daemon::start(&[]);
     let help = |arguments: &[&str]| text(&run(&daemon, arguments).stdout);
-    let lacks_tls = help(&["ping", "--help"]).contains("(not in this build: needs --features tls)");
+    let lacks_tls = help(&["ping", "--help"]).contains("A build with --features tls also has");
     assert_eq!(lacks_tls, !cfg!(feature = "tls"));
     assert!(help(&["--help"]).contains("LATCH_SERVER, "));
     assert!(help(&["--help"]).ends_with("\nSee latch(1).\n"));
@@ -466,16 +285,90 @@ fn the_variables_of_a_service_in_kubernetes_are_left_alone() {
     assert_eq!(text(&output.stderr), "");
 }
 
+/// Two hosts with the same servers in another order would run two jobs.
 #[test]
-fn a_server_option_lists_servers_as_the_variable_does() {
+fn a_list_of_servers_is_refused_with_both_ways_out() {
+    let daemon = Daemon::start(&[]);
+    let rest = "write 'a|b' if they are one service, or --shards a,b";
+    for arguments in [
+        &["run", "k", "--busy-ok", "-n"][..],
+        &["hold", "k"],
+        &["wait", "k"],
+        &["acquire", "k"],
+        &["reserve", "k", "--for", "9"],
+        &["renew", "k", &"0".repeat(32)],
+        &["release", "k", &"0".repeat(32)],
+        &["stats"],
+        &["status", "k"],
+        &["history", "k"],
+        &["break", "k"],
+        &["ping"],
+    ] {
+        let with = |options: &[&str]| {
+            let job: &[&str] = match arguments[0] {
+                "run" => &["--", "true"],
+                _ => &[],
+            };
+            latch(&daemon, &[arguments, options, job].concat())
+        };
+        for list in ["a,b", "a b", "a , b", "a | b"] {
+            let mut by_variable = with(&[]);
+            by_variable.env("LATCH_SERVER", list);
+            // Blanks around the value of a variable are not part of it.
+            for (mut command, origin, list) in [
+                (with(&["--server", list]), "--server", list),
+                (by_variable, "LATCH_SERVER", list.trim()),
+            ] {
+                let refused = output(&mut command);
+                assert_eq!(refused.status.code(), Some(64), "{arguments:?}");
+                let expected = format!("latch: invalid value '{list}' for {origin}: {rest} ");
+                let said = text(&refused.stderr);
+                assert!(said.starts_with(&expected), "{said}");
+            }
+        }
+    }
+    let twice = ["ping", "--server", "a", "--server", "b"];
+    assert!(text(&run(&daemon, &twice).stderr).contains(rest));
+    assert_eq!(status(&daemon, &["ping", "--server", ","]), 64);
+}
+
+#[test]
+fn an_option_for_servers_overrides_both_variables() {
     let daemons = [Daemon::start(&[]), Daemon::start(&[])];
-    let [one, other] = [&daemons[0], &daemons[1]].map(Daemon::addr);
-    let output = run(
-        &daemons[0],
-        &["ping", "--server", &format!("{one},{other}")],
+    let [one, other] = [&daemons[0], &daemons[1]].map(|daemon| daemon.addr().to_string());
+    let shards = format!("{one},{other}");
+    let ping = |options: &[&str], variables: &[(&str, &str)]| {
+        let mut command = latch(&daemons[0], &[&["ping"], options].concat());
+        command.env_remove("LATCH_SERVER");
+        output(command.envs(variables.iter().copied()))
+    };
+    let both = format!("{one}: ok\n{other}: ok\n");
+    assert_eq!(text(&ping(&["--shards", &shards], &[]).stdout), both);
+    let by_variable = [("LATCH_SHARDS", shards.as_str())];
+    assert_eq!(text(&ping(&[], &by_variable).stdout), both);
+    let dead = [("LATCH_SERVER", "/nowhere/at/all")];
+    assert_eq!(text(&ping(&["--shards", &shards], &dead).stdout), both);
+    let single = ping(&["--server", &one], &by_variable);
+    assert_eq!(
+        (single.status.code(), text(&single.stdout)),
+        (Some(0), format!("{one}: ok\n"))
     );
-    assert_eq!(text(&output.stdout), format!("{one}: ok\n{other}: ok\n"));
-    assert_eq!(status(&daemons[0], &["ping", "--server", ","]), 64);
+    for (options, variables, said) in [
+        (
+            &["--server", "a", "--shards", "b"][..],
+            &[][..],
+            "--server and --shards exclude each other",
+        ),
+        (
+            &[],
+            &[dead[0], by_variable[0]],
+            "LATCH_SERVER and LATCH_SHARDS exclude each other",
+        ),
+    ] {
+        let refused = ping(options, variables);
+        assert_eq!(refused.status.code(), Some(64));
+        assert!(text(&refused.stderr).contains(said), "{refused:?}");
+    }
 }
 
 #[test]
@@ -921,6 +814,22 @@ fn a_system_without_resources_is_71() {
 }
 
 #[test]
+fn a_close_before_the_first_answer_is_explained() {
+    let options = ["--auth-token", "secret", "--max-connections", "1"];
+    let daemon = Daemon::start_directly(Scheme::Plain, &options);
+    let mut client = daemon.connect();
+    assert_eq!(client.request("auth", "_", "secret"), "ok");
+    let output = run(&daemon, &["ping"]);
+    let why =
+        ": the server closed the connection; it may require TLS, or have as many connections \
+               as it allows\n";
+    assert!(text(&output.stderr).ends_with(why), "{output:?}");
+    assert_eq!(output.status.code(), Some(69));
+    let stats = client.request("stats", "holders", "");
+    assert!(stats.ends_with(r#","turned_away":1}"#), "{stats}");
+}
+
+#[test]
 fn an_auth_token_for_a_server_without_one_is_77() {
     let directory = tempfile::tempdir().expect("a directory");
     let token = directory.path().join("token");
@@ -980,6 +889,39 @@ fn of_several_auth_tokens_the_first_is_presented() {
         let presented = status(&daemon, &["ping", "--auth-token-file", file]);
         assert_eq!(presented, expected, "{token}");
     }
+}
+
+#[test]
+fn retry_outlasts_a_rotation_of_the_auth_token() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = |name: &str| directory.path().join(name).to_string_lossy().into_owned();
+    let [of_server, of_client] = ["server", "client"].map(path);
+    let write = |file: &str, token: &str| fs::write(file, token).expect("write");
+    write(&of_server, "old\n");
+    write(&of_client, "old\n");
+    let daemon = Daemon::start_alone(&["--auth-token-file", &of_server]);
+    write(&of_server, "new\n");
+    daemon.signal(Signal::HUP);
+    let arguments = |retry| {
+        [
+            "run",
+            "k",
+            "--auth-token-file",
+            &of_client,
+            retry,
+            "--",
+            "true",
+        ]
+    };
+    eventually(PATIENCE, "the old token is refused", || {
+        status(&daemon, &["ping", "--auth-token-file", &of_client]) == 77
+    });
+    assert_eq!(status(&daemon, &arguments("--retry=1")), 77);
+    let mut waiting = Latch::start(&mut latch(&daemon, &arguments("--retry=60")));
+    let refusals = daemon.log().matches("auth-refused").count();
+    daemon.wait_for_logs("auth-refused", refusals + 1, PATIENCE);
+    write(&of_client, "new\n");
+    assert_eq!(wait(&mut waiting), Some(0));
 }
 
 #[test]
@@ -1065,11 +1007,42 @@ fn a_command_that_is_too_long_with_its_environment_is_71() {
     assert!(!is_held(&daemon, "k"));
 }
 
+/// A name is looked up, and a token read, before there is a connection.
+#[test]
+fn a_lack_of_descriptors_is_71_whatever_lacks_one() {
+    let daemon = Daemon::start(&["--auth-token", "secret"]);
+    let dir = tempfile::tempdir().expect("a directory");
+    let token = dir.path().join("token");
+    fs::write(&token, "secret").expect("written");
+    let mut seen = [false; 2];
+    for count in 5..30 {
+        for arguments in [
+            "run k --retry=9 -- true",
+            "acquire other --nonblock --lease 1",
+            "ping",
+        ] {
+            let script = format!("ulimit -n {count}; exec latch {arguments}");
+            let mut shell = Command::new("sh");
+            shell.args(["-c", &script]).stdin(Stdio::null());
+            shell.env("LATCH_SERVER", format!("localhost:{}", daemon.port()));
+            let output = output(shell.env("LATCH_AUTH_TOKEN_FILE", &token));
+            let status = output.status.code();
+            let said = text(&output.stderr);
+            assert!(
+                matches!(status, Some(0 | 71 | 75)),
+                "{count} {arguments}: {said}"
+            );
+            seen[usize::from(status == Some(0))] = true;
+        }
+    }
+    assert_eq!(seen, [true; 2]);
+}
+
 #[test]
 fn a_variable_that_is_not_utf8_is_not_ignored() {
     let daemon = Daemon::start(&[]);
     let unreadable = OsStr::from_bytes(b"/run/\xff/socket");
-    for variable in ["LATCH_SERVER", "LATCH_AUTH_TOKEN_FILE"] {
+    for variable in ["LATCH_SERVER", "LATCH_SHARDS", "LATCH_AUTH_TOKEN_FILE"] {
         let mut command = latch(&daemon, &["ping"]);
         let output = output(command.env(variable, unreadable));
         assert_eq!(output.status.code(), Some(64), "{variable}");
@@ -1079,6 +1052,32 @@ fn a_variable_that_is_not_utf8_is_not_ignored() {
     let mut command = latch(&daemon, &["ping", "--server", &daemon.addr().to_string()]);
     let output = output(command.env("LATCH_SERVER", unreadable));
     assert_eq!(output.status.code(), Some(0));
+}
+
+#[test]
+fn blanks_around_the_value_of_a_variable_are_no_part_of_it() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let token_file = directory.path().join("token");
+    // As an editor of Windows writes it, with a byte order mark.
+    fs::write(&token_file, "\u{feff}s3cret\r\n").expect("there is room");
+    let token_file = format!("{}\n", token_file.display());
+    let mut server = Daemon::command();
+    server.env("LATCHD_PORT", "0\n").arg("--print-port");
+    server.env("LATCHD_AUTH_TOKEN_FILE", &token_file);
+    server.env("LATCHD_READ_TIMEOUT", "\u{feff}25 ");
+    let daemon = Daemon::from_command(server);
+    let mut command = latch(&daemon, &["ping"]);
+    command.env("LATCH_SERVER", format!(" {}\n", daemon.addr()));
+    command.env("LATCH_AUTH_TOKEN_FILE", &token_file);
+    command.env("LATCH_TLS", "no\n");
+    let asked = output(&mut command);
+    assert_eq!(asked.status.code(), Some(0), "{asked:?}");
+    let mut client = daemon.connect();
+    assert_eq!(client.request("auth", "_", "s3cret"), "ok");
+    // What the user has typed is taken as it is.
+    let mut typed = Daemon::command();
+    let refused = output(typed.args(["--read-timeout", " 5"]));
+    assert_eq!(refused.status.code(), Some(2), "{refused:?}");
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -1311,9 +1310,13 @@ fn a_dead_server_does_not_hide_the_others() {
     other.acquire("last-key", 0);
     let ask = |arguments: &[&str]| {
         let mut command = latch(&first, arguments);
-        output(command.env("LATCH_SERVER", addresses.join(",")))
+        output(
+            command
+                .env_remove("LATCH_SERVER")
+                .env("LATCH_SHARDS", addresses.join(",")),
+        )
     };
-    let reason = format!("latch: {dead}: connection refused\n");
+    let reason = format!("latch: {dead}: connection refused; is latchd running there?\n");
     for arguments in [&["ping"][..], &["stats"], &["stats", "--json"]] {
         let output = ask(arguments);
         assert_eq!(output.status.code(), Some(69), "{arguments:?}");
@@ -1354,8 +1357,9 @@ fn every_dead_server_is_named_with_its_reason() {
         "latch: {}: the server wants an auth token; see --auth-token-file",
         daemon.addr()
     );
-    let absent = "latch: /nowhere/at/all: no such file or directory".to_owned();
-    let unreachable = format!("latch: {dead}: connection refused");
+    let hint = "; is latchd running there?";
+    let absent = format!("latch: /nowhere/at/all: no such file or directory{hint}");
+    let unreachable = format!("latch: {dead}: connection refused{hint}");
     for (servers, expected, status) in [
         (
             format!("{dead} /nowhere/at/all"),
@@ -1380,7 +1384,8 @@ fn every_dead_server_is_named_with_its_reason() {
     ] {
         for arguments in [&["ping"][..], &["stats"], &["stats", "--watch"]] {
             let mut command = latch(&daemon, arguments);
-            let output = output(command.env("LATCH_SERVER", &servers));
+            command.env_remove("LATCH_SERVER");
+            let output = output(command.env("LATCH_SHARDS", &servers));
             let said = text(&output.stderr);
             assert_eq!(said.lines().collect::<Vec<_>>(), expected, "{arguments:?}");
             assert_eq!(output.status.code(), Some(status), "{arguments:?} {said}");
@@ -1402,24 +1407,22 @@ fn the_checksum_of_a_key_selects_its_server() {
         ("_", 2),
         ("backup-db", 1),
     ] {
-        let options = addresses.iter().flat_map(|address| ["--server", address]);
-        let mut arguments = vec!["acquire", key];
-        arguments.extend(options.clone());
+        let shards = addresses.join(",");
+        let mut arguments = vec!["acquire", key, "--shards", &shards];
         let token = run(&daemons[0], &arguments).stdout;
         let held = [0, 1, 2].map(|number| is_held(&daemons[number], key));
         assert_eq!(held, [0, 1, 2].map(|number| number == server), "{key}");
         // The variable lists the same servers, and `run` takes the lock at the same one.
         let token = text(&token);
         let mut release = latch(&daemons[0], &["release", key, token.trim()]);
-        let output = output(release.env("LATCH_SERVER", addresses.join(", ")));
+        release.env_remove("LATCH_SERVER");
+        let output = output(release.env("LATCH_SHARDS", addresses.join(", ")));
         assert_eq!(output.status.code(), Some(0), "{key}");
         let script = format!(
             "latch run {key} --timeout 0 -E 9 --server {} -- true",
             addresses[server]
         );
-        let mut arguments = vec!["run", key];
-        arguments.extend(options);
-        arguments.extend(["--", "sh", "-c", &script]);
+        arguments = vec!["run", key, "--shards", &shards, "--", "sh", "-c", &script];
         assert_eq!(status(&daemons[0], &arguments), 9, "{key}");
     }
 }
@@ -1428,7 +1431,7 @@ fn the_checksum_of_a_key_selects_its_server() {
 fn stats_show_each_server_under_its_own_name() {
     let [first, second] = [(); 2].map(|()| Daemon::start(&[]));
     let addresses = [&first, &second].map(|daemon| daemon.addr().to_string());
-    let servers = ["--server", &addresses[0], "--server", &addresses[1]];
+    let servers = ["--shards", &addresses.join(",")];
     let mut holder = second.connect();
     holder.acquire("deploy", 0);
     let stats = |options: &[&str]| {
@@ -1515,7 +1518,8 @@ fn a_watch_shows_the_servers_that_answer() {
     let daemon = Daemon::start(&[]);
     let (_port, dead) = refusing_addr();
     let mut command = latch(&daemon, &["stats", "--watch"]);
-    command.env("LATCH_SERVER", format!("{dead} {}", daemon.addr()));
+    command.env_remove("LATCH_SERVER");
+    command.env("LATCH_SHARDS", format!("{dead} {}", daemon.addr()));
     let mut child = Latch::start(command.stdout(Stdio::piped()).stderr(Stdio::null()));
     let stdout = BufReader::new(child.stdout.take().expect("piped"));
     let (sender, rounds) = mpsc::channel();
@@ -1763,9 +1767,10 @@ fn fences_never_go_back_whenever_a_caller_is_killed() {
     assert!(killed > 0, "no caller was killed in time");
     let mut accepted: Vec<&Check> = checks.iter().filter(|c| c.status == Some(0)).collect();
     assert!(accepted.len() > 50, "{} were accepted", accepted.len());
+    // A caller may find the file locked by others each time it looks, and give up.
     assert!(checks
         .iter()
-        .all(|check| matches!(check.status, None | Some(0 | 1))));
+        .all(|check| matches!(check.status, None | Some(0 | 1 | 74))));
     accepted.sort_by_key(|check| check.ended);
     for newer in &accepted {
         for older in &accepted {

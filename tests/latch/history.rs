@@ -1,4 +1,5 @@
-//! How commands ended: what `latch run` tells the server, and what `latch history` shows of it.
+//! How commands ended, and who was refused: what `latch run` tells the server, and what `latch
+//! history` shows of it.
 
 use std::process::Command;
 use std::thread;
@@ -136,10 +137,17 @@ fn a_job_that_did_not_run_or_not_succeed_is_named_as_such() {
     );
     assert_eq!(status(&daemon, &["run", "weekly", "--", "true"]), 0);
     says("weekly", "on time: last success s ago, expected every d");
+    // Whoever has it holds it in vain.
     let mut client = daemon.connect();
+    assert_eq!(client.request("tag", "_", "me"), "ok");
     let grant = client.acquire("nightly", 0);
-    says("nightly", "running: no success since s ago");
+    says("nightly", "did not run: no success since s ago");
+    assert!(history(&daemon, "nightly")[0].ends_with("; held by me for s"));
     assert_eq!(client.request("r", "nightly", &grant.token), "ok");
+    let grant = client.acquire("weekly", 0);
+    says("weekly", "running: last success s ago");
+    assert_eq!(client.request("r", "weekly", &grant.token), "ok");
+    assert!(!history(&daemon, "weekly")[0].contains("held by"));
     let failing = ["run", "nightly", "--", "false"];
     eventually(PATIENCE, "it runs, and does not succeed", || {
         assert_eq!(status(&daemon, &failing), 1);
@@ -179,20 +187,29 @@ fn a_server_that_does_not_know_the_word_is_told_no_status() {
             peer.answer(abilities);
             assert_eq!(peer.any_request(), "stats holders k");
             peer.answer(r#"ok {"keys":[]}"#);
+            let mut peer = Peer::accept(&listener);
+            assert_eq!(peer.any_request(), HELLO);
+            // It may know statuses, but not the histories of all keys.
+            peer.answer(if abilities == "error" {
+                abilities
+            } else {
+                "ok status"
+            });
+            assert_eq!(peer.any_request(), "stats histories _");
+            peer.answer(r#"ok {"connections":1,"locks":[],"semaphores":[]}"#);
         });
         let mut command = Command::new(program("latch"));
         command.args(["run", "k", "--", "false"]);
         let ended = output(command.env("LATCH_SERVER", addr.to_string()));
         assert_eq!(ended.status.code(), Some(1), "{}", text(&ended.stderr));
-        let mut command = Command::new(program("latch"));
-        let refused = output(
-            command
-                .args(["history", "k"])
-                .env("LATCH_SERVER", addr.to_string()),
-        );
-        assert_eq!(refused.status.code(), Some(69));
-        let said = text(&refused.stderr);
-        assert!(said.contains("the server is too old for this"), "{said}");
+        for asked in [&["history", "k"][..], &["history", "--check"]] {
+            let mut command = Command::new(program("latch"));
+            let command = command.args(asked).env("LATCH_SERVER", addr.to_string());
+            let refused = output(command);
+            assert_eq!(refused.status.code(), Some(69));
+            let said = text(&refused.stderr);
+            assert!(said.contains("the server is too old for this"), "{said}");
+        }
         server.join().expect("it was asked");
     }
 }
@@ -211,4 +228,141 @@ fn a_tag_and_a_key_hide_nothing_from_a_terminal() {
     }
     let json: serde_json::Value = serde_json::from_slice(&json).expect("JSON");
     assert_eq!(json["history"][0]["tag"], tag);
+}
+
+/// What `latch` prints with these arguments, and its exit status.
+fn shown(daemon: &Daemon, arguments: &[&str]) -> (String, Option<i32>) {
+    let shown = run(daemon, arguments);
+    (text(&shown.stdout).to_owned(), shown.status.code())
+}
+
+/// The keys in the first column of a table, in order.
+fn keys(table: &str) -> Vec<&str> {
+    let lines = table.lines().skip(1);
+    lines.filter_map(|line| line.split(' ').next()).collect()
+}
+
+#[test]
+fn a_job_that_was_refused_shows_when_and_who_held_the_lock() {
+    let daemon = Daemon::start(&[]);
+    let latch = program("latch");
+    let skipping = format!("{latch} run nightly --timeout 0 --busy-ok --tag db2 -- true");
+    let job = [
+        "run", "nightly", "--tag", "db1", "--", "sh", "-c", &skipping,
+    ];
+    assert_eq!(status(&daemon, &job), 0);
+    let lines = history(&daemon, "nightly");
+    assert_eq!(lines[0], "nightly: last held s ago");
+    assert_eq!(lines[1], "ENDED WAITED HELD END STATUS FENCE TAG");
+    assert_eq!(lines[2], "s ago s s released db1");
+    assert_eq!(lines[3], "s ago s s busy - - db2; held by db1");
+    assert_eq!(lines.len(), 4);
+    // The job has ended with success since then.
+    let (table, ended) = shown(&daemon, &["history", "--check"]);
+    assert_eq!((&*table, ended), ("", Some(0)));
+    let mut client = daemon.connect();
+    client.acquire("held", 0);
+    let waiting = [
+        "run",
+        "held",
+        "--timeout",
+        "1",
+        "--tag",
+        "late",
+        "--",
+        "true",
+    ];
+    assert_eq!(status(&daemon, &waiting), 75);
+    let lines = history(&daemon, "held");
+    assert_eq!(lines[0], "held: last refused s ago");
+    assert_eq!(lines[2], "s ago s s gave-up - - late; held by 127.0.0.1");
+    let json = json(&daemon, "held");
+    assert_eq!(json["refused"][0]["holder"], "127.0.0.1");
+    assert_eq!(json["refused"][0]["tag"], "late");
+}
+
+#[test]
+fn all_keys_are_listed_with_the_worst_first_and_a_check_shows_what_is_wrong() {
+    let daemon = Daemon::start(&["--expect", "z-overdue=1s", "--expect", "b-fine=1d"]);
+    assert_eq!(shown(&daemon, &["history"]).1, Some(0));
+    let job = |key: &str, command: &str| status(&daemon, &["run", key, "--", command]);
+    assert_eq!(job("b-fine", "true"), 0);
+    assert_eq!(job("y-failed", "true"), 0);
+    assert_eq!(job("y-failed", "false"), 1);
+    assert_eq!(job("a-fine", "false"), 1);
+    assert_eq!(job("a-fine", "true"), 0);
+    assert_eq!(job("x-refused", "true"), 0);
+    let mut client = daemon.connect();
+    let grant = client.acquire("x-refused", 0);
+    client.acquire("c-unknown", 0);
+    for key in ["x-refused", "c-unknown"] {
+        let mut other = daemon.connect();
+        assert_eq!(other.request("l", key, "0"), "timeout");
+    }
+    // Nobody tells a status of this key, so its client may just close the connection.
+    assert_eq!(client.request("r", "x-refused", &grant.token), "ok");
+    drop(client);
+    let in_order = [
+        "z-overdue",
+        "y-failed",
+        "c-unknown",
+        "x-refused",
+        "a-fine",
+        "b-fine",
+    ];
+    eventually(PATIENCE, "the first key is overdue", || {
+        keys(&shown(&daemon, &["history"]).0) == in_order
+    });
+    let (table, ended) = shown(&daemon, &["history"]);
+    assert_eq!(ended, Some(0));
+    let lines: Vec<Vec<&str>> = table
+        .lines()
+        .map(|it| it.split_whitespace().collect())
+        .collect();
+    assert_eq!(
+        lines[0],
+        ["KEY", "STATE", "SUCCEEDED", "REFUSED", "END", "TAG"]
+    );
+    assert_eq!(lines[1][..5], ["z-overdue", "did", "not", "run", "-"]);
+    assert_eq!(lines[2][..2], ["y-failed", "failed"]);
+    assert_eq!(lines[4][..2], ["x-refused", "refused"]);
+    assert_eq!(
+        lines[4][4..],
+        [
+            "ago",
+            lines[4][5],
+            "s",
+            "ago",
+            "busy",
+            "127.0.0.1;",
+            "held",
+            "by",
+            "127.0.0.1"
+        ]
+    );
+    assert_eq!(lines[5][..2], ["a-fine", "-"]);
+    assert_eq!(lines[6][..3], ["b-fine", "on", "time"]);
+    let (table, ended) = shown(&daemon, &["history", "--check"]);
+    assert_eq!(
+        (keys(&table), ended),
+        (vec!["z-overdue", "y-failed"], Some(1))
+    );
+    let (json, ended) = shown(&daemon, &["history", "--check", "--json"]);
+    let json: serde_json::Value = serde_json::from_str(&json).expect("JSON");
+    assert_eq!(
+        (json["keys"].as_array().map(Vec::len), ended),
+        (Some(2), Some(1))
+    );
+    assert_eq!(json["keys"][0]["key"], "z-overdue");
+    for (key, expected) in [("y-failed", 1), ("a-fine", 0), ("nosuch", 0)] {
+        assert_eq!(
+            shown(&daemon, &["history", key, "--check"]).1,
+            Some(expected),
+            "{key}"
+        );
+    }
+    // A server that cannot be asked is no good news.
+    let servers = format!("{},127.0.0.1:1", daemon.addr());
+    let asked = ["history", "--check", "--shards", &servers];
+    assert_eq!(shown(&daemon, &asked).1, Some(69));
 }

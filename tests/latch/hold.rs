@@ -72,9 +72,23 @@ fn what_hold_reads_before_the_end_is_ignored() {
     let output = fed(&mut latch(&daemon, &["hold", "k"]), &[b'x'; 100_000]);
     assert_eq!(output.status.code(), Some(0), "{output:?}");
     // A lock that is free is granted before a closed input counts.
-    let output = fed(&mut latch(&daemon, &["hold", "k"]), b"");
+    let output = fed(&mut latch(&daemon, &["hold", "k"]), b"x");
     assert_eq!(output.status.code(), Some(0), "{output:?}");
     assert_eq!(text(&output.stdout).split_whitespace().count(), 2);
+}
+
+/// A shell gives /dev/null to a job that a script starts with `&`. Such a hold printed its line,
+/// exited with 0, and held nothing.
+#[test]
+fn hold_with_an_input_at_its_end_is_refused() {
+    let daemon = Daemon::start(&[]);
+    let output = fed(latch(&daemon, &["hold", "k"]).stdin(Stdio::null()), b"");
+    assert_eq!(output.status.code(), Some(64), "{output:?}");
+    let said =
+        "latch: standard input is at its end: give hold a pipe\nlatch: see latch hold --help\n";
+    assert_eq!(text(&output.stderr), said);
+    assert_eq!(text(&output.stdout), "");
+    assert!(!is_held(&daemon, "k"));
 }
 
 #[test]

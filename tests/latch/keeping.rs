@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::reconnecting::{guard_of, listener, Peer, HELLO, TOKEN};
 use crate::support::latch::{is_held, output, run, status, text};
+use crate::support::silent::free_port;
 use crate::support::wire_cutter::WireCutter;
 use crate::support::{eventually, program, Daemon, Scheme, PATIENCE};
 use latchd::client::{Address, Client, Error, KeepLimit};
@@ -96,16 +97,13 @@ fn a_server_that_does_not_keep_is_noticed_before_the_job() {
 #[test]
 fn a_lock_to_be_kept_is_not_kept_during_the_job() {
     let daemon = Daemon::start(&[]);
-    let look = "latch stats --format prometheus";
+    let look = "latch status k --json";
     let job = ["run", "k", "--at-least", "60", "--", "sh", "-c", look];
     let seen = run(&daemon, &job);
-    let after = run(&daemon, &["stats", "--format", "prometheus"]);
-    for (seen, expected) in [(seen, "0"), (after, "1")] {
-        let seen = text(&seen.stdout);
-        let mut lines = seen.lines();
-        let kept = lines.find(|line| line.starts_with("latchd_kept_holders{"));
-        let count = kept.and_then(|line| line.rsplit(' ').next());
-        assert_eq!(count, Some(expected), "{seen}");
+    let after = run(&daemon, &["status", "k", "--json"]);
+    for (seen, is_kept) in [(seen, false), (after, true)] {
+        let json: serde_json::Value = serde_json::from_slice(&seen.stdout).expect("JSON");
+        assert_eq!(json["holders"][0]["kept"], is_kept, "{json}");
     }
 }
 
@@ -180,6 +178,7 @@ fn a_lock_kept_without_an_answer_is_released_by_its_token() {
             let said = text(&failed.stderr);
             let expected = format!("k at {addr}: the server closed the connection");
             assert!(said.contains(&expected), "{said}");
+            assert!(!said.contains("TLS"), "{said}");
             assert_eq!(said.contains(TOKEN), !is_there, "{said}");
         }
     }
@@ -323,6 +322,30 @@ fn a_lock_is_kept_over_a_new_connection() {
     assert!(left.is_some_and(|left| left > 40.0), "{stats}");
 }
 
+/// A lease of zero would be refused.
+#[test]
+fn a_lock_whose_time_is_over_before_it_is_kept_is_kept_for_a_second() {
+    const TIME: Duration = Duration::from_millis(300);
+    let (listener, addr) = listener();
+    let server = thread::spawn(move || {
+        let mut first = Peer::accept(&listener);
+        first.grant(60);
+        assert_eq!(first.any_request(), "tag _ (ended)");
+        thread::sleep(TIME);
+        drop(first);
+        let mut second = Peer::accept(&listener);
+        let mut request = second.request();
+        while request == "tag _ (ended)" {
+            second.answer("ok");
+            request = second.any_request();
+        }
+        assert_eq!(request, format!("keep k {TOKEN} 1"));
+        second.answer("ok 1");
+    });
+    guard_of(&addr.to_string()).keep_for(TIME).expect("kept");
+    server.join().expect("it was asked");
+}
+
 #[test]
 fn a_kept_lock_is_renewed_and_adopted_by_its_token() {
     let daemon = Daemon::start(&[]);
@@ -376,6 +399,7 @@ fn a_kept_lock_says_whether_its_command_has_ended() {
             "{table:?}"
         );
         let busy = run(&daemon, &["run", key, "-n", "--", "true"]);
+        let word = word.replace("reserved", "kept without a process");
         let expected = format!("held by {tag} ({word}) for ");
         assert!(text(&busy.stderr).contains(&expected), "{busy:?}");
     }
@@ -436,4 +460,38 @@ fn a_unit_may_release_what_is_not_held() {
     assert_eq!(status(&daemon, &release), 0);
     assert_eq!(status(&daemon, &release), 70);
     assert_eq!(status(&daemon, &["release", "k", token, "--missing-ok"]), 0);
+}
+
+#[test]
+fn a_lock_that_its_server_forgets_is_kept_with_a_warning() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let state = directory.path().join("state").display().to_string();
+    let without = Daemon::start(&[]);
+    let mut with_file = Daemon::command();
+    with_file.args([
+        "--port",
+        &free_port().to_string(),
+        "--print-port",
+        "--state-file",
+        &state,
+    ]);
+    let with_file = Daemon::from_command(with_file);
+    let commands: [&[&str]; 2] = [
+        &["reserve", "r", "--for", "60"],
+        &["run", "k", "-v", "--at-least", "60", "--", "true"],
+    ];
+    for command in commands {
+        let kept = run(&with_file, command);
+        assert_eq!(
+            (kept.status.code(), text(&kept.stderr)),
+            (Some(0), String::new())
+        );
+        let warned = run(&without, command);
+        assert_eq!(warned.status.code(), Some(0), "{command:?}");
+        let said = text(&warned.stderr);
+        assert_eq!(said.matches("until the server stops").count(), 1, "{said}");
+        // A job that does not run keeps nothing.
+        let busy = run(&without, &[&command[..2], &["-n"], &command[2..]].concat());
+        assert!(!text(&busy.stderr).contains("until"), "{busy:?}");
+    }
 }

@@ -19,7 +19,7 @@ use latchd::client::{Address, Client, Error, Guard, Loss, Settings};
 pub const TOKEN: &str = "0123456789abcdef0123456789abcdef";
 
 /// The first request of a client, as [`Peer::any_request`] joins it.
-pub const HELLO: &str = "hello _ adopt broken";
+pub const HELLO: &str = "hello _ adopt broken not_written";
 
 /// The server's side of one connection.
 pub struct Peer(BufReader<TcpStream>);
@@ -133,7 +133,7 @@ pub fn listener() -> (TcpListener, SocketAddr) {
 
 pub fn guard_of(server: &str) -> Guard {
     let server: Address = server.parse().expect("an address");
-    let guard = Client::new([server]).lock("k").acquire();
+    let guard = Client::new([server]).lock("k").tag("").acquire();
     guard.expect("granted")
 }
 
@@ -204,7 +204,7 @@ fn a_lease_that_has_ended_is_not_proved() {
             second.answer("error");
         });
         let client = Client::new([Address::Tcp(addr.to_string())]);
-        let acquired = client.semaphore("k", 2).numbered().acquire();
+        let acquired = client.semaphore("k", 2).tag("").numbered().acquire();
         assert!(matches!(acquired, Err(Error::Closed { .. })));
     });
 }
@@ -242,7 +242,7 @@ fn a_release_proves_its_grant_until_it_was_sent_once() {
             third.answer("error");
         });
         let client = Client::new([Address::Tcp(addr.to_string())]);
-        let acquired = client.semaphore("k", 2).numbered().acquire();
+        let acquired = client.semaphore("k", 2).tag("").numbered().acquire();
         assert!(matches!(acquired, Err(Error::Closed { .. })));
         server.join().expect("no panic");
     });
@@ -477,7 +477,7 @@ fn a_token_file_that_blocks_holds_up_no_new_connection() {
     settings.auth_token = Some("secret".into());
     settings.auth_token_file = Some(pipe);
     let client = Client::with_settings([Address::Tcp(addr.to_string())], settings);
-    let guard = client.lock("k").acquire().expect("granted");
+    let guard = client.lock("k").tag("").acquire().expect("granted");
     eventually(PATIENCE, "the end is noticed", || !guard.is_held());
     eventually(PATIENCE, "it is held again", || guard.is_held());
     let released = guard.release();
@@ -626,6 +626,21 @@ fn guard_of_silent_server() -> (Guard, Peer, TcpListener) {
     });
     let guard = guard_of(&format!("{one_addr}|{other_addr}"));
     (guard, server.join().expect("no panic"), other)
+}
+
+/// The first server still accepts connections, but might never answer.
+#[test]
+fn a_guard_whose_connection_ends_asks_the_other_server_first() {
+    let ((one, one_addr), (other, other_addr)) = (listener(), listener());
+    let guard = thread::spawn(move || guard_of(&format!("{one_addr}|{other_addr}")));
+    Peer::accept(&one).grant(60);
+    let mut next = Peer::accept(&other);
+    next.give_to_adopter(60);
+    let guard = guard.join().expect("no panic");
+    eventually(PATIENCE, "it is held again", || guard.is_held());
+    let server = thread::spawn(move || next.take_back(60));
+    guard.release().expect("held");
+    server.join().expect("no panic");
 }
 
 #[test]
@@ -795,7 +810,7 @@ fn an_auth_token_leaves_the_other_servers_their_share() {
     settings.reply_timeout = Duration::from_secs(4);
     settings.auth_token = Some("secret".into());
     let client = Client::with_settings([cluster.parse().expect("two addresses")], settings);
-    let granted = client.lock("k").try_acquire();
+    let granted = client.lock("k").tag("").try_acquire();
     assert!(granted.expect("the other one answers").is_some());
     drop(held.join());
 }
@@ -917,7 +932,11 @@ fn a_refusal_is_an_outage_if_a_disconnect_releases_nothing() {
     let cutter = WireCutter::behind(reached, forward);
     let server: Address = front.to_string().parse().expect("an address");
     let lock = Client::new([server]);
-    let guard = lock.lock("k").lease(Duration::from_secs(30)).acquire();
+    let guard = lock
+        .lock("k")
+        .tag("")
+        .lease(Duration::from_secs(30))
+        .acquire();
     let guard = guard.expect("granted");
     let losses = losses(&guard);
     cutter.close();

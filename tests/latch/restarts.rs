@@ -21,14 +21,14 @@ use crate::support::{
 const OLD_CLIENTS: usize = 4;
 
 /// A place for one server after the other.
-struct Service {
+pub(crate) struct Service {
     port: String,
     state: String,
     _directory: tempfile::TempDir,
 }
 
 impl Service {
-    fn new() -> Service {
+    pub(crate) fn new() -> Service {
         let directory = tempfile::tempdir().expect("a directory");
         Service {
             port: free_addr().port().to_string(),
@@ -42,7 +42,7 @@ impl Service {
         self.start_with(&[])
     }
 
-    fn start_with(&self, more: &[&str]) -> Daemon {
+    pub(crate) fn start_with(&self, more: &[&str]) -> Daemon {
         let mut command = Daemon::command();
         command
             .args(more)
@@ -247,10 +247,9 @@ fn left_alone(service: &Service, lease: &str) -> Latch {
 }
 
 #[test]
-fn a_release_in_a_cluster_goes_on_as_long_as_the_lease() {
+fn a_release_in_a_cluster_outlasts_a_take_over() {
     let service = Service::new();
     let mut child = left_alone(&service, "600");
-    // Longer than a release goes on at a server that is alone.
     thread::sleep(Duration::from_secs(13));
     let daemon = service.start();
     assert_eq!(ended(&mut child), (Some(0), String::new()));

@@ -4,7 +4,6 @@
 use std::path::Path;
 
 use crate::support::latch::{is_gone, is_held, number_in};
-use crate::support::needs::{needs, Program};
 use crate::support::silent::free_addr;
 use crate::support::terminal::{self, Terminal, CTRL_C, CTRL_Z, PROMPT, SAY, SHELLS};
 use crate::support::{eventually, Daemon, Scheme, Signal, PATIENCE};
@@ -12,23 +11,22 @@ use rustix::process::kill_process;
 use rustix::termios::Action;
 
 /// A program at a terminal, for which the daemon is the server.
-fn start(python: &Program, daemon: &Daemon, command: &[&str]) -> Terminal {
+fn start(daemon: &Daemon, command: &[&str]) -> Terminal {
     let server = daemon.addr().to_string();
-    Terminal::start(python, &[("LATCH_SERVER", &server)], command)
+    Terminal::start(&[("LATCH_SERVER", &server)], command)
 }
 
-fn at_each_shell(python: &Program, test: impl Fn(&Daemon, Terminal) + Sync) {
-    at_each_shell_beside(python, || Daemon::start(&[]), test);
+fn at_each_shell(test: impl Fn(&Daemon, Terminal) + Sync) {
+    at_each_shell_beside(|| Daemon::start(&[]), test);
 }
 
 fn at_each_shell_beside(
-    python: &Program,
     new_daemon: impl Fn() -> Daemon + Sync,
     test: impl Fn(&Daemon, Terminal) + Sync,
 ) {
     terminal::at_each_shell(|shell| {
         let daemon = new_daemon();
-        let terminal = start(python, &daemon, shell);
+        let terminal = start(&daemon, shell);
         test(&daemon, terminal);
     });
 }
@@ -43,8 +41,7 @@ fn appears(file: &Path) {
 
 #[test]
 fn ctrl_z_stops_the_job_and_fg_continues_it_at_the_terminal() {
-    let python = needs!("python3");
-    at_each_shell(&python, |daemon, mut terminal| {
+    at_each_shell(|daemon, mut terminal| {
         terminal.enter(&format!("latch run k -- {SAY}"));
         for round in ["one", "two"] {
             terminal.enter(round);
@@ -69,9 +66,8 @@ fn ctrl_z_stops_the_job_and_fg_continues_it_at_the_terminal() {
 
 #[test]
 fn a_line_on_the_terminal_says_what_it_waits_for() {
-    let python = needs!("python3");
     let start = || Daemon::start_directly(Scheme::Plain, &[]);
-    at_each_shell_beside(&python, start, |daemon, mut terminal| {
+    at_each_shell_beside(start, |daemon, mut terminal| {
         for (command, done) in [
             ("run k -- echo done", "done"),
             ("reserve k --for 1", "seconds: 1"),
@@ -94,13 +90,12 @@ fn a_line_on_the_terminal_says_what_it_waits_for() {
 
 #[test]
 fn a_stopped_terminal_delays_neither_the_command_nor_a_signal() {
-    let python = needs!("python3");
     let daemon = Daemon::start(&[]);
     let directory = tempfile::tempdir().expect("a directory");
     let pid = directory.path().join("pid");
     let ran = directory.path().join("ran");
     let latch = format!("sh -c 'echo $$ > {}; exec latch run k -- ", pid.display());
-    let mut terminal = start(&python, &daemon, SHELLS[0]);
+    let mut terminal = start(&daemon, SHELLS[0]);
     for is_granted in [true, false] {
         let mut holder = daemon.connect();
         holder.acquire("k", 0);
@@ -123,8 +118,7 @@ fn a_stopped_terminal_delays_neither_the_command_nor_a_signal() {
 
 #[test]
 fn a_quiet_wait_and_one_in_the_background_show_no_line() {
-    let python = needs!("python3");
-    at_each_shell(&python, |daemon, mut terminal| {
+    at_each_shell(|daemon, mut terminal| {
         let mut holder = daemon.connect();
         holder.acquire("k", 0);
         terminal.enter("latch run k -- true & latch run k -q --timeout 4 -- true");
@@ -138,8 +132,7 @@ fn a_quiet_wait_and_one_in_the_background_show_no_line() {
 
 #[test]
 fn hold_in_the_background_holds_until_it_is_ended() {
-    let python = needs!("python3");
-    at_each_shell(&python, |daemon, mut terminal| {
+    at_each_shell(|daemon, mut terminal| {
         terminal.enter("latch hold k >/dev/null & true");
         eventually(PATIENCE, "the lock is held", || is_held(daemon, "k"));
         // What is typed meanwhile is the shell's.
@@ -159,12 +152,11 @@ fn hold_in_the_background_holds_until_it_is_ended() {
 
 #[test]
 fn replies_of_a_server_cannot_move_the_cursor() {
-    let python = needs!("python3");
     let daemon = Daemon::start(&[]);
     daemon.connect().acquire("free", 0);
     let mut holder = daemon.connect();
     holder.acquire("a\u{9b}2Jb", 0);
-    let mut terminal = start(&python, &daemon, SHELLS[0]);
+    let mut terminal = start(&daemon, SHELLS[0]);
     terminal.enter("latch stats --json");
     terminal.expect("a\\u009b2Jb");
     terminal.expect(PROMPT);
@@ -174,10 +166,9 @@ fn replies_of_a_server_cannot_move_the_cursor() {
 
 #[test]
 fn a_person_is_told_that_a_key_with_commas_is_one_key() {
-    let python = needs!("python3");
     let daemon = Daemon::start(&[]);
     let note = "latch: a,b is one key; latch run takes others with --and";
-    let mut terminal = start(&python, &daemon, SHELLS[0]);
+    let mut terminal = start(&daemon, SHELLS[0]);
     for command in [
         "run a,b -- true",
         "acquire a,b --lease 1",
@@ -198,7 +189,6 @@ fn a_person_is_told_that_a_key_with_commas_is_one_key() {
 
 #[test]
 fn a_watch_fits_its_window_and_outlives_its_server() {
-    let python = needs!("python3");
     let addr = free_addr();
     let new_daemon = || {
         let mut command = Daemon::command();
@@ -206,7 +196,7 @@ fn a_watch_fits_its_window_and_outlives_its_server() {
         Daemon::from_command(command)
     };
     let daemon = new_daemon();
-    let mut terminal = start(&python, &daemon, SHELLS[0]);
+    let mut terminal = start(&daemon, SHELLS[0]);
     let mut holder = daemon.connect();
     assert_eq!(holder.request("tag", "_", &"x".repeat(100)), "ok");
     for key in 0..10 {

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use rustix::pipe::pipe;
 use rustix::process::kill_process;
+use rustix::thread::{sched_getaffinity, sched_setaffinity, CpuSet};
 
 use crate::reconnecting::{listener, Peer};
 use crate::support::latch::{
@@ -35,6 +36,25 @@ fn all_of(child: &mut Latch) -> String {
     let stderr = child.stderr.as_mut().expect("piped");
     stderr.read_to_string(&mut said).expect("text");
     said
+}
+
+#[test]
+fn a_person_who_reserves_is_told_at_once_who_holds_the_lock() {
+    let daemon = Daemon::start_directly(Scheme::Plain, &[]);
+    let mut holder = daemon.connect();
+    assert_eq!(holder.request("tag", "_", "a job"), "ok");
+    holder.acquire("k", 0);
+    let began = Instant::now();
+    let mut waiting = piped(&daemon, &["reserve", "k", "--for", "1h"]);
+    let line = first_line(&mut waiting);
+    let expected = "latch: waiting for k: next in line, held by a job for ";
+    assert!(line.starts_with(expected), "{line}");
+    assert!(
+        began.elapsed() < Duration::from_secs(2),
+        "{:?}",
+        began.elapsed()
+    );
+    waiting.kill().expect("it waits");
 }
 
 #[test]
@@ -428,7 +448,10 @@ fn retries_end_with_their_time_or_the_timeout() {
             "{options:?}: {took:?}"
         );
         let said = text(&output.stderr);
-        assert_eq!(said, format!("latch: {dead}: connection refused\n"));
+        assert_eq!(
+            said,
+            format!("latch: {dead}: connection refused; is latchd running there?\n")
+        );
     }
     assert_eq!(
         status(&daemon, &["run", "k", "--retry=x", "--", "true"]),
@@ -619,4 +642,61 @@ fn a_lock_whose_token_was_not_printed_ends_with_the_signal() {
         assert_eq!(wait_as_shell(&mut latch), Some(143));
         assert!(!is_held(&daemon, "k"), "{arguments:?}");
     }
+}
+
+/// The grant lies unread in the socket of a stopped process, so its end alone would be a reset.
+#[test]
+fn a_signal_that_meets_the_grant_leaves_the_key_free() {
+    let daemon = Daemon::start_directly(Scheme::Plain, &[]);
+    let (mut holder, mut next) = (daemon.connect(), daemon.connect());
+    stay_on_one_processor();
+    for _ in 0..10 {
+        let grant = holder.acquire_for("k", 0, 600);
+        let mut waiting = piped(
+            &daemon,
+            &["run", "k", "--lease", "600", "--", "sleep", "60"],
+        );
+        daemon.wait_for_waiters("k", 1);
+        signal(&waiting, Signal::STOP);
+        assert_eq!(holder.request("r", "k", &grant.token), "ok");
+        eventually(PATIENCE, "the grant is sent", || is_held(&daemon, "k"));
+        signal(&waiting, Signal::TERM);
+        signal(&waiting, Signal::CONT);
+        assert_eq!(wait_as_shell(&mut waiting), Some(128 + 15));
+        let grant = next.acquire_for("k", 10, 600);
+        assert_eq!(next.request("r", "k", &grant.token), "ok");
+    }
+}
+
+/// The process may be stopped before it has read that the server knows it.
+#[test]
+fn a_signal_that_meets_the_first_answer_ends_the_stream() {
+    let (listener, addr) = listener();
+    stay_on_one_processor();
+    for _ in 0..10 {
+        let mut command = Command::new(program("latch"));
+        command.args(["run", "k", "--server", &addr.to_string(), "--", "true"]);
+        let mut waiting = Latch::start(&mut command);
+        let mut peer = Peer::accept(&listener);
+        for command in ["hello", "tag", "l"] {
+            assert_eq!(peer.any_request().split(' ').next(), Some(command));
+        }
+        signal(&waiting, Signal::STOP);
+        peer.answer("ok adopt");
+        signal(&waiting, Signal::TERM);
+        signal(&waiting, Signal::CONT);
+        assert_eq!(wait_as_shell(&mut waiting), Some(128 + 15));
+        // A reset would be an error here.
+        assert_eq!(peer.any_request().trim(), "");
+    }
+}
+
+/// Keeps this thread and what it starts on one processor, where the thread that handles a signal
+/// mostly runs before the one that reads.
+fn stay_on_one_processor() {
+    let all = sched_getaffinity(None).expect("this thread's processors");
+    let mut one = CpuSet::new();
+    let first = (0..CpuSet::MAX_CPU).find(|cpu| all.is_set(*cpu));
+    one.set(first.expect("a processor"));
+    sched_setaffinity(None, &one).expect("one of them");
 }

@@ -359,7 +359,7 @@ fn with_secret() -> Daemon {
 }
 
 /// Connects with another of the addresses that are this host's own.
-fn connect_from(source: &str, to: SocketAddr) -> TcpStream {
+pub fn connect_from(source: &str, to: SocketAddr) -> TcpStream {
     let socket = socket(AddressFamily::INET, SocketType::STREAM, None).expect("a socket");
     let source: IpAddr = source.parse().expect("an address");
     bind(&socket, &SocketAddr::from((source, 0))).expect("all of 127/8 is local");

@@ -288,7 +288,7 @@ fn a_browser_shows_what_it_has_not_seen() {
 #[test]
 fn a_browser_shows_the_first_200_of_5000_keys() {
     let chromium = needs!("chromium");
-    let (daemon, door) = daemon_with_door(&["--max-locks", "5000"]);
+    let (daemon, door) = daemon_with_door(&["--max-locks", "5000", "--max-per-connection", "5000"]);
     let mut client = daemon.connect();
     for number in 0..5000 {
         client.acquire_for(&format!("orders/{number}"), 0, 600);
@@ -317,15 +317,31 @@ fn a_browser_says_that_the_server_is_gone_and_that_it_is_back() {
     let door = free_addr();
     let serve = || Daemon::start_alone(&["--http", &door.to_string()]);
     let daemon = serve();
-    let _grant = daemon.connect().acquire("nightly", 0);
     let mut browser = Browser::open(&chromium, &format!("http://{door}/"));
     browser.expect("#state", "live");
+    browser.expect("#none", "No locks in use.");
     drop(daemon);
     eventually(PATIENCE, "it says so", || {
         browser.text("#state").starts_with("no answer for ")
     });
+    let said = browser.text("#gone");
+    assert!(
+        said.starts_with("The server does not answer. What is shown is "),
+        "{said}"
+    );
+    let title = browser.value("document.title");
+    assert!(
+        title
+            .as_str()
+            .is_some_and(|it| it.starts_with("latchd: no answer")),
+        "{title}"
+    );
+    // Nobody knows that now.
+    browser.expect("#none", "");
     let _daemon = serve();
     browser.expect("#state", "live");
+    browser.expect("#gone", "");
+    assert_eq!(browser.value("document.title"), "latchd");
     assert!(browser.complaints.is_empty(), "{:?}", browser.complaints);
 }
 
@@ -344,6 +360,8 @@ fn a_browser_names_the_job_that_did_not_run() {
     let mut client = tagged(&daemon, "<i>backup.sh");
     for status in [0, 3] {
         let grant = client.acquire("weekly", 0);
+        let refused = tagged(&daemon, "<i>late").request("l", "weekly", "0");
+        assert_eq!(refused, "timeout");
         let argument = format!("{} status={status}", grant.token);
         assert_eq!(client.request("r", "weekly", &argument), "ok");
     }
@@ -354,7 +372,11 @@ fn a_browser_names_the_job_that_did_not_run() {
     browser.expect(".job .name", "nightly|weekly");
     browser.expect(".late .standing", "did not run: no success yet");
     let standing = browser.text(".job:last-child .standing");
-    assert!(standing.starts_with("on time: last success "), "{standing}");
+    let words: Vec<&str> = standing.split(", refused ").collect();
+    assert!(words[0].starts_with("on time: last success "), "{standing}");
+    assert!(words[1].ends_with(" ago"), "{standing}");
+    let title = browser.value("document.querySelector('.job:last-child .standing').title");
+    assert_eq!(title, "busy: <i>late; held by <i>backup.sh");
     let runs = "[...document.querySelectorAll('.run')]";
     let levels = browser.value(&format!("{runs}.map((it) => it.className).join()"));
     assert_eq!(levels, "run good,run bad");

@@ -1,16 +1,18 @@
-//! What a request costs in system calls, and how deep in the stack a session makes them.
+//! What a request costs in system calls and in instructions, and how deep in the stack a session
+//! makes these calls.
 
 use std::collections::HashSet;
 use std::fs;
 use std::process::Command;
 
+use crate::support::callgrind;
 use crate::support::limited::{behind, with_surroundings_of};
-use crate::support::needs::needs;
+use crate::support::needs::{needs, Program};
 use crate::support::{eventually, program, Client, Daemon, Signal, PATIENCE};
 
 const PAIR_COUNT: usize = 50;
 
-const SESSION_LOOP: &str = "latchd::latchd::session::Session::converse";
+const SESSION_LOOP: &str = "latchd::latchd::line::session::Session::converse";
 
 /// The functions of this package on the stack of a session's thread, from the thread's first one to
 /// [`SESSION_LOOP`]. A request does not return through them, but each may touch another page of the
@@ -108,6 +110,61 @@ fn a_session_reads_and_writes_in_the_frame_of_its_loop() {
             assert_eq!(stack.len(), LOOP_DEPTH, "{call} is called by {stack:#?}");
         }
     }
+}
+
+/// What a pair of acquire and release may cost in user instructions: of the only key, and of a key
+/// among 1000 that 200 other connections hold. Another compiler may need other figures. A change
+/// that makes the path of a request shorter lowers them; they leave 3 % of room. They are for
+/// programs that cargo has built, which `cargo test` builds without optimizing.
+/// `examples/bench/instructions.rs` counts for a release.
+const PAIR: [f64; 2] = if cfg!(debug_assertions) {
+    [57_160.0, 66_000.0]
+} else {
+    [7_430.0, 8_500.0]
+};
+
+#[test]
+fn a_pair_costs_no_more_instructions_than_on_record() {
+    let valgrind = needs!("valgrind");
+    let cost = [0, 200].map(|holder_count| cost_of_pair(&valgrind, holder_count));
+    println!("instructions: {cost:?}");
+    for (cost, on_record) in cost.into_iter().zip(PAIR) {
+        assert!(cost < 1.03 * on_record, "{cost}, not {on_record}");
+    }
+}
+
+/// The instructions that each of 1000 more pairs costs the server.
+fn cost_of_pair(valgrind: &Program, holder_count: usize) -> f64 {
+    let count = |pair_count| {
+        let mut plain = Command::new(program("latchd"));
+        plain.args(["--port", "0", "--print-port"]);
+        let wrapper = [
+            &valgrind.path().to_string_lossy(),
+            "--tool=callgrind",
+            "--callgrind-out-file=/dev/null",
+        ];
+        let command = with_surroundings_of(&Daemon::command(), behind(&wrapper, &plain));
+        let daemon = Daemon::from_command(command);
+        let holders: Vec<Client> = (0..holder_count)
+            .map(|holder| {
+                let mut client: Client = daemon.connect();
+                for number in 0..5 {
+                    client.acquire_for(&format!("held{holder}-{number:07}"), 0, 3600);
+                }
+                client
+            })
+            .collect();
+        let mut client: Client = daemon.connect();
+        for _ in 0..pair_count {
+            let grant = client.acquire("held-0000100", 60);
+            assert_eq!(client.request("r", "held-0000100", &grant.token), "ok");
+        }
+        drop((client, holders));
+        daemon.signal(Signal::TERM);
+        assert!(daemon.wait_exit(6 * PATIENCE).is_some(), "it drains");
+        callgrind::cost_of_call(&daemon, 1)
+    };
+    (count(1_200) - count(200)) / 1000.0
 }
 
 /// The functions of this package on each stack on which the session's loop calls `function`, the

@@ -28,6 +28,7 @@ transcripts! {
     crashes
     history
     http
+    http_clients
     http_locks
     log_grants
     restarts

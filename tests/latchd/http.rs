@@ -47,7 +47,7 @@ pub(super) fn json(addr: SocketAddr, path: &str) -> serde_json::Value {
 
 #[test]
 fn the_statistics_are_those_of_the_protocol() {
-    let (daemon, door) = daemon_with_door(&["--max-locks", "3000"]);
+    let (daemon, door) = daemon_with_door(&["--max-locks", "3000", "--max-per-connection", "3000"]);
     let mut client = daemon.connect();
     let key = "<script>\u{ff1c}\"\\";
     let grant = client.acquire(key, 0);
@@ -75,9 +75,49 @@ fn the_statistics_are_those_of_the_protocol() {
 }
 
 #[test]
+fn the_metrics_count_what_has_happened() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let file = dir.path().join("fences");
+    let file = ["--fence-state-file", file.to_str().expect("UTF-8")];
+    let (daemon, door) = daemon_with_door(&file);
+    let mut client = daemon.connect();
+    let value = |series: &str| {
+        let metrics = get(door, "/metrics").1;
+        let mut lines = metrics.lines().map(|line| line.split_once(' '));
+        let value = lines.find_map(|line| line.filter(|(name, _)| *name == series));
+        value.and_then(|(_, value)| value.parse::<f64>().ok())
+    };
+    let left = value("latchd_fences_left").expect("a range");
+    let grant = client.acquire("released", 0);
+    assert_eq!(client.request("r", "released", &grant.token), "ok");
+    client.acquire("held", 0);
+    assert_eq!(client.request("l", "held", "0"), "timeout");
+    assert_eq!(client.request("l", "held", "1"), "timeout");
+    assert_eq!(client.request("r", "held", &grant.token), "error");
+    for (series, expected) in [
+        ("latchd_up", 1.0),
+        ("latchd_grants_total", 2.0),
+        ("latchd_releases_total", 1.0),
+        ("latchd_wait_timeouts_total", 1.0),
+        ("latchd_refusals_total{reason=\"busy\"}", 1.0),
+        ("latchd_refusals_total{reason=\"not_held\"}", 1.0),
+        ("latchd_refusals_total{reason=\"max_locks\"}", 0.0),
+        ("latchd_keys{kind=\"semaphore\"}", 0.0),
+        ("latchd_waiters", 0.0),
+        ("latchd_grant_wait_seconds_count", 0.0),
+        ("latchd_grant_wait_seconds_bucket{le=\"0.001\"}", 0.0),
+        ("latchd_grant_wait_seconds_bucket{le=\"3600.000\"}", 0.0),
+        ("latchd_grant_wait_seconds_bucket{le=\"+Inf\"}", 0.0),
+        ("latchd_fences_left", left - 2.0),
+    ] {
+        assert_eq!(value(series), Some(expected), "{series}");
+    }
+}
+
+#[test]
 fn promtool_accepts_the_metrics_of_the_door() {
     let promtool = needs!("promtool");
-    let (daemon, door) = daemon_with_door(&[]);
+    let (daemon, door) = daemon_with_door(&["--expect", "a\"b\\=1h"]);
     daemon.connect().acquire("k", 0);
     let mut checking = promtool
         .command()
@@ -93,6 +133,9 @@ fn promtool_accepts_the_metrics_of_the_door() {
     let checked = checking.wait_with_output().expect("it is ours");
     assert_eq!(String::from_utf8_lossy(&checked.stderr), "");
     assert!(checked.status.success());
+    let key = r#"latchd_expected_seconds{key="a\"b\\"} 3600.000"#;
+    assert!(metrics.lines().any(|line| line == key), "{metrics}");
+    assert!(!metrics.contains("latchd_fences_left"), "{metrics}");
 }
 
 #[test]

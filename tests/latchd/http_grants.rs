@@ -11,7 +11,9 @@ use super::fences::{inject, may_attach};
 use super::http::{daemon_with_door, exchange, json as get_json};
 use super::restart::Service;
 use crate::support::footprint::{worst_case_mb, Footprint};
+use crate::support::group::Group;
 use crate::support::needs::needs;
+use crate::support::silent::free_addr;
 use crate::support::transcript::door_of;
 use crate::support::{eventually, waiter_count, Client, Daemon, Signal, PATIENCE};
 
@@ -216,7 +218,7 @@ fn a_grant_passes_on_if_its_client_leaves_before_it_is_written() {
     waiting_are(1);
     next.send("l\nk\n600\n");
     waiting_are(2);
-    let recover = inject(&strace, &daemon, "fsync:delay_enter=60000000");
+    let recover = inject(&strace, &daemon, "fsync,fdatasync:delay_enter=60000000");
     holder.send(&format!("r\nk\n{}\n", grant.token));
     eventually(PATIENCE, "it is granted", || {
         waiter_count(&get_json(door.addr, "/v1/stats"), "k") == 1
@@ -439,6 +441,203 @@ fn the_published_examples_of_dflockd_work_with_curl() {
     let status = waits.arg(url("/v1/locks/k")).status().expect("it starts");
     assert_eq!(status.code(), Some(28));
     daemon.wait_for_waiters("k", 0);
+}
+
+#[test]
+fn of_two_waits_of_a_session_one_has_the_grant() {
+    let (daemon, door) = granting(&[]);
+    let mut holder = daemon.connect();
+    let grant = holder.acquire("k", 0);
+    let session = door.session();
+    let entered = session.post("/v1/locks/k/enqueue", json!({}));
+    assert_eq!(entered.json()["status"], "queued");
+    let waits = [(); 2].map(|()| session.begin("/v1/locks/k/wait", json!({ "timeout_s": 60 })));
+    assert_eq!(holder.request("r", "k", &grant.token), "ok");
+    let answers = waits.map(|wait| wait.answer().json());
+    let granted = answers.iter().filter(|answer| answer["status"] == "ok");
+    assert_eq!(granted.count(), 1, "{answers:?}");
+}
+
+#[test]
+fn a_client_behind_haproxy_that_leaves_gives_up_its_claim() {
+    let haproxy = needs!("haproxy");
+    let (daemon, door) = granting(&[]);
+    let directory = tempfile::tempdir().expect("there is room for a directory");
+    let (settings, proxy) = (directory.path().join("cfg"), free_addr());
+    // As latchd-http(7) says.
+    let text = format!(
+        "defaults\n mode http\n option abortonclose\n timeout connect 9m\n timeout client 9m\n \
+         timeout server 9m\nfrontend f\n bind {proxy}\n default_backend b\nbackend b\n \
+         server s {}\n",
+        door.addr
+    );
+    std::fs::write(&settings, text).expect("there is room");
+    let mut command = haproxy.command();
+    let _proxy = Group::spawn(command.arg("-db").arg("-f").arg(settings));
+    eventually(PATIENCE, "the proxy listens", || {
+        TcpStream::connect(proxy).is_ok()
+    });
+    let behind = Door { addr: proxy };
+    let mut holder = daemon.connect();
+    let grant = holder.acquire("k", 0);
+    let waits: Vec<Pending> = (0..8)
+        .map(|_| behind.begin("/v1/locks/k", "", waiting(600)))
+        .collect();
+    daemon.wait_for_waiters("k", 8);
+    waits.into_iter().for_each(Pending::leave);
+    daemon.wait_for_waiters("k", 0);
+    assert_eq!(holder.request("r", "k", &grant.token), "ok");
+    door.post("/v1/locks/k", waiting(0)).token();
+}
+
+/// What a client that was made from dflockd's description of its API relies on: the name of each
+/// operation, its path, the fields that a request may have (`!`: always has), and those that an
+/// answer has (`!`: always).
+const OPERATIONS: &[(&str, &str, &str, &str)] = &[
+    (
+        "createSession",
+        "/v1/sessions",
+        "",
+        "session_id! idle_timeout_s!",
+    ),
+    ("deleteSession", "/v1/sessions/{id}", "", ""),
+    ("pingSession", "/v1/sessions/{id}/ping", "", ""),
+    (
+        "acquireLock",
+        "/v1/locks/{key}",
+        "acquire_timeout_s! lease_ttl_s",
+        "status! token lease_ttl_s",
+    ),
+    ("releaseLock", "/v1/locks/{key}/release", "token!", ""),
+    (
+        "renewLock",
+        "/v1/locks/{key}/renew",
+        "token! lease_ttl_s",
+        "remaining_s!",
+    ),
+    (
+        "enqueueLock",
+        "/v1/locks/{key}/enqueue",
+        "lease_ttl_s",
+        "status! token lease_ttl_s",
+    ),
+    (
+        "waitLock",
+        "/v1/locks/{key}/wait",
+        "timeout_s!",
+        "status! token lease_ttl_s",
+    ),
+    (
+        "acquireSemaphore",
+        "/v1/semaphores/{key}",
+        "acquire_timeout_s! limit! lease_ttl_s",
+        "status! token lease_ttl_s",
+    ),
+    (
+        "releaseSemaphore",
+        "/v1/semaphores/{key}/release",
+        "token!",
+        "",
+    ),
+    (
+        "renewSemaphore",
+        "/v1/semaphores/{key}/renew",
+        "token! lease_ttl_s",
+        "remaining_s!",
+    ),
+    (
+        "enqueueSemaphore",
+        "/v1/semaphores/{key}/enqueue",
+        "limit! lease_ttl_s",
+        "status! token lease_ttl_s",
+    ),
+    (
+        "waitSemaphore",
+        "/v1/semaphores/{key}/wait",
+        "timeout_s!",
+        "status! token lease_ttl_s",
+    ),
+];
+
+#[test]
+fn a_client_made_from_the_description_of_dflockd_fits() {
+    let (_daemon, door) = granting(&[]);
+    let described = get_json(door.addr, "/v1/openapi.json");
+    assert_eq!(described["servers"], json!([{ "url": "/" }]));
+    let mut ids = Vec::new();
+    for (path, operations) in described["paths"].as_object().expect("paths") {
+        for (method, operation) in operations.as_object().expect("methods") {
+            ids.push(
+                operation["operationId"]
+                    .as_str()
+                    .expect("a name")
+                    .to_owned(),
+            );
+            let content = &operation["responses"]["200"]["content"];
+            let is_empty = operation["responses"]["204"].is_object();
+            assert!(
+                is_empty || content.is_object(),
+                "{method} {path}: {operation}"
+            );
+        }
+    }
+    let count = ids.len();
+    ids.sort_unstable();
+    ids.dedup();
+    assert_eq!(ids.len(), count, "{ids:?}");
+    for (id, path, asked, answered) in OPERATIONS {
+        let method = if *id == "deleteSession" {
+            "delete"
+        } else {
+            "post"
+        };
+        let operation = &described["paths"][path][method];
+        assert_eq!(operation["operationId"], *id, "{path}");
+        let schema_in = |body: &Value| body["content"]["application/json"]["schema"].clone();
+        let is_required = |schema: &Value, name: &str| {
+            let required = schema["required"].as_array().map(Vec::as_slice);
+            required.unwrap_or_default().iter().any(|it| it == name)
+        };
+        let schema = schema_in(&operation["requestBody"]);
+        for field in asked.split_whitespace() {
+            let name = field.trim_end_matches('!');
+            assert!(schema["properties"][name].is_object(), "{id}: {name}");
+            let may_lack = name == field;
+            assert!(!(may_lack && is_required(&schema, name)), "{id}: {name}");
+        }
+        let properties = schema["properties"].as_object().into_iter().flatten();
+        for (name, _) in properties {
+            let is_known = asked
+                .split_whitespace()
+                .any(|it| it.trim_end_matches('!') == name);
+            assert!(is_known || !is_required(&schema, name), "{id}: {name}");
+        }
+        let status = if answered.is_empty() { "204" } else { "200" };
+        let response = &operation["responses"][status];
+        assert!(response.is_object(), "{id}: {operation}");
+        let schema = schema_in(response);
+        for field in answered.split_whitespace() {
+            let name = field.trim_end_matches('!');
+            assert!(schema["properties"][name].is_object(), "{id}: {name}");
+            assert_eq!(is_required(&schema, name), name != field, "{id}: {name}");
+        }
+    }
+    let words = |id: &str| {
+        let path = OPERATIONS
+            .iter()
+            .find(|(it, ..)| it == &id)
+            .expect("it is there")
+            .1;
+        let content = &described["paths"][path]["post"]["responses"]["200"]["content"];
+        content["application/json"]["schema"]["properties"]["status"]["enum"].clone()
+    };
+    for (id, expected) in [
+        ("acquireLock", json!(["ok", "timeout"])),
+        ("waitSemaphore", json!(["ok", "timeout"])),
+        ("enqueueLock", json!(["acquired", "queued"])),
+    ] {
+        assert_eq!(words(id), expected, "{id}");
+    }
 }
 
 /// Waits for the end of a session that is idle, which takes 40 seconds.

@@ -15,14 +15,23 @@ use crate::support::{eventually, parse_grant, processor_time, Client, Daemon, Sc
 // ---- caps of our own -------------------------------------------------------------------------
 
 #[test]
-fn one_connection_may_hold_all_locks_by_default() {
+fn by_default_neither_one_client_nor_kept_grants_take_all_keys() {
     let daemon = Daemon::start(&["--max-locks", "300"]);
-    let mut client = daemon.connect();
-    for number in 0..300 {
-        client.acquire(&format!("k{number}"), 0);
+    let mut greedy = daemon.connect();
+    for number in 0..75 {
+        greedy.acquire(&format!("k{number}"), 0);
     }
-    assert_eq!(client.request("l", "one more", "0").get(..5), Some("error"));
-    assert_eq!(client.request("l", "k300", "0"), "error_max_locks");
+    assert_eq!(greedy.request("l", "k75", "0"), "error_max_locks");
+    let mut keeper = daemon.connect();
+    let keep = |keeper: &mut Client, key: &str| {
+        let token = keeper.acquire(key, 0).token;
+        keeper.request("keep", key, &format!("{token} 100"))
+    };
+    for number in 0..150 {
+        assert_eq!(keep(&mut keeper, &format!("kept{number}")), "ok 100");
+    }
+    assert_eq!(keep(&mut keeper, "kept150"), "error_max_locks");
+    daemon.connect().acquire("another", 0);
 }
 
 #[test]
@@ -150,7 +159,7 @@ fn a_greedy_connection_gets_its_share_of_slots_and_no_more() {
     assert!(asking.join().unwrap().is_ok());
     let (granted, refused): (Vec<_>, Vec<_>) =
         replies.iter().partition(|reply| reply.starts_with("ok "));
-    assert_eq!(granted.len(), 1024); // as many as --max-locks
+    assert_eq!(granted.len(), 256); // a quarter of --max-locks
     assert!(refused.iter().all(|reply| *reply == "error_max_locks"));
     let reply = daemon.connect().request("sl", "k", "0 1048576");
     assert!(reply.starts_with("ok "), "{reply}");
@@ -206,6 +215,38 @@ fn over_max_connections_the_stream_ends_without_a_byte_once() {
         served.iter_mut().all(is_served),
         "the others were disturbed"
     );
+}
+
+#[test]
+fn strangers_who_send_no_token_leave_the_places_to_clients() {
+    let options = ["--auth-token", "secret", "--max-connections", "40"];
+    let daemon = Daemon::start_directly(Scheme::Plain, &options);
+    let authenticated = |mut client: Client| {
+        assert_eq!(client.request("auth", "_", "secret"), "ok");
+        client
+    };
+    // Clients that come at once, and have no time to send the token, keep their places.
+    let at_once: Vec<Client> = (0..40).map(|_| daemon.connect()).collect();
+    let mut clients: Vec<Client> = at_once.into_iter().map(authenticated).collect();
+    clients.truncate(30);
+    eventually(PATIENCE, "ten have left", || {
+        clients[0].stats()["connections"] == 30
+    });
+    let mut strangers: Vec<Client> = (0..10).map(|_| daemon.connect()).collect();
+    // If the server is full, each client displaces a stranger, and so does each stranger.
+    strangers.push(daemon.connect());
+    strangers.remove(0).expect_eof();
+    for mut stranger in strangers {
+        clients.push(authenticated(daemon.connect()));
+        stranger.expect_eof();
+    }
+    assert!(clients.iter_mut().all(is_served));
+    let line = "WARN turned-away reason=max-connections-without-token ";
+    daemon.wait_for_log(line, PATIENCE);
+    daemon.connect().expect_eof();
+    let counters = clients[0].request("stats", "counters", "");
+    assert!(counters.contains(r#","turned_away":12,"#), "{counters}");
+    assert_eq!(clients[0].stats()["turned_away"], 12);
 }
 
 #[test]

@@ -8,6 +8,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use crate::auth::connect_from;
 use crate::support::limited::limit_to;
 use crate::support::stalls::fairly;
 use crate::support::syslog::Syslog;
@@ -346,15 +347,11 @@ fn requests_and_connections_log_nothing_by_default() {
         assert_eq!(client.request("l", "k", "0"), "timeout");
         assert_eq!(client.request("r", "k", &token), "ok");
         assert_eq!(client.request("r", "k", &token), "error");
-        assert_eq!(client.request("nonsense", "k", ""), "error");
         assert_eq!(client.request("auth", "_", "x"), "error");
         assert_eq!(client.request("ping", "_", "_"), "ok");
         client.stats();
-        match round % 4 {
-            0 => client.reset(),
-            1 => client.send(&format!("{}\n", "x".repeat(300))),
-            2 => client.send("l\nhalf a frame"),
-            _ => {}
+        if round % 2 == 0 {
+            client.reset();
         }
     }
     eventually(PATIENCE, "they have left", || {
@@ -373,34 +370,70 @@ fn requests_and_connections_log_nothing_by_default() {
 }
 
 #[test]
-fn a_flood_of_bad_commands_is_one_line_and_a_count() {
+fn each_kind_of_malformed_request_is_logged_with_its_code() {
+    let daemon = Daemon::start(&["--log-timestamps", "never", "--read-timeout", "1"]);
+    let mut sources = 2..;
+    for (sent, expected) in [
+        (
+            "nonsense\nk\n\n",
+            "code=3 reason=invalid-command command_len=8",
+        ),
+        ("l\nk\nsoon\n", "code=4 reason=invalid-integer command=l"),
+        ("l\n\n0\n", "code=5 reason=invalid-key command=l"),
+        ("w\nk\n-1\n", "code=6 reason=bad-timeout command=w"),
+        ("r\nk\n\n", "code=7 reason=empty-token command=r"),
+        ("l\nk\n1 2 3 4\n", "code=8 reason=argument-count command=l"),
+        ("l\nk\n1 0\n", "code=9 reason=bad-lease command=l"),
+        ("l\n", "code=10 reason=read-timeout"),
+        ("l\nk\n", "code=11 reason=peer-closed"),
+        (&("x".repeat(300) + "\n"), "code=12 reason=line-too-long"),
+        ("sl\nk\n1 0\n", "code=13 reason=bad-limit command=sl"),
+    ] {
+        // Lines about another address are not held back.
+        let source = format!("127.0.0.{}", sources.next().expect("there are more"));
+        let mut stream = connect_from(&source, daemon.addr());
+        stream.write_all(sent.as_bytes()).expect("it is connected");
+        let peer = stream.local_addr().expect("it is connected");
+        if expected.contains("peer-closed") {
+            drop(stream);
+        } else {
+            let replied = stream.read(&mut [0]);
+            assert_eq!(replied.expect("a reply"), 1, "{expected}");
+        }
+        let line = format!("WARN malformed-request peer={peer} {expected} held_back=0\n");
+        daemon.wait_for_log(&line, PATIENCE);
+    }
+    let count = daemon.log().matches("malformed-request").count();
+    assert_eq!(count, 11, "{}", daemon.log());
+}
+
+#[test]
+fn a_flood_of_bad_commands_is_a_line_a_second_and_a_count() {
     let daemon = Daemon::start(&["--debug", "--log-timestamps", "never"]);
+    let began = Instant::now();
     let mut client = daemon.connect();
-    let mut innocent = daemon.connect();
     for _ in 0..20 {
         client.send(&"nonsense\nk\n\nl\n\n0\nl\nk\nsoon\n".repeat(50));
         for _ in 0..150 {
             client.expect("error");
         }
     }
-    // One connection's noise hides no other's mistake.
-    assert_eq!(innocent.request("nonsense", "k", ""), "error");
     drop(client);
     daemon.wait_for_log("refused=3000\n", PATIENCE);
-    drop(innocent);
-    daemon.wait_for_log("refused=1\n", PATIENCE);
-
     let log = daemon.log();
-    let refused: Vec<&str> = log
-        .lines()
-        .filter(|line| line.starts_with("DEBUG refused conn="))
+    let lines = log.lines();
+    let refused: Vec<&str> = lines
+        .filter(|it| it.contains("malformed-request"))
         .collect();
-    assert_eq!(refused.len(), 2, "{log}");
-    assert!(refused[0].contains("conn=1 ") && refused[1].contains("conn=2 "));
+    assert!(
+        refused.len() as u64 <= began.elapsed().as_secs() + 1,
+        "{log}"
+    );
     // What is no command may be a secret, of a client that has left a line out.
-    assert!(refused[0].ends_with(" reason=invalid-command command_len=8"));
-    // Opened, refused and closed, of each; and that the server starts, with its caps, and listens.
-    assert_eq!(log.lines().count(), 3 + 3 + 3, "{log}");
+    let first = " code=3 reason=invalid-command command_len=8 held_back=0";
+    assert!(refused[0].ends_with(first), "{log}");
+    // Opened and closed; and that the server starts, with its caps, and listens.
+    assert_eq!(log.lines().count(), refused.len() + 2 + 3, "{log}");
 }
 
 #[test]
@@ -414,7 +447,7 @@ fn every_line_is_a_level_a_verb_and_values_with_names() {
     let mut client = daemon.connect();
     assert_eq!(client.request("auth", "_", "the-right-secret"), "ok");
     for key in ["plain", "with=sign", "quote\"key", "esc\x1bkey"] {
-        client.acquire(key, 0);
+        client.acquire_for(key, 0, 1);
         assert_eq!(client.request(key, key, key), "error");
     }
     client.reset();

@@ -8,6 +8,7 @@ mod auth;
 mod browser;
 mod calls;
 mod conversations;
+mod endings;
 mod faults;
 mod fences;
 mod handover;

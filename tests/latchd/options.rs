@@ -19,7 +19,7 @@ use crate::support::needs::skipped;
 #[cfg(feature = "cluster")]
 use crate::support::silent::free_addr;
 use crate::support::silent::leave_socket;
-use crate::support::{eventually, Client, Daemon, Signal, PATIENCE};
+use crate::support::{eventually, rows_of, Client, Daemon, Signal, PATIENCE};
 
 /// Every option that takes a number, its variable and its smallest value.
 const NUMBERS: &[(&str, &str, i64)] = &[
@@ -45,7 +45,11 @@ const NUMBERS: &[(&str, &str, i64)] = &[
 
 /// Every option that needs this feature, its variable, and a value.
 fn needing(feature: Feature) -> impl Iterator<Item = (String, &'static str, &'static str)> {
-    let rows = LATCHD.own.rows.iter().filter(move |row| row.needs(feature));
+    let rows = LATCHD
+        .own
+        .rows
+        .iter()
+        .filter(move |row| row.feature == Some(feature));
     rows.map(|row| {
         let value = match row.form {
             Form::Valued("time") => "10",
@@ -197,68 +201,8 @@ fn a_long_option_may_begin_with_a_single_dash() {
 
 #[test]
 fn bad_usage_is_refused_with_one_line_that_names_the_option() {
-    for (args, named) in [
-        (&["--nonsense"][..], "--nonsense"),
-        (&["--nonsense=1"], "--nonsense"),
-        (&["-x"], "-x"),
-        (&["nonsense"], "nonsense"),
-        (&["--port"], "--port"),
-        (&["--port=0", "--port=0"], "--port"),
-        (&["--port", "many"], "--port"),
-        (&["--port", ""], "--port"),
-        (&["--port=65536"], "--port"),
-        (&["--port", "-1"], "--port"),
-        (&["--port", "off"], "--unix"),
-        (&["--host", "example org"], "--host"),
-        (&["--host", "127.0.0.1:6388"], "--host"),
-        (&["--host="], "--host"),
-        (&["--unix="], "--unix"),
-        (
-            &["--unix", "/tmp/latchd-options", "--unix-mode", "rw"],
-            "--unix-mode",
-        ),
-        (
-            &["--unix", "/tmp/latchd-options", "--unix-mode", "0680"],
-            "--unix-mode",
-        ),
-        (
-            &["--unix", "/tmp/latchd-options", "--unix-mode", "77777"],
-            "--unix-mode",
-        ),
-        (&["--log-timestamps", "sometimes"], "--log-timestamps"),
-        (&["--debug=perhaps"], "--debug"),
-        (&["--debug="], "--debug"),
-        (&["--debug", "false"], "false"),
-        (&["--inetd=perhaps"], "--inetd"),
-        (&["--inetd", "true"], "true"),
-        (&["--fence-state-file="], "--fence-state-file"),
-        (
-            &["--auto-release-on-disconnect=2"],
-            "--auto-release-on-disconnect",
-        ),
-        (&["--auto-release-on-disconnect", "false"], "false"),
-        (&["--"], "--"),
-        (
-            &[
-                "--print-port",
-                "--port",
-                "off",
-                "--unix",
-                "/tmp/latchd-options",
-            ],
-            "--print-port",
-        ),
-        (
-            &[
-                "--unix",
-                "/tmp/latchd-options",
-                "--unix-group",
-                "4294967295",
-            ],
-            "--unix-group",
-        ),
-    ] {
-        let line = refusal(Daemon::command().args(args), 2);
+    for (args, named) in rows_of(include_str!("bad_usage.txt")) {
+        let line = refusal(Daemon::command().args(&args), 2);
         assert!(
             line.contains(named),
             "{args:?} should name {named}: {line:?}"
@@ -267,40 +211,6 @@ fn bad_usage_is_refused_with_one_line_that_names_the_option() {
             line.split(' ').count() >= 3,
             "{args:?} should say why: {line:?}"
         );
-    }
-}
-
-#[test]
-fn words_of_other_servers_are_answered_with_ours() {
-    for (word, answer) in [
-        (
-            "--bind",
-            "unknown option: --bind; use --host HOST and --port PORT",
-        ),
-        (
-            "-listen=:7",
-            "unknown option: --listen; use --host HOST and --port PORT",
-        ),
-        (
-            "--secret",
-            "unknown option: --secret; use --auth-token-file PATH",
-        ),
-        (
-            "-d",
-            "unknown option: -d; latchd stays in the foreground; have systemd or another supervisor \
-             start it",
-        ),
-        (
-            "-c",
-            "unknown option: -c; latchd reads no such file; use options or LATCHD_ variables",
-        ),
-        (
-            "start",
-            "unexpected argument: start; latchd takes options only",
-        ),
-    ] {
-        let line = refusal(Daemon::command().arg(word), 2);
-        assert!(line.contains(answer), "{word}: {line}");
     }
 }
 
@@ -488,59 +398,10 @@ fn etcd_over_tls_needs_a_build_with_the_feature() {
 fn what_does_not_fit_etcd_is_refused_by_name() {
     let directory = tempfile::tempdir().expect("there is room");
     let fences = text_of(&directory.path().join("fences"));
-    let fence_file = format!("--fence-state-file={fences}");
-    for (args, said) in [
-        (
-            &[&*fence_file][..],
-            "--fence-state-file: cannot be given together with --etcd",
-        ),
-        (
-            &["--inetd"],
-            "--inetd: cannot be given together with --etcd",
-        ),
-        (
-            &["--idle-exit=1"],
-            "--idle-exit: cannot be given together with --etcd",
-        ),
-        (
-            &["--port=0"],
-            "--port: a server with --etcd needs a port of its own",
-        ),
-        (
-            &["--port=off", "--unix=x"],
-            "--port: a server with --etcd needs a port of its own",
-        ),
-        (
-            &["--etcd-prefix=a/"],
-            "invalid value 'a/' for --etcd-prefix: expected 1 to 64 of",
-        ),
-        (
-            &["--etcd-prefix="],
-            "invalid value '' for --etcd-prefix: expected",
-        ),
-        (
-            &["--etcd-prefix=a b"],
-            "invalid value 'a b' for --etcd-prefix: expected",
-        ),
-        (
-            &["--etcd-ttl=4"],
-            "invalid value '4' for --etcd-ttl: expected 5-300",
-        ),
-        (
-            &["--etcd-ttl=301"],
-            "invalid value '301' for --etcd-ttl: expected 5-300",
-        ),
-        (
-            &["--etcd-user=x"],
-            "--etcd-user: both --etcd-user and --etcd-password-file must be",
-        ),
-        (
-            &["--etcd-password-file=x"],
-            "--etcd-password-file: both --etcd-user and --etcd-password-file must be",
-        ),
-    ] {
+    for (args, said) in rows_of(include_str!("not_with_etcd.txt")) {
         let member = ["--etcd=127.0.0.1:1", "--advertise=127.0.0.1:1"];
-        let line = member_refusal(&[&member, args].concat());
+        let all = member.into_iter().chain(args.iter().map(String::as_str));
+        let line = member_refusal(&all.collect::<Vec<_>>());
         assert!(
             line.starts_with(&format!("latchd: {said}")),
             "{args:?}: {line:?}"

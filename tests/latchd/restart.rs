@@ -108,7 +108,7 @@ pub fn held(service: &Service, key: &str, lease: u64) -> (Client, Grant) {
     let mut client = service.connect();
     assert_eq!(
         client.request("hello", "_", "adopt"),
-        "ok adopt slots keeps proofs status"
+        "ok adopt slots keeps proofs status ages"
     );
     let grant = client.acquire_for(key, 0, lease);
     (client, grant)
@@ -203,8 +203,19 @@ fn a_lock_file_of_another_user_is_refused() {
     }
 }
 
+/// Puts a copy in the place of the file. At the next change, the server does not append to it, but
+/// replaces it.
+pub fn displace(service: &Service) {
+    let copy = service.directory.path().join("copy");
+    fs::copy(service.file(), &copy).expect("it is written");
+    fs::rename(copy, service.file()).expect("it is there");
+}
+
 /// Puts something where a server writes its file before it renames it, and which it cannot remove.
 pub fn obstruct(service: &Service) {
+    if service.file().exists() {
+        displace(service);
+    }
     fs::create_dir(service.staged()).expect("a directory");
 }
 

@@ -120,7 +120,7 @@ fn write_with_checksum(service: &Service, text: &str) {
 }
 
 #[test]
-fn after_a_boot_only_clients_of_other_hosts_are_waited_for() {
+fn after_a_boot_only_local_clients_are_not_waited_for() {
     let service = Service::new(&["--settle", "600"]);
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").expect("every kernel has it");
     let port = free_port().to_string();
@@ -140,9 +140,10 @@ fn after_a_boot_only_clients_of_other_hosts_are_waited_for() {
         });
         daemon
     };
+    // ssh and socat forward a Unix socket to other hosts.
     of_previous_boot();
     let unix_only = service.start();
-    service.connect().acquire("k", 0);
+    assert_eq!(service.connect().request("l", "k", "0"), "timeout");
     kill(&unix_only);
     of_previous_boot();
     let on_port = start_on_port(&[]);
@@ -238,4 +239,45 @@ fn locks_outlive_a_disk_that_is_full_at_the_end() {
     let _second = start();
     let mut client = Client::unix(&socket);
     assert_eq!(client.request("adopt", "k", &grant.token), "ok 33");
+}
+
+/// Nobody is left who could release them.
+#[test]
+fn without_a_file_a_stop_does_not_wait_for_grants_without_a_client() {
+    let directory = tempfile::tempdir().expect("there is room");
+    let socket = directory.path().join("socket");
+    let server = Daemon::start_unix(&socket, &["--shutdown-timeout", "600"]);
+    let mut client = Client::unix(&socket);
+    let kept = client.acquire("kept", 0);
+    client.request("keep", "kept", &format!("{} 3600", kept.token));
+    let held = client.acquire("held", 0);
+    server.signal(Signal::TERM);
+    server.wait_for_log("draining", PATIENCE);
+    assert_eq!(
+        client.request("ping", "_", "_"),
+        "ok",
+        "it waits for this one"
+    );
+    assert_eq!(client.request("r", "held", &held.token), "ok");
+    assert!(server.wait_exit(PATIENCE).is_some(), "{}", server.log());
+}
+
+#[test]
+fn without_a_file_a_stop_waits_for_clients_that_were_cut_off() {
+    let directory = tempfile::tempdir().expect("there is room");
+    let socket = directory.path().join("socket");
+    let server = Daemon::start_unix(&socket, &["--shutdown-timeout", "600"]);
+    let mut client = Client::unix(&socket);
+    let grant = client.acquire("k", 0);
+    let mut cut_off = Client::unix(&socket);
+    assert_eq!(cut_off.request("adopt", "k", &grant.token), "ok 33");
+    drop(cut_off);
+    eventually(PATIENCE, "the grant has no connection", || {
+        client.stats()["locks"][0]["owner_conn_id"] == 0
+    });
+    server.signal(Signal::TERM);
+    server.wait_for_log("draining holders=1 awaited=1", PATIENCE);
+    assert_eq!(client.request("adopt", "k", &grant.token), "ok 33");
+    assert_eq!(client.request("r", "k", &grant.token), "ok");
+    assert!(server.wait_exit(PATIENCE).is_some(), "{}", server.log());
 }

@@ -282,7 +282,7 @@ fn an_mptcp_socket_is_served() {
         Some(ipproto::MPTCP),
     );
     let Ok(socket) = made else {
-        return eprintln!("NOT TESTED: the kernel has no MPTCP");
+        return skipped(&["MPTCP in the kernel"]);
     };
     bind(&socket, &SocketAddr::from(([127, 0, 0, 1], 0))).expect("a port is free");
     listen(&socket, 5).expect("it is bound");
@@ -486,6 +486,28 @@ fn signals_that_a_supervisor_has_blocked_end_the_server() {
     daemon.signal(Signal::TERM);
     let status = daemon.wait_exit(PATIENCE).expect("it ends");
     assert_eq!(status.code(), Some(0));
+}
+
+/// As process 1 of a container, a server gets the children of those that end. To the kernel they
+/// are like these, which it has from the shell that it was.
+#[test]
+fn a_server_leaves_no_zombie_of_a_child_that_it_has_not_started() {
+    let locks = tempfile::tempdir().expect("there is room");
+    let locks = locks.path().to_str().expect("a temporary path is UTF-8");
+    for (server, arguments) in [
+        ("latchd", &["--port", "0"][..]),
+        ("lfpd", &["--listen", "127.0.0.1:0", "--lock-dir", locks]),
+    ] {
+        // Some end before the server can see that, some after.
+        let script = "for pause in 0 0 0 1 1 1; do sleep $pause & done; exec \"$0\" \"$@\"";
+        let mut command = Daemon::command_of("sh");
+        command.args(["-c", script, program(server), "--print-port"]);
+        command.args(arguments);
+        let daemon = Daemon::from_command(command);
+        eventually(PATIENCE, "no child is left", || {
+            children_of(daemon.pid()).is_empty()
+        });
+    }
 }
 
 /// pgrep and killall know a process by this name, and so does the SysV script.

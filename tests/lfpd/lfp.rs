@@ -6,12 +6,23 @@
 use std::fs;
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::support::limited::{behind, with_surroundings_of};
 use crate::support::{program, Client, Daemon, PATIENCE};
+
+pub const OKAY: &str = "200 Command okay.\r";
+pub const BUSY: &str = "450 : File busy\r";
+pub const DENIED: &str = "550 : Permission denied.\r";
+
+/// Sends a line, and reads the reply.
+pub fn ask(client: &mut Client, line: &str) -> String {
+    client.send(&format!("{line}\n"));
+    client.line()
+}
 
 /// A running `lfpd` with lock directories of its own.
 pub struct Lfpd {
@@ -137,7 +148,13 @@ pub struct Alive(Child);
 
 impl Alive {
     pub fn new() -> Alive {
-        Alive(Command::new("sleep").arg("600").spawn().expect("sleep"))
+        Alive::as_user(rustix::process::geteuid().as_raw())
+    }
+
+    /// One of this user.
+    pub fn as_user(user: u32) -> Alive {
+        let mut sleep = Command::new("sleep");
+        Alive(sleep.arg("600").uid(user).spawn().expect("sleep"))
     }
 
     pub fn pid(&self) -> u32 {

@@ -3,25 +3,17 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::thread;
 
-use crate::lfp::{greeted, lock_dirs, names_in, Alive, Lfpd, Rxtx};
+use crate::lfp::{ask, greeted, lock_dirs, names_in, Alive, Lfpd, Rxtx, BUSY, OKAY};
 use crate::support::needs::{needs, skipped, Program};
 use crate::support::{children_of, eventually, is_soon, program, wait_for_exit, Client, PATIENCE};
 use rustix::process::{kill_process, Pid, Signal};
-
-const OKAY: &str = "200 Command okay.\r";
-const BUSY: &str = "450 : File busy\r";
-
-fn ask(client: &mut Client, line: &str) -> String {
-    client.send(&format!("{line}\n"));
-    client.line()
-}
 
 fn support_file(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -459,34 +451,5 @@ fn a_person_at_a_telnet_locks_unlocks_and_quits() {
         text.contains("Connection closed by foreign host."),
         "{text}"
     );
-    assert!(server.files().is_empty());
-}
-
-/// A person with nothing but `nc`, in one go.
-#[test]
-fn a_line_of_shell_with_nc_locks() {
-    let nc = needs!("nc");
-    let server = Lfpd::start(&[]);
-    let mut socket = TcpStream::connect(server.addr()).expect("a server");
-    drop(socket.set_read_timeout(Some(PATIENCE)));
-    let own = std::process::id();
-    socket
-        .write_all(format!("lock /dev/lfpd-a {own}\nquit\n").as_bytes())
-        .expect("it reads");
-    let mut text = String::new();
-    socket.read_to_string(&mut text).expect("an end");
-    assert_eq!(text.lines().count(), 3, "{text}");
-    let output = Command::new("sh")
-        .arg("-c")
-        .arg(format!(
-            "printf 'unlock /dev/lfpd-a {own}\\nquit\\n' | {} 20 {} -N 127.0.0.1 {}",
-            "timeout",
-            nc.path().display(),
-            server.addr().port()
-        ))
-        .output()
-        .expect("sh");
-    let text = String::from_utf8_lossy(&output.stdout);
-    assert!(text.contains("200 Command okay."), "{text}");
     assert!(server.files().is_empty());
 }

@@ -2,6 +2,7 @@
 //! gets two clients, and none of them loses its lock.
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use latchd::client::{Address, Client, Guard};
 
+use crate::http_session::HttpSession;
 use crate::support::amount::amount;
 use crate::support::at_the_end::AtTheEnd;
 use crate::support::latch::{signal, Latch};
@@ -34,11 +36,15 @@ const LEASES: [u64; 3] = [5, 5, 8];
 /// How many clients take turns at the keys.
 const CLIENTS: u64 = 8;
 
-/// How many clients speak the protocol themselves, and lose their connections.
-const CUT_CLIENTS: u64 = 3;
+/// How many clients speak the protocol themselves, and lose their connections. Half of the time
+/// they do not say that they can adopt.
+const CUT_CLIENTS: u64 = 4;
+
+/// How many clients use sessions over HTTP.
+const HTTP_CLIENTS: u64 = 2;
 
 /// How many commands run under `latch run` all the time.
-const JOBS: usize = 3;
+const JOBS: usize = 4;
 
 /// When a server is killed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -90,11 +96,11 @@ fn two_hundred_kills_under_load_cost_no_client_its_lock() {
 
 fn rage(kill_count: usize) {
     let directory = tempfile::tempdir().expect("there is room");
-    let port = free_addr().port();
+    let (port, door) = (free_addr().port(), free_addr());
     let seed = random::seed();
     let mut random = Random::new(seed);
-    let mut server = start(directory.path(), port);
-    let house = House::new(directory.path(), port);
+    let mut server = start(directory.path(), port, door);
+    let house = House::new(directory.path(), port, door);
     eventually(PATIENCE, "the server is ready", || house.raw().is_some());
     let mut jobs: Vec<Latch> = (0..JOBS).map(|number| house.start_job(number)).collect();
     eventually(PATIENCE, "the jobs hold their locks", || {
@@ -103,11 +109,14 @@ fn rage(kill_count: usize) {
     });
     thread::scope(|scope| {
         let _end = AtTheEnd(&house.is_over);
-        for client in 0..CLIENTS + CUT_CLIENTS {
+        for client in 0..CLIENTS + CUT_CLIENTS + HTTP_CLIENTS {
             let (house, random) = (&house, Random::new(seed ^ (client + 1)));
             scope.spawn(move || match client {
                 0..CLIENTS => house.take_turns(random),
-                _ => house.take_turns_and_lose_connections(random),
+                client if client < CLIENTS + CUT_CLIENTS => {
+                    house.take_turns_and_lose_connections(random);
+                }
+                _ => house.take_turns_over_http(random),
             });
         }
         scope.spawn(|| house.keep_grants());
@@ -115,7 +124,7 @@ fn rage(kill_count: usize) {
         for (kill, moment) in MOMENTS.iter().cycle().take(kill_count).enumerate() {
             house.end(&server, *moment, &mut random);
             let log = server.log();
-            server = start(directory.path(), port);
+            server = start(directory.path(), port, door);
             for job in &mut jobs {
                 if let Some(status) = job.try_wait().expect("a child") {
                     house.note_loss(format!(
@@ -144,11 +153,12 @@ fn rage(kill_count: usize) {
 }
 
 /// Starts a server, which may not be ready yet.
-fn start(directory: &Path, port: u16) -> Daemon {
+fn start(directory: &Path, port: u16, door: SocketAddr) -> Daemon {
     let mut command = Daemon::command();
     command
         .args(["--port", &port.to_string(), "--settle", SETTLE])
         .args(["--default-lease-ttl", "5", "--shutdown-timeout", "2"])
+        .args(["--http", &door.to_string(), "--http-grants"])
         .arg("--state-file")
         .arg(directory.join("state"))
         .arg("--unix")
@@ -159,6 +169,10 @@ fn start(directory: &Path, port: u16) -> Daemon {
 /// The clients, and what they saw.
 struct House {
     port: u16,
+    /// Where clients over HTTP ask.
+    door: SocketAddr,
+    /// Where they note their sessions.
+    notes: PathBuf,
     /// Where operators ask.
     socket: PathBuf,
     client: Client,
@@ -175,10 +189,12 @@ struct House {
 }
 
 impl House {
-    fn new(directory: &Path, port: u16) -> House {
+    fn new(directory: &Path, port: u16, door: SocketAddr) -> House {
         let address: Address = format!("127.0.0.1:{port}").parse().expect("an address");
         House {
             port,
+            door,
+            notes: directory.join("sessions"),
             socket: directory.join("socket"),
             client: Client::new([address]),
             holds: Mutex::default(),
@@ -274,10 +290,19 @@ impl House {
 
     fn start_job(&self, number: usize) -> Latch {
         let mut command = Command::new(program("latch"));
+        let key = format!("job-{number}");
+        // The last one runs others under its own lock, and ends if one of them waits for it.
+        let job = if number + 1 == JOBS {
+            r#"while :; do "$0" run "$1" --nested --timeout 10 -- sleep .1 || exit; done"#
+        } else {
+            "exec sleep 3600"
+        };
         command
-            .args(["run", &format!("job-{number}"), "--lease", "5"])
-            .args(["--server", &format!("127.0.0.1:{}", self.port)])
-            .args(["--", "sleep", "3600"])
+            .args(["run", &key, "--lease", "5"])
+            .args(["--", "sh", "-c", job])
+            .arg(program("latch"))
+            .arg(&key)
+            .env("LATCH_SERVER", format!("127.0.0.1:{}", self.port))
             .stdin(Stdio::null())
             .stderr(Stdio::null());
         Latch::start(&mut command)
@@ -372,7 +397,10 @@ impl House {
             limit => ("sl", "sr", format!(" {limit}")),
         };
         let mut raw = self.raw()?;
-        ask(&mut raw, "hello", "_", "adopt")?;
+        let can_adopt = random.one_in(2);
+        if can_adopt {
+            ask(&mut raw, "hello", "_", "adopt")?;
+        }
         let asked_at = Instant::now();
         let reply = ask(&mut raw, acquire, key, &format!("2{terms} {lease}"))?;
         let Some(grant) = parse_grant(&reply, "ok") else {
@@ -415,7 +443,11 @@ impl House {
                 }
                 Some(_) => {
                     let begin = Instant::now();
-                    self.note_seen("cut grants that were adopted");
+                    self.note_seen(if can_adopt {
+                        "cut grants that were adopted"
+                    } else {
+                        "cut grants that were adopted without a hello"
+                    });
                     thread::sleep(Duration::from_millis(random.below(200)));
                     self.note_hold(index, fence, begin);
                     ask(&mut raw, release, key, &grant.token)?;
@@ -425,6 +457,42 @@ impl House {
             }
         }
         Some(())
+    }
+
+    /// Takes turns at the locks in sessions over HTTP, which end with their server.
+    fn take_turns_over_http(&self, mut random: Random) {
+        while !self.is_over() {
+            let opened = HttpSession::open(self.door, &self.notes);
+            let Ok(session) = opened else {
+                thread::sleep(Duration::from_millis(10));
+                continue;
+            };
+            while !self.is_over() && self.hold_over_http(&session, &mut random).is_some() {}
+        }
+    }
+
+    /// Holds a lock for a while in a session. Returns early if the server ends.
+    fn hold_over_http(&self, session: &HttpSession, random: &mut Random) -> Option<()> {
+        let index = usize::try_from(random.below(2)).expect("a few");
+        let (path, wait) = (
+            format!("/v1/locks/{}", KEYS[index].0),
+            Duration::from_secs(2),
+        );
+        let claim = format!(
+            "{{\"acquire_timeout_s\":2,\"lease_ttl_s\":{}}}",
+            LEASES[index]
+        );
+        let (status, answer) = session.post(&path, &claim, wait, None).ok()?;
+        let Some(token) = answer["token"].as_str().filter(|_| status == 200) else {
+            return (status == 200).then_some(());
+        };
+        let begin = Instant::now();
+        thread::sleep(Duration::from_millis(random.below(200)));
+        self.note_hold(index, fence(token), begin);
+        self.note_seen("turns over HTTP");
+        let release = format!("{{\"token\":\"{token}\"}}");
+        let released = session.post(&(path + "/release"), &release, Duration::ZERO, None);
+        released.ok().filter(|(status, _)| *status < 300).map(drop)
     }
 
     /// Has the server keep grants without a connection.

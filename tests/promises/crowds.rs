@@ -14,7 +14,7 @@ use crate::support::limited::{is_served, limit_to, raise_our_own_limit};
 use crate::support::random::{self, Random};
 use crate::support::stalls::fairly;
 use crate::support::{
-    come_to_rest, eventually, fence, parse_grant, shown, Client, Daemon, PATIENCE,
+    come_to_rest, eventually, fence, parse_grant, shown, waiter_count, Client, Daemon, PATIENCE,
 };
 
 /// What a client may have to wait for beside a crowd, ten times over.
@@ -110,7 +110,7 @@ fn keep_the_order(count: usize, rounds: u64) {
 // ---- peers in the way ------------------------------------------------------------------------
 
 #[test]
-fn fifty_clients_that_never_read_lose_their_locks_in_time() {
+fn fifty_clients_that_never_read_are_gone_in_time() {
     raise_our_own_limit();
     let daemon = Daemon::start(&["--write-timeout", "1"]);
     let flood = "stats\n_\n_\n".repeat(1_000_000);
@@ -119,7 +119,7 @@ fn fifty_clients_that_never_read_lose_their_locks_in_time() {
         .map(|number| {
             let mut stream = TcpStream::connect(daemon.addr()).expect("it listens");
             set_socket_send_buffer_size(&stream, 64 * 1024).expect("every socket has one");
-            let claim = format!("l\nkey-{number}\n0 600\n");
+            let claim = format!("l\nkey-{number}\n0 3\nl\nheld\n0 600\ne\nheld\n600\n");
             stream.write_all(claim.as_bytes()).expect("it is read");
             let short = Some(Duration::from_millis(20));
             stream.set_write_timeout(short).expect("it is not zero");
@@ -129,10 +129,15 @@ fn fifty_clients_that_never_read_lose_their_locks_in_time() {
         })
         .collect();
     fairly(|| within(MAX_DELAY, p99(times_of(&daemon, 200)))).expect("others are held up");
-    eventually(PATIENCE, "the locks of deaf clients are free", || {
-        daemon.stats()["locks"]
-            .as_array()
-            .is_some_and(Vec::is_empty)
+    let mut asking = daemon.connect();
+    eventually(PATIENCE, "deaf clients and their places are gone", || {
+        let stats = asking.stats();
+        stats["connections"] == 1 && waiter_count(&stats, "held") == 0
+    });
+    eventually(PATIENCE, "their locks have ended with their leases", || {
+        let locks = asking.stats()["locks"].as_array().map(Vec::len);
+        // The one with the longest lease is left.
+        locks == Some(1)
     });
     // At the most: much of it is given back with the locks.
     let grown = status_kib(daemon.pid(), "VmHWM:").saturating_sub(before);
@@ -187,7 +192,8 @@ fn two_million_lines_of_rubbish_end_no_server() {
 
 fn talk_rubbish(lines: u64) {
     const PEERS: u64 = 8;
-    let daemon = Daemon::start(&[]);
+    // A client that leaves with unread replies leaves its locks to their leases.
+    let daemon = Daemon::start(&["--default-lease-ttl", "1", "--max-hold", "2"]);
     assert_eq!(daemon.connect().request("ping", "_", "_"), "ok");
     let seed = random::seed();
     let mut before = 0;

@@ -14,6 +14,7 @@ mod chaos;
 mod clients;
 mod crashes;
 mod crowds;
+mod cuts;
 mod ends;
 mod http_session;
 mod journal;

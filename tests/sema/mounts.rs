@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::support::mounts::Mount;
-use crate::support::needs::{Admin, Program};
+use crate::support::needs::Admin;
 
 /// The status of `run` and `hold` for a lock that is held.
 pub const BUSY: i32 = 75;
@@ -25,7 +25,7 @@ fn in_user_space(
 
 /// A path to the same directory under the other mount of two.
 fn seen_in(place: &Place, directory: &Path) -> Place {
-    let name = place.directory.path().file_name().expect("a name");
+    let name = place.directory.file_name().expect("a name");
     Place::at(&directory.join(name))
 }
 
@@ -154,25 +154,18 @@ fn a_mount_point_is_refused_at_once() {
         place.write("f", "");
         let _mount = Mount::of_file(admin, &place.path("host.lock"), &place.path("f"));
         for (arguments, status) in [
-            (&["try", "f"][..], 3),
-            (&["acquire", "f"], 3),
-            (&["wait", "f"], 3),
-            (&["release", "f"], 3),
-            (&["release", "f", "--force"], 3),
-            (&["clean", "f"], 3),
-            (&["run", "f", "--", "true"], 74),
-            (&["hold", "f"], 74),
+            ("try f", 3),
+            ("acquire f", 3),
+            ("wait f", 3),
+            ("release f", 3),
+            ("release f --force", 3),
+            ("clean f", 3),
+            ("run f -- true", 74),
+            ("hold f", 74),
         ] {
-            let output = place.sema(arguments);
-            let prefix = if status == 3 {
-                "Error: IO error"
-            } else {
-                "sema"
-            };
+            let output = place.sema(&words(arguments));
             let why = "it is a mount point, so others may see another file";
-            let expected = format!("{prefix}: f: {why}\n");
-            assert_eq!(text(&output.stderr), expected, "{arguments:?}");
-            assert_eq!(output.status.code(), Some(status), "{arguments:?}");
+            assert_fails(&output, arguments, status, why);
         }
         assert_eq!(place.read("host.lock"), content);
     }
@@ -190,7 +183,7 @@ fn a_guard_with_another_boot_id_and_name_is_judged_by_its_lock() {
     command
         .args(["--mount", "--uts", "--pid", "--fork", "--kill-child"])
         .args(["sh", "-c", script, program("sema")])
-        .current_dir(place.directory.path());
+        .current_dir(&place.directory);
     let mut container = command.spawn().expect("unshare");
     eventually(PATIENCE, "the command runs", || {
         place.path("started").exists()

@@ -1,5 +1,6 @@
 //! Many holders of one lock, killed at random moments: commands under `sema run`, scripts that call
-//! `sema` to take and to release the lock, and scripts that know only `set -C` and `rm`.
+//! `sema` to take and to release the lock, scripts that know only `set -C` and `rm`, and commands
+//! under flock(1).
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::Mutex;
@@ -59,6 +60,37 @@ eval "$JOB"
 rm f
 "#;
 
+const AMONG_OURSELVES: &[&str] = &[GUARDED, GUARDED, DETACHED, SCRIPT];
+
+/// A command under flock(1). It leaves if `sema` has removed the file in between, or if the file is
+/// a lock of `sema acquire`, which flock(1) does not know.
+const FLOCKED: &str = r#"
+command exec 9<f || exit 0
+flock -n 9 && [ f -ef "/proc/$$/fd/9" ] || exit 0
+record=$(cat <&9 | tr -d '\0')
+case $record in *x-live*) ;; *x-since*) exit 0 ;; esac
+eval "$JOB"
+"#;
+
+/// What programs leave at the lock's name: files that flock(1) or a power cut leave, and records of
+/// holders that have ended. All are old.
+const LEFTOVER: &str = r#"
+case $1 in
+    0 | 1) : ;;
+    2) printf '\0\0\0' ;;
+    3) printf 'pid=47' ;;
+    *) printf 'pid=99999999\ntimestamp=1\n' ;;
+esac >"left.$$"
+touch -d '1 hour ago' "left.$$"
+ln "left.$$" f 2>/dev/null
+rm "left.$$"
+"#;
+
+/// Removes what may be removed without force.
+const CLEANER: &str = r#""$0" clean f -q --stale 1; "$0" release f -q --stale 1 || exit 0"#;
+
+const BESIDE_FLOCK: &[&str] = &[GUARDED, DETACHED, FLOCKED, FLOCKED, LEFTOVER, CLEANER];
+
 #[derive(Debug, Default)]
 struct Storm {
     kills: AtomicU32,
@@ -69,18 +101,18 @@ struct Storm {
 }
 
 impl Storm {
-    fn work(&self, place: &Place, programs: &[PathBuf], seed: u64) {
+    fn work(&self, place: &Place, users: &[&'static str], programs: &[PathBuf], seed: u64) {
         let mut random = Random::new(seed);
         while !self.is_over.load(Ordering::SeqCst) {
             let program = &programs[random.below(programs.len() as u64) as usize];
-            let holder = [GUARDED, GUARDED, DETACHED, SCRIPT][random.below(4) as usize];
+            let holder = users[random.below(users.len() as u64) as usize];
             let mut command = Command::new("sh");
             command
                 .args(["-c", holder])
                 .arg(program)
                 .arg(random.below(8).to_string())
                 .env("JOB", JOB)
-                .current_dir(place.directory.path())
+                .current_dir(&place.directory)
                 .stdin(Stdio::null())
                 .stdout(Stdio::null())
                 .stderr(Stdio::null());
@@ -118,7 +150,7 @@ impl Storm {
 
 /// Runs a storm in a directory, and says what happened. Nobody is inside together, and every run
 /// that is not killed gets the lock.
-fn storm(name: &str, directory: &Path, programs: &[PathBuf], seconds: u64) {
+fn storm(name: &str, directory: &Path, users: &[&'static str], programs: &[PathBuf], seconds: u64) {
     let seconds = setting("LATCHD_STORM_SECONDS").unwrap_or(seconds);
     let place = Place::within(directory);
     let storm = Storm::default();
@@ -126,7 +158,7 @@ fn storm(name: &str, directory: &Path, programs: &[PathBuf], seconds: u64) {
         let _end = AtTheEnd(&storm.is_over);
         for seed in 1..=WORKERS {
             let (storm, place) = (&storm, &place);
-            scope.spawn(move || storm.work(place, programs, seed));
+            scope.spawn(move || storm.work(place, users, programs, seed));
         }
         thread::sleep(Duration::from_secs(seconds));
     });
@@ -147,7 +179,23 @@ fn storm(name: &str, directory: &Path, programs: &[PathBuf], seconds: u64) {
 #[test]
 fn in_a_storm_of_kills_no_two_are_inside_and_none_is_stuck() {
     let programs = [PathBuf::from(program("sema"))];
-    storm("here", &std::env::temp_dir(), &programs, SECONDS);
+    let directory = std::env::temp_dir();
+    storm("here", &directory, AMONG_OURSELVES, &programs, SECONDS);
+}
+
+/// The end of a command under flock(1) frees a stale file, and no removal and no takeover comes
+/// before it.
+#[test]
+fn in_a_storm_beside_flock_no_two_are_inside() {
+    let (admin, mkfs) = (needs!(admin), needs!("mkfs.ext4"));
+    let programs = [PathBuf::from(program("sema"))];
+    for (name, mount) in [
+        ("ext4", Mount::ext4(admin, &mkfs)),
+        ("tmpfs", Mount::tmpfs(admin, "16m")),
+        ("overlay", Mount::overlay(admin)),
+    ] {
+        storm(name, &mount.path, BESIDE_FLOCK, &programs, SECONDS);
+    }
 }
 
 #[test]
@@ -158,11 +206,16 @@ fn in_a_storm_on_any_file_system_no_two_are_inside() {
     // Another release of sema, to run beside this one.
     programs.extend(std::env::var_os("LATCHD_STORM_OTHER").map(PathBuf::from));
     let seconds = MANY_SECONDS;
-    storm("here", &std::env::temp_dir(), &programs, seconds);
-    storm("tmpfs", Path::new("/dev/shm"), &programs, seconds);
-    storm("overlayfs", &Mount::overlay(admin).path, &programs, seconds);
+    let overlay = Mount::overlay(admin);
+    for (name, directory) in [
+        ("here", std::env::temp_dir().as_path()),
+        ("tmpfs", Path::new("/dev/shm")),
+        ("overlayfs", &overlay.path),
+    ] {
+        storm(name, directory, AMONG_OURSELVES, &programs, seconds);
+    }
     // An older release grants a lock to two here.
     programs.truncate(1);
     let mount = Mount::bindfs(admin, &bindfs);
-    storm("bindfs", &mount.path, &programs, seconds);
+    storm("bindfs", &mount.path, AMONG_OURSELVES, &programs, seconds);
 }

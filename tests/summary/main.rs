@@ -1,5 +1,5 @@
 //! Says which tests the others have skipped, how to get what they need, and which were late and ran
-//! again. Cargo runs the targets in the order of their names, so this one comes last.
+//! again, how often. Cargo runs the targets in the order of their names, so this one comes last.
 
 // The tests use the rest.
 #[allow(dead_code, unused_macros, unused_imports, unreachable_pub)]
@@ -59,8 +59,18 @@ fn report(notes: &str) -> String {
         let packages: Vec<&str> = packages.into_iter().collect();
         report += &format!("what is missing: apt-get install {}\n", packages.join(" "));
     }
+    let mut retries: BTreeMap<String, usize> = BTreeMap::new();
     for (name, words) in notes_of("retried", notes) {
-        report += &format!("retried in {name}: {}\n", words.join(" "));
+        *retries
+            .entry(format!("{name}: {}", words.join(" ")))
+            .or_default() += 1;
+    }
+    for (test, count) in &retries {
+        report += &format!("retried in {test}, {count} times\n");
+    }
+    if !retries.is_empty() {
+        let count: usize = retries.values().sum();
+        report += &format!("retries: {count} of {} tests\n", retries.len());
     }
     report
 }

@@ -27,7 +27,10 @@ crate::tests![
     a_loss_ends_leftovers_at_once,
     wait_holds_the_lock_until_the_group_is_empty,
     wait_passes_signals_on_to_the_leftovers,
-    leave_releases_the_lock_at_once,
+    leave_lets_the_rest_go_on_after_a_second_and_says_so,
+    leave_holds_the_lock_until_the_group_is_empty,
+    leave_ends_the_rest_of_a_command_ended_by_a_signal,
+    leave_ends_the_rest_if_an_ending_signal_was_passed_on,
     a_process_of_another_user_in_the_group_keeps_the_lock,
     an_unreaped_zombie_does_not_hold_the_lock,
     an_inherited_lock_is_held_by_what_is_left,
@@ -110,21 +113,23 @@ fn leftovers_that_ignore_sigterm_are_killed() {
 }
 
 fn a_loss_ends_leftovers_at_once() {
-    let mut wrapper = Wrapper::script("wait", LONG, "$READY; sleep 60 & exit 3");
-    wrapper.wait_for_the_end_of_the_command();
-    wrapper.lose();
-    assert_eq!(wrapper.status(), i32::from(LOST));
-    assert!(is_empty(wrapper.command()));
+    for leftovers in ["wait", "leave"] {
+        let mut wrapper = Wrapper::script(leftovers, LONG, "$READY; sleep 60 & exit 3");
+        wrapper.wait_for_the_end_of_the_command();
+        wrapper.lose();
+        assert_eq!(wrapper.status(), i32::from(LOST), "{leftovers}");
+        assert!(is_empty(wrapper.command()), "{leftovers}");
+    }
 }
 
 fn wait_holds_the_lock_until_the_group_is_empty() {
     let script = format!("$READY; ({WAIT}) & exit 3");
     let mut wrapper = Wrapper::script("wait", LONG, &script);
     wrapper.wait_for_the_end_of_the_command();
-    // By default, the leftovers of a command that ended later are at an end by now.
-    let mut default = Wrapper::script("end", LONG, &script);
-    assert_eq!(default.status(), 3);
-    assert!(is_empty(default.command()));
+    // With `end`, the leftovers of a command that ended later are at an end by now.
+    let mut ended = Wrapper::script("end", LONG, &script);
+    assert_eq!(ended.status(), 3);
+    assert!(is_empty(ended.command()));
     assert!(wrapper.is_locked());
     assert!(!is_empty(wrapper.command()));
     wrapper.touch("go");
@@ -140,17 +145,56 @@ fn wait_passes_signals_on_to_the_leftovers() {
     assert!(is_empty(wrapper.command()));
 }
 
-fn leave_releases_the_lock_at_once() {
-    let mut wrapper = Wrapper::script("leave", LONG, &format!("$READY; ({WAIT}) & exit 3"));
+fn leave_lets_the_rest_go_on_after_a_second_and_says_so() {
+    let began = Instant::now();
+    let mut wrapper = Wrapper::script("leave", LONG, "$READY; sleep 60 & exit 3");
     assert_eq!(wrapper.status(), 3);
+    let took = began.elapsed();
+    assert!(took >= Duration::from_secs(1), "{took:?}");
     assert!(!wrapper.is_locked());
     assert!(!is_empty(wrapper.command()), "it goes on");
+    let expected = "latch: 1 process goes on without the lock; see --leftovers\n";
+    assert_eq!(wrapper.said(), expected);
+}
+
+/// As at the end of `> >(tee log)`.
+fn leave_holds_the_lock_until_the_group_is_empty() {
+    let script = format!("$READY; ({WAIT}; : >$DIR/worked) & exit 3");
+    let mut wrapper = Wrapper::script("leave", LONG, &script);
+    wrapper.wait_for_the_end_of_the_command();
+    assert!(wrapper.is_locked());
+    wrapper.touch("go");
+    assert_eq!(wrapper.status(), 3);
+    assert!(wrapper.file("worked").exists());
+    assert_eq!(wrapper.said(), "");
+}
+
+fn leave_ends_the_rest_of_a_command_ended_by_a_signal() {
+    let mut wrapper = Wrapper::script("leave", LONG, "$READY; sleep 60 & kill -KILL $$");
+    assert_eq!(wrapper.status(), 137);
+    assert!(is_empty(wrapper.command()));
+    assert!(wrapper.said().contains("ending them"), "{}", wrapper.said());
+}
+
+fn leave_ends_the_rest_if_an_ending_signal_was_passed_on() {
+    let left = "(trap '' TERM USR1; echo $$ >$DIR/left; exec sleep 60) &";
+    for (sent, is_ended) in [(Signal::TERM, true), (Signal::USR1, false)] {
+        let number = sent.as_raw();
+        let script = format!(
+            "trap 'exit 4' {number}; {left} until [ -s $DIR/left ]; do sleep 0.02; done
+             $READY; while :; do sleep 0.02; done"
+        );
+        let mut wrapper = Wrapper::script("leave", SHORT, &script);
+        wrapper.signal(sent);
+        assert_eq!(wrapper.status(), 4, "{sent:?}");
+        assert_eq!(is_empty(wrapper.command()), is_ended, "{sent:?}");
+    }
 }
 
 fn a_process_of_another_user_in_the_group_keeps_the_lock() {
     needs!(root);
     let script = format!(
-        "KILL_AFTER=0.1 exec {} $DIR/bin/under sh -c '$READY; {WAIT}; exit 1'",
+        "LEFTOVERS=end KILL_AFTER=0.1 exec {} $DIR/bin/under sh -c '$READY; {WAIT}; exit 1'",
         as_nobody()
     );
     let mut wrapper = Wrapper::shell(Lock::for_all(), &script);

@@ -8,6 +8,7 @@
 mod end;
 mod fixture;
 mod guard;
+mod shells;
 mod signals;
 mod start;
 #[path = "../support/mod.rs"]
@@ -59,6 +60,7 @@ fn run(words: &[OsString]) -> ExitCode {
         end::tests(),
         guard::tests(),
         terminal::tests(),
+        shells::tests(),
     ];
     let mut wanted: Vec<Test> = all.into_iter().flatten().collect();
     wanted.retain(|(name, _)| is_wanted(name) && !words.contains(&"--ignored"));

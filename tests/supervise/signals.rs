@@ -3,6 +3,8 @@
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, ExitStatus};
+use std::thread;
+use std::time::Duration;
 
 use rustix::process::{kill_process, Signal};
 use rustix_libc_wrappers::process::SignalExt;
@@ -10,11 +12,13 @@ use rustix_libc_wrappers::process::SignalExt;
 use crate::fixture::{at_once, has_stopped, Lock, Wrapper, LONG, WAIT};
 use crate::support::latch::{init_of, is_gone, process_1, shell_status, wait_as_shell, Latch};
 use crate::support::needs::needs;
+use crate::support::stalls::{fair_test, in_time};
 use crate::support::{children_of, eventually, PATIENCE};
 use crate::wrapper::{ASKED, GONE, LOST, SILENT};
 
 crate::tests![
     every_signal_reaches_each_process_of_the_group_once,
+    a_stop_that_is_sent_twice_reaches_the_command_once,
     a_queued_signal_reaches_the_command_once,
     every_signal_is_passed_on_after_the_lock_is_lost,
     a_command_that_has_left_its_group_gets_the_signals,
@@ -77,6 +81,30 @@ fn every_signal_reaches_each_process_of_the_group_once() {
         lines.sort();
         assert_eq!(lines, ["inner", "outer"], "{sent:?}");
     });
+}
+
+/// By timeout(1), which signals its child and its group, for instance.
+fn a_stop_that_is_sent_twice_reaches_the_command_once() {
+    let stops = [Signal::TERM, Signal::INT, Signal::HUP, Signal::QUIT];
+    at_once(&stops, |sent| fair_test(|| send_twice(sent)));
+}
+
+fn send_twice(sent: Signal) {
+    let number = sent.as_raw();
+    let script = format!("trap 'echo got >>$DIR/log' {number}; $READY; {WAIT}; exit 5");
+    let mut wrapper = Wrapper::script("end", LONG, &script);
+    wrapper.signal(sent);
+    // Signals that arrive together are one to the system.
+    thread::sleep(Duration::from_millis(5));
+    wrapper.signal(sent);
+    thread::sleep(Duration::from_millis(100));
+    in_time!(wrapper.lines("log").len() == 1, "{sent:?}");
+    wrapper.signal(sent);
+    eventually(PATIENCE, "a later one is passed on", || {
+        wrapper.lines("log").len() == 2
+    });
+    wrapper.touch("go");
+    assert_eq!(wrapper.status(), 5, "{sent:?}");
 }
 
 /// The system counts a real-time signal as often as it was sent.

@@ -13,6 +13,7 @@ crate::tests![
     a_command_that_cannot_run_is_told_apart_with_one_line,
     an_unreadable_directory_in_path_hides_no_error,
     the_command_has_the_same_descriptors_as_without_a_lock,
+    the_sockets_and_the_watchdog_of_a_service_are_the_commands,
     a_command_does_not_start_after_the_wrapper_was_killed,
     an_upgrade_does_not_disturb_a_running_wait,
 ];
@@ -40,7 +41,7 @@ fn a_command_ends_and_speaks_as_it_would_without_a_lock() {
         ),
         // As cron starts it: without a terminal, and with few variables.
         (
-            "setsid -w env -i DIR=$DIR PATH=$PATH under sh -c '(: </dev/tty) || exit 6' 2>&-",
+            "setsid -w env -i \"DIR=$DIR\" \"PATH=$PATH\" under sh -c '(: </dev/tty) || exit 6' 2>&-",
             6,
             "",
             "",
@@ -118,6 +119,21 @@ fn the_command_has_the_same_descriptors_as_without_a_lock() {
     let (without, with) = targets.split_at(targets.len() / 2);
     assert!(without.len() >= 4, "{said}");
     assert_eq!(with, without, "{said}");
+}
+
+fn the_sockets_and_the_watchdog_of_a_service_are_the_commands() {
+    let tell = "echo $$ $LISTEN_PID $WATCHDOG_PID";
+    for inherits in ["", "INHERIT=1"] {
+        // The wrapper takes the place of the first shell, and has its number.
+        let script =
+            format!("LISTEN_PID=$$ WATCHDOG_PID=$$ {inherits} exec under under sh -c '{tell}'");
+        let said = text(&Lock::new().output(&script).stdout);
+        let numbers: Vec<&str> = said.split_whitespace().collect();
+        assert!(numbers.len() == 3, "{said}");
+        assert!(numbers.iter().all(|number| *number == numbers[0]), "{said}");
+    }
+    let others = format!("LISTEN_PID=1 under sh -c '{tell}' | cut -d ' ' -f 2-");
+    assert_eq!(text(&Lock::new().output(&others).stdout), "1\n");
 }
 
 fn a_command_does_not_start_after_the_wrapper_was_killed() {

@@ -23,7 +23,7 @@ use rustix::fs::{Mode, OFlags};
 use rustix::process::Pid;
 
 use crate::fixture::{has_stopped, Lock};
-use crate::support::needs::{needs, Program};
+use crate::support::needs::needs;
 use crate::support::terminal::{at_each_shell, Terminal, CTRL_C, CTRL_D, CTRL_Z, PROMPT, SAY};
 use crate::support::{children_of, eventually, stat_of, PATIENCE};
 
@@ -54,6 +54,15 @@ const CONVERSATIONS: &[Conversation] = &[
          ^C
          $
          never after:",
+    ),
+    (
+        "a_job_that_ignores_the_stop_for_the_terminal_ends",
+        // As `x=$(sudo latch run ...)` in an interactive bash: nobody would continue it.
+        &[("bash -c 'trap \"\" TTIN TTOU; under cat /dev/tty; echo >done' &", "")],
+        "> cd $DIR
+         prompt
+         > JOB
+         ? done",
     ),
     (
         "a_signal_that_was_not_typed_ends_no_script",
@@ -278,10 +287,12 @@ pub fn tests() -> Vec<crate::Test> {
 const PAGER: &str = "read x; echo first:$x; read y </dev/tty; echo second:$y; echo >$DIR/go";
 
 fn converse((_, rounds, steps): &Conversation) {
-    let python = needs!("python3");
+    if steps.contains("python3") {
+        needs!("python3");
+    }
     at_each_shell(|shell| {
         for (job, status) in *rounds {
-            let mut talk = Talk::start(&python, shell);
+            let mut talk = Talk::start(shell);
             fs::write(talk.lock.file("pager"), PAGER).expect("a file");
             let steps = steps.replace("JOB", job).replace("STATUS", status);
             steps.lines().for_each(|step| talk.take(step.trim_start()));
@@ -290,14 +301,13 @@ fn converse((_, rounds, steps): &Conversation) {
 }
 
 fn without_a_shell_ctrl_z_does_not_hang_the_terminal() {
-    let python = needs!("python3");
     // As with `ssh -t host latch run ...`: no shell is there to continue it.
     let script = format!("printf '{PROMPT}'; exec {SAY}");
     for command in [
         &["under", "sh", "-c", &script][..],
         &["under", "under", "sh", "-c", &script],
     ] {
-        let mut talk = Talk::start(&python, command);
+        let mut talk = Talk::start(command);
         // The terminal discards what is typed at the same time as Ctrl-Z.
         for step in [
             "> one",
@@ -328,13 +338,13 @@ struct Talk {
 }
 
 impl Talk {
-    fn start(python: &Program, command: &[&str]) -> Talk {
+    fn start(command: &[&str]) -> Talk {
         let lock = Lock::new();
         let mut variables = lock.variables().to_vec();
         variables.push(("SAY", SAY.to_owned()));
         let variables: Vec<(&str, &str)> = variables.iter().map(|it| (it.0, &*it.1)).collect();
         Talk {
-            terminal: Terminal::start(python, &variables, command),
+            terminal: Terminal::start(&variables, command),
             lock,
             granted: None,
             pressed_at: 0,

@@ -10,13 +10,13 @@ use std::process::ExitCode;
 use std::thread;
 use std::time::Duration;
 
-use latchd::supervise::{self, Event, Job, JobEnd, Killed, Leftovers, ProgramFile, SignalWatch};
+use latchd::supervise::{self, Event, Job, Killed, Leftovers, ProgramFile, SignalWatch};
 use rustix::process::Signal;
 
 /// The name by which a shell runs this program. Variables are its options:
 ///
 /// - `DIR`: the folder of the lock;
-/// - `LEFTOVERS`: what to do with leftovers; `end` if it is not set;
+/// - `LEFTOVERS`: what to do with leftovers; the default if it is not set;
 /// - `KILL_AFTER`: the time before SIGKILL in seconds; 60 if it is not set;
 /// - `INHERIT`: if it is set, the command inherits the lock, as under `sema run`. If not, the lock
 ///   ends with this program, as under `latch run`.
@@ -60,8 +60,10 @@ pub fn run(command: &[OsString]) -> ExitCode {
     let lock = File::options().write(true).open(folder.join(LOCK));
     let lock = lock.expect("the lock");
     let (lost, confirmed) = (set_by(folder.join(LOSS)), Event::new().expect("one"));
-    let leftovers = env::var("LEFTOVERS").unwrap_or("end".into());
-    let named = |(name, _): &(&str, Leftovers)| *name == leftovers;
+    let leftovers = env::var("LEFTOVERS").map_or(Leftovers::default(), |word| {
+        let named = |(name, _): &(&str, Leftovers)| *name == word;
+        Leftovers::NAMES.into_iter().find(named).expect("a word").1
+    });
     let kill_after = env::var("KILL_AFTER").unwrap_or("60".into());
     let kill_after = kill_after.parse().expect("a number");
     let job = Job {
@@ -71,7 +73,7 @@ pub fn run(command: &[OsString]) -> ExitCode {
         environment: &[("ADDED", Some("a value".into())), ("REMOVED", None)],
         loss_signal: Signal::TERM,
         kill_after: Duration::try_from_secs_f64(kill_after).unwrap_or(Duration::MAX),
-        leftovers: Leftovers::NAMES.into_iter().find(named).expect("a word").1,
+        leftovers,
         inherited: env::var_os("INHERIT").map(|_| lock.as_fd()),
         lost: &lost,
         confirmed: &confirmed,
@@ -88,9 +90,14 @@ pub fn run(command: &[OsString]) -> ExitCode {
     let end = supervise::run(&job, &mut signals).expect("a command");
     drop(lock);
     ExitCode::from(match end {
-        JobEnd::Finished(finish) => finish.follow(),
-        JobEnd::NotStarted(status) => status - NOT_STARTED,
-        JobEnd::LockLost => LOST,
+        None => LOST,
+        Some(finish) if !finish.has_run => finish.status - NOT_STARTED,
+        Some(finish) => {
+            if let Some(left) = &finish.left {
+                eprintln!("{PROGRAM}: {left}");
+            }
+            finish.follow()
+        }
     })
 }
 

@@ -14,7 +14,8 @@ impl Server {
                 std::env::remove_var(&name);
             }
         }
-        let server = Server(tempfile::tempdir().expect("there is room for a directory"));
+        // Wherever TMPDIR is, the path of the socket must be short.
+        let server = Server(tempfile::tempdir_in("/tmp").expect("there is room for a directory"));
         std::env::set_var("LATCHD_PORT", "off");
         std::env::set_var("LATCHD_UNIX", server.path());
         std::thread::spawn(latchd::latchd_main);
@@ -23,6 +24,7 @@ impl Server {
             assert!(std::time::Instant::now() < deadline, "the server does not answer");
             std::thread::sleep(std::time::Duration::from_millis(2));
         }
+        std::env::set_var("LATCH_SERVER", server.path());
         let address = latchd::client::Address::Unix(server.path());
         (server, address)
     }

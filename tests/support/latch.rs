@@ -13,7 +13,9 @@ use rustix::fs::OFlags;
 use rustix::process::{kill_process, test_kill_process, Pid};
 
 use super::needs::skipped;
-use super::{children_of, eventually, program, stat_of, wait_for_exit, Daemon, Signal, PATIENCE};
+use super::{
+    children_of, eventually, no_input, program, stat_of, wait_for_exit, Daemon, Signal, PATIENCE,
+};
 
 /// A running `latch`, killed when dropped: its command gets SIGTERM from the system then.
 pub struct Latch(Child);
@@ -61,7 +63,7 @@ pub fn latch(daemon: &Daemon, arguments: &[&str]) -> Command {
         .env_remove("LATCH_TLS")
         .env_remove("LATCH_TLS_CA")
         .env_remove("LATCH_TLS_NAME")
-        .stdin(Stdio::null());
+        .stdin(no_input(arguments));
     command
 }
 

@@ -14,6 +14,7 @@ pub mod cluster;
 pub mod footprint;
 pub mod group;
 pub mod history;
+pub mod hosts;
 pub mod inherited;
 pub mod latch;
 pub mod limited;
@@ -35,7 +36,7 @@ pub mod wire_cutter;
 use std::ffi::OsStr;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -850,6 +851,20 @@ pub fn wait_for_exit(child: &mut Child, within: Duration) -> ExitStatus {
     })
 }
 
+/// The rows of a table of command lines: the arguments, and what is after the bar. In an argument,
+/// `\s` is a blank and `\e` an escape; `''` is an empty one. What begins with `#` is a comment.
+pub fn rows_of(table: &str) -> impl Iterator<Item = (Vec<String>, &str)> {
+    let rows = table.lines().filter(|row| !row.starts_with('#'));
+    rows.map(|row| {
+        let (words, text) = row.split_once("| ").expect("two columns");
+        let word = |word: &str| match word {
+            "''" => String::new(),
+            word => word.replace("\\s", " ").replace("\\e", "\x1b"),
+        };
+        (words.split_whitespace().map(word).collect(), text)
+    })
+}
+
 /// What proc(5) has of a process from its state on: that, its parent, its group, its session, its
 /// terminal, the group which has that, and so on. `None` if the process is gone.
 pub fn stat_of(pid: u32) -> Option<Vec<String>> {
@@ -857,6 +872,18 @@ pub fn stat_of(pid: u32) -> Option<Vec<String>> {
     // Its name may have anything in it.
     let (_, after_name) = stat.rsplit_once(") ")?;
     Some(after_name.split_whitespace().map(str::to_owned).collect())
+}
+
+/// The standard input of a program that needs none: the null device, or a line and the end for
+/// `hold`, which refuses an input at its end.
+pub fn no_input(arguments: &[&str]) -> Stdio {
+    let command = arguments.iter().find(|word| !word.starts_with('-'));
+    if command != Some(&"hold") {
+        return Stdio::null();
+    }
+    let (mut ours, its) = UnixStream::pair().expect("descriptors are left");
+    ours.write_all(b"\n").expect("there is room");
+    OwnedFd::from(its).into()
 }
 
 /// The processes that `parent` has started and not reaped yet.

@@ -8,7 +8,7 @@ use tempfile::TempDir;
 
 use super::needs::{Admin, Program};
 
-/// The smallest image that `mkntfs` takes, with room to spare.
+/// The smallest image that `mkntfs` and `mkfs.ext4` take, with room to spare.
 const IMAGE_LEN: u64 = 8 << 20;
 
 /// A mounted directory, and what is below it.
@@ -57,6 +57,18 @@ impl Mount {
             let mut command = Command::new("mount");
             command.args(["-t", "tmpfs", "-o", &format!("size={size}"), "none"]);
             run(command.arg(&mount.path));
+        })
+    }
+
+    /// An ext4 of its own.
+    pub fn ext4(_: Admin, mkfs: &Program) -> Mount {
+        Mount::new(|mount| {
+            let image = mount.scratch.path().join("image");
+            let file = fs::File::create(&image).expect("a file");
+            file.set_len(IMAGE_LEN).expect("room");
+            run(mkfs.command().args(["-q", "-F"]).arg(&image));
+            let mut command = Command::new("mount");
+            run(command.args(["-o", "loop"]).args([&image, &mount.path]));
         })
     }
 

@@ -32,6 +32,7 @@ pub const LIST: &str = include_str!("../packages.txt");
 
 /// What the tests use of programs that come with more or less.
 const BUSYBOX_APPLETS: &[&str] = &[
+    "ash",
     "chmod",
     "chown",
     "grep",
@@ -49,7 +50,6 @@ const PYTHON_MODULES: &[&str] = &[
     "ctypes",
     "fcntl",
     "json",
-    "pty",
     "select",
     "socket",
     "subprocess",

@@ -1,18 +1,20 @@
 //! A shell with job control at a terminal, which a test types at and reads.
 
 use std::cell::Cell;
-use std::fs;
+use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::panic::resume_unwind;
-use std::process::{Child, ChildStdin, Stdio};
+use std::process::{Child, Command};
 use std::sync::{Arc, Mutex};
 use std::thread;
+use std::time::Duration;
 
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{open, Mode, OFlags};
+use rustix::process::{kill_process, Pid, Signal};
+use rustix::pty::{openpt, ptsname, unlockpt, OpenptFlags};
 use rustix::termios::{tcflow, Action};
 
-use super::needs::Program;
-use super::{children_of, eventually, is_soon, stat_of, PATIENCE};
+use super::{eventually, is_soon, stat_of, PATIENCE};
 
 /// Shells with job control.
 pub const SHELLS: [&[&str]; 2] = [
@@ -22,16 +24,17 @@ pub const SHELLS: [&[&str]; 2] = [
 
 pub const PROMPT: &str = "ready> ";
 pub const CTRL_C: &str = "\x03";
+pub const CTRL_BACKSLASH: &str = "\x1c";
 pub const CTRL_D: &str = "\x04";
 pub const CTRL_Z: &str = "\x1a";
 
 /// Says what it reads, and is told from the terminal's echo by that.
 pub const SAY: &str = "sed -u s/^/got:/";
 
-/// An interactive shell at a terminal of its own, which Python lends it; hung up when dropped.
+/// An interactive shell at a terminal of its own; hung up when dropped.
 pub struct Terminal {
-    python: Child,
-    keyboard: ChildStdin,
+    shell: Child,
+    keyboard: File,
     screen: Arc<Mutex<String>>,
     /// The length of the output that the test has already matched.
     pub seen: Cell<usize>,
@@ -39,41 +42,53 @@ pub struct Terminal {
 
 impl Terminal {
     /// Starts a shell, or another program that prints [`PROMPT`] when it is ready.
-    pub fn start(python: &Program, variables: &[(&str, &str)], command: &[&str]) -> Terminal {
-        let mut python = python
-            .command()
-            .args(["-c", "import pty, sys; pty.spawn(sys.argv[1:])"])
-            // Not by the environment of Python, which may be started by a shell that does not keep
-            // this.
-            .args(["env", &format!("PS1={PROMPT}")])
+    pub fn start(variables: &[(&str, &str)], command: &[&str]) -> Terminal {
+        let terminal = Terminal::open(variables, command);
+        terminal.expect(PROMPT);
+        terminal
+    }
+
+    /// Starts a program at a new terminal.
+    pub fn open(variables: &[(&str, &str)], command: &[&str]) -> Terminal {
+        let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
+        let keyboard = openpt(flags).expect("a terminal is left");
+        unlockpt(&keyboard).expect("it is ours");
+        let device = ptsname(&keyboard, Vec::new()).expect("it has a name");
+        let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
+        let device = open(device, flags, Mode::empty()).expect("the other side");
+        let copy = || device.try_clone().expect("descriptors are left");
+        let shell = Command::new("setsid")
+            // It becomes the shell.
+            .args(["--ctty", "env", &format!("PS1={PROMPT}")])
             .args(command)
             .envs(variables.iter().copied())
             .env("TERM", "dumb")
             .env_remove("ENV")
             // Without this, bash writes what the test types into the user's history.
             .env("HISTFILE", "")
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
+            .stdin(copy())
+            .stdout(copy())
+            .stderr(copy())
             .spawn()
-            .expect("python3 starts");
-        let mut output = python.stdout.take().expect("piped");
+            .expect("setsid starts");
+        let keyboard = File::from(keyboard);
+        let mut output = keyboard.try_clone().expect("descriptors are left");
         let screen = Arc::new(Mutex::new(String::new()));
         let sink = Arc::clone(&screen);
         thread::spawn(move || {
             let mut chunk = [0; 4096];
+            // It fails once no process has the terminal.
             while let Ok(count @ 1..) = output.read(&mut chunk) {
                 let text = String::from_utf8_lossy(&chunk[..count]).into_owned();
                 sink.lock().unwrap().push_str(&text);
             }
         });
-        let terminal = Terminal {
-            keyboard: python.stdin.take().expect("piped"),
-            python,
+        Terminal {
+            shell,
+            keyboard,
             screen,
             seen: Cell::new(0),
-        };
-        terminal.expect(PROMPT);
-        terminal
+        }
     }
 
     pub fn press(&mut self, keys: &str) {
@@ -136,11 +151,11 @@ impl Terminal {
 
     /// The process number of the shell.
     pub fn shell(&self) -> u32 {
-        children_of(self.python.id())[0].as_raw_pid().unsigned_abs()
+        self.shell.id()
     }
 
     pub fn has_ended(&mut self) -> bool {
-        self.python.try_wait().expect("our child").is_some()
+        self.shell.try_wait().expect("our child").is_some()
     }
 
     /// Waits until a job has the terminal, and runs. The shell says what it continues before that.
@@ -163,8 +178,14 @@ fn has_a_stopped_process(group: &str) -> bool {
 
 impl Drop for Terminal {
     fn drop(&mut self) {
-        let _ = self.python.kill();
-        let _ = self.python.wait();
+        // As a terminal that hangs up: a shell passes it on to its jobs.
+        for signal in [Signal::HUP, Signal::CONT] {
+            let _ = kill_process(Pid::from_child(&self.shell), signal);
+        }
+        if !is_soon(Duration::from_secs(1), || self.has_ended()) {
+            let _ = self.shell.kill();
+            let _ = self.shell.wait();
+        }
     }
 }
 

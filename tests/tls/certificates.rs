@@ -155,6 +155,19 @@ fn sighup_replaces_the_certificate_and_keeps_connections_once() {
 }
 
 #[test]
+fn a_byte_order_mark_is_no_part_of_a_certificate_file() {
+    needs!("openssl");
+    let set = Set::new();
+    for file in [set.ca(), set.certificate(), set.key()] {
+        let pem = fs::read(&file).expect("it was written");
+        let marked = ["\u{feff}".as_bytes(), &pem].concat();
+        fs::write(&file, marked).expect("there is room");
+    }
+    let daemon = with(&set);
+    assert_eq!(ping(&daemon, &set.ca()), (Some(0), String::new()));
+}
+
+#[test]
 fn the_log_warns_before_a_certificate_expires() {
     needs!("openssl");
     const DAY: Duration = Duration::from_secs(86_400);

@@ -249,7 +249,7 @@ fn a_guard_outlives_a_change_of_keys() {
         let mut tls = rustls::Stream::new(&mut session, &mut socket);
         let mut request = [0; 256];
         let len = tls.read(&mut request).expect("a request");
-        assert!(request[..len].starts_with(b"hello\n_\nadopt broken\nl\nk\n"));
+        assert!(request[..len].starts_with(b"hello\n_\nadopt broken not_written\nl\nk\n"));
         let grant = format!("ok adopt\nok {} 600\n", "0123456789abcdef".repeat(2));
         tls.write_all(grant.as_bytes()).expect("a reader");
         let _ = go_on.recv();
@@ -264,7 +264,7 @@ fn a_guard_outlives_a_change_of_keys() {
     });
     let address = format!("127.0.0.1:{port}").parse::<Address>();
     let client = Client::with_settings([address.expect("an address")], trusting(common()));
-    let guard = client.lock("k").acquire().expect("it is free");
+    let guard = client.lock("k").tag("").acquire().expect("it is free");
     proceed.send(()).expect("the server waits");
     has_sent.recv().expect("the server goes on");
     // The reply comes behind the new keys.
@@ -294,7 +294,7 @@ fn a_guard_speaks_tls_over_its_next_connection_too() {
     });
     let address = format!("127.0.0.1:{port}").parse::<Address>();
     let client = Client::with_settings([address.expect("an address")], trusting(common()));
-    let _guard = client.lock("k").acquire().expect("it is free");
+    let _guard = client.lock("k").tag("").acquire().expect("it is free");
     let handshake = 22;
     assert_eq!(server.join().expect("it does not panic"), handshake);
 }

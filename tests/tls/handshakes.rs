@@ -1,7 +1,7 @@
 //! Handshakes, and what a client may do wrong before, in and after one.
 
 use std::io::{Read, Write};
-use std::net::TcpStream;
+use std::net::{Shutdown, TcpStream};
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -205,22 +205,53 @@ fn a_flood_behind_a_wait_over_tls_is_cut_off() {
     flood.join().expect("it does not panic");
 }
 
-#[test]
-fn a_broken_record_ends_its_connection_and_frees_its_lock() {
-    needs!("openssl");
-    let daemon = daemon(&[]);
+/// Takes a lock with this lease over TLS. Also returns the socket.
+fn holder(daemon: &Daemon, lease: u64) -> (TlsClient, TcpStream) {
     let config = trusting(&common().ca(), Version::Tls13);
-    let socket = socket(&daemon);
-    let mut raw = socket.try_clone().expect("descriptors are left");
+    let socket = socket(daemon);
+    let raw = socket.try_clone().expect("descriptors are left");
     let mut client = TlsClient::with(socket, config).expect("it trusts it");
-    client.write_all(b"l\nk\n5\n").expect("it is connected");
+    let claim = format!("l\nk\n5 {lease}\n");
+    client.write_all(claim.as_bytes()).expect("it is connected");
     let mut reply = [0; 256];
     let len = client.read(&mut reply).expect("there is a reply");
     assert!(reply[..len].starts_with(b"ok "));
+    (client, raw)
+}
+
+/// Anybody between client and server can send such a record, and none of them can free the lock.
+#[test]
+fn a_broken_record_ends_its_connection_but_no_grant() {
+    needs!("openssl");
+    let daemon = daemon(&[]);
+    let asked = Instant::now();
+    let (_client, mut raw) = holder(&daemon, 3);
     // A record that no key has encrypted.
     raw.write_all(&[&[23, 3, 3, 0, 32][..], &[7; 32]].concat())
         .expect("it is connected");
-    daemon.connect().acquire("k", 5);
+    let mut next = daemon.connect();
+    eventually(PATIENCE, "the connection has ended", || {
+        next.stats()["connections"] == 1
+    });
+    next.acquire("k", 5);
+    assert!(asked.elapsed() >= Duration::from_secs(3));
+}
+
+#[test]
+fn every_end_of_the_stream_frees_the_lock_of_a_tls_client() {
+    needs!("openssl");
+    let daemon = daemon(&[]);
+    let mut next = daemon.connect();
+    for is_announced in [false, true] {
+        let (client, raw) = holder(&daemon, 600);
+        if is_announced {
+            client.half_close().expect("it is connected");
+        } else {
+            raw.shutdown(Shutdown::Write).expect("it is connected");
+        }
+        let grant = next.acquire("k", 5);
+        assert_eq!(next.request("r", "k", &grant.token), "ok");
+    }
 }
 
 /// Each client leaves a record unfinished, so that the server keeps what has arrived of it.
@@ -322,6 +353,12 @@ fn hellos_of_many_names_stay_below_the_worst_case() {
             status_kib(daemon.pid(), "Threads:") < 100
         });
     }
+    // Of the last ones, some may not have been accepted yet.
+    eventually(PATIENCE, "it has room for one", || {
+        let mut client = daemon.connect();
+        client.send("ping\n_\n_\n");
+        matches!(client.next_event(PATIENCE), Event::Line(_))
+    });
     let worst = worst_case_mb(&daemon);
     let most = status_kib(daemon.pid(), "VmHWM:") >> 10;
     println!("{most} MB, {worst} MB at worst");

@@ -4,9 +4,9 @@
 use std::time::{Duration, Instant};
 
 use super::{Abilities, Connection, Error, Reply, Request};
-use crate::client::address::LONGEST_ATTEMPT;
-use crate::client::settings::share_of;
-use crate::client::slot::ended_tag;
+use crate::client::address::{Address, LONGEST_ATTEMPT};
+use crate::client::claim::ended_tag;
+use crate::client::connecting::end_of_share;
 
 /// A request that is sent before the caller's first request, and whose reply is still to come.
 #[derive(Clone, Copy, Debug)]
@@ -24,6 +24,8 @@ pub(in crate::client) struct Introduction {
     tag: Option<String>,
     /// The abilities that the server has named.
     pub(in crate::client) abilities: Abilities,
+    /// The path of the server's operator socket, if it has named one.
+    operator_socket: Option<String>,
     /// Whether the server has accepted the introduction.
     pub(in crate::client) is_accepted: bool,
     /// Whether the server has answered `error` to `hello`, which it does not know.
@@ -43,15 +45,9 @@ impl Introduction {
 }
 
 /// The abilities of this client.
-const OURS: Abilities = Abilities {
-    adopt: true,
-    slots: false,
-    survives_restart: false,
-    proofs: false,
-    lingers: false,
-    hears_breaks: true,
-    status: false,
-};
+const OURS: Abilities = Abilities::ADOPT
+    .and(Abilities::HEARS_BREAKS)
+    .and(Abilities::HEARS_NOT_WRITTEN);
 
 impl Connection {
     /// Queues `hello`, and the tag unless it is empty, to be sent before the next request. A server
@@ -61,6 +57,14 @@ impl Connection {
         self.write_introduction();
     }
 
+    /// Asks the server for its operator socket. It tells only a client on its own host.
+    pub(crate) fn operator_socket(&mut self) -> Option<Address> {
+        self.introduce("");
+        self.ping().ok()?;
+        let path = self.introduction.operator_socket.take()?;
+        Some(Address::Unix(path.into()))
+    }
+
     /// Sends the introduction over later streams only, not over this one.
     pub(in crate::client) fn introduce_later(&mut self, tag: &str) {
         self.introduction.tag = Some(tag.to_owned());
@@ -68,7 +72,7 @@ impl Connection {
 
     /// Makes the tag say that the work of this client has ended, if the client has introduced
     /// itself. Waits for the answer for at most `within`.
-    pub(in crate::client) fn end_tag(&mut self, within: Duration) -> Result<(), Error> {
+    pub(in crate::client) fn mark_tag_ended(&mut self, within: Duration) -> Result<(), Error> {
         let Some(tag) = self.introduction.tag.as_deref().map(ended_tag) else {
             return Ok(());
         };
@@ -110,9 +114,15 @@ impl Connection {
         on_introduced: impl FnOnce(&Connection),
     ) -> Result<Reply, Error> {
         let sent = self.send(request, self.time_to_send(due));
-        let opened = sent.and_then(|()| self.receive_opening(self.opening_due(due)));
+        let opening_due = self.opening_due(due);
+        let opened = sent.and_then(|()| {
+            while !self.take_opening()? {
+                self.read_by(opening_due)?;
+            }
+            Ok(())
+        });
         self.close_on_error(opened)?;
-        if !self.introduction.abilities.includes(self.needs) {
+        if !self.introduction.abilities.has(self.needs) {
             // Closing the connection makes the server drop the claim.
             self.close();
             return Err(Error::Unsupported(self.asked()));
@@ -120,13 +130,6 @@ impl Connection {
         on_introduced(self);
         let reply = self.receive(request, due);
         self.close_on_error(reply)
-    }
-
-    fn receive_opening(&mut self, due: Option<Instant>) -> Result<(), Error> {
-        while !self.take_opening()? {
-            self.read_by(due)?;
-        }
-        Ok(())
     }
 
     /// The error for a reply that does not fit its request. It quotes the reply, unless the reply
@@ -148,15 +151,16 @@ impl Connection {
             };
             match (opening, &reply) {
                 (Opening::Auth, Reply::Ok) => self.link.is_let_in = true,
-                (Opening::Hello, Reply::Hello(abilities)) => {
+                (Opening::Hello, Reply::Hello(abilities, socket)) => {
                     self.introduction.abilities = *abilities;
+                    self.introduction.operator_socket.clone_from(socket);
                     self.introduction.is_accepted = true;
                 }
                 (Opening::Tag, Reply::Ok) => self.introduction.is_accepted = true,
                 // An older server does not know the request, or lists no abilities.
                 (Opening::Hello, Reply::Error) => self.introduction.is_unknown_to_server = true,
                 (Opening::Hello, Reply::Ok) | (Opening::Tag, Reply::Error) => {}
-                _ => return Err(self.fail_on(&reply)),
+                _ => return Err(self.error_for(&reply)),
             }
             self.link.awaited.pop_front();
         }
@@ -174,6 +178,6 @@ impl Connection {
             return Some(due);
         }
         let at_most = Instant::now() + self.settings.connect_timeout.min(LONGEST_ATTEMPT);
-        Some(share_of(due, self.servers_left).min(at_most))
+        Some(end_of_share(due, self.servers_left).min(at_most))
     }
 }

@@ -2,11 +2,12 @@
 
 use std::time::{Duration, Instant};
 
-use super::{check_key, Connection, Error, Reply, Request, Slot};
-use crate::protocol::limits::MAX_LINE_LEN;
-use crate::protocol::request::{Held, Wanted};
-use crate::terms::{Kind, Weight};
-use crate::token::Token;
+use super::{check_key, Claim, Connection, Error, Reply, Request};
+use crate::os::moment::Moment;
+use crate::wire::abilities::Abilities;
+use crate::wire::limits::MAX_LINE_LEN;
+use crate::wire::request::Held;
+use crate::wire::token::Token;
 
 /// How a lease is renewed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,36 +18,17 @@ pub(in crate::client) enum Renewal {
     Adopt,
 }
 
-impl Renewal {
-    /// With `numbers`, an adoption says what was granted, for a server that may not know the grant.
-    /// They are those of the slots, separated by commas, and empty if the client knows none.
-    pub(super) fn request<'a>(
-        self,
-        key: &'a str,
-        slot: Slot,
-        token: Token,
-        numbers: Option<&'a str>,
-    ) -> Result<Request<'a>, Error> {
-        check_key(key)?;
-        let (kind, lease) = (slot.kind(), slot.checked_lease()?);
-        Ok(match self {
-            Renewal::Renew => Request::Renew {
-                key,
-                kind,
-                token,
-                lease,
-            },
-            Renewal::Adopt => Request::Adopt {
-                key,
-                token,
-                lease,
-                held: match numbers.filter(|numbers| numbers.len() <= MAX_NUMBERS_LEN) {
-                    Some(numbers) => held(slot.wanted(key)?, numbers),
-                    None => Held::LOCK,
-                },
-            },
-        })
-    }
+/// A grant as its client knows it.
+pub(crate) struct Known {
+    pub(crate) key: String,
+    /// What renewals ask for, with the lease that was granted: without one, they would ask for the
+    /// server's default, and an adoption would prove nothing.
+    pub(in crate::client) claim: Claim,
+    pub(crate) token: Token,
+    /// The numbers of its slots, separated by commas; empty if they are not known.
+    pub(in crate::client) numbers: String,
+    /// When it was granted; `None` if another client had it first.
+    pub(in crate::client) granted_at: Option<Moment>,
 }
 
 /// The maximum length of the slot numbers in an adoption, in bytes. The rest of the line has room
@@ -54,29 +36,16 @@ impl Renewal {
 /// proved: the server has it in its state file.
 const MAX_NUMBERS_LEN: usize = MAX_LINE_LEN - 96;
 
-fn held<'a>(wanted: Wanted<'_>, numbers: &'a str) -> Held<'a> {
-    let plain = match wanted.kind {
-        Kind::Lock => Weight::WHOLE,
-        Kind::Semaphore => Weight::ONE,
-    };
-    Held {
-        kind: wanted.kind,
-        limit: wanted.limit,
-        weight: wanted.weight.unwrap_or(plain),
-        numbers: (!numbers.is_empty()).then_some(numbers),
-    }
-}
-
 impl Connection {
     /// Renews a lease (`n`, `sn`), even if another connection has the grant. Returns the length of
-    /// the new lease in whole seconds. Blocks for at most the reply timeout. If `slot` names no
+    /// the new lease in whole seconds. Blocks for at most the reply timeout. If `claim` names no
     /// lease, the new lease has the server's default length, not the length that was granted.
     ///
     /// # Errors
     ///
     /// [`Error::Refused`] if no holder has this token, or [the errors of any request](#errors).
-    pub fn renew(&mut self, key: &str, slot: Slot, token: Token) -> Result<Duration, Error> {
-        let request = Renewal::Renew.request(key, slot, token, None)?;
+    pub fn renew(&mut self, key: &str, claim: Claim, token: Token) -> Result<Duration, Error> {
+        let request = renew(key, claim, token)?;
         let reply = self.exchange(&request, self.reply_due())?;
         self.renewed(&reply)
     }
@@ -91,26 +60,35 @@ impl Connection {
     /// [`Error::MaxLocks`] if the server already keeps its maximum number of grants;
     /// [`Error::Refused`] if no holder has this token, the lease is too long, or the server keeps
     /// no grants or is too old; or [the errors of any request](#errors).
-    pub fn keep(&mut self, key: &str, slot: Slot, token: Token) -> Result<Duration, Error> {
-        self.keep_within(key, slot, token, None, self.settings.reply_timeout)
+    pub fn keep(&mut self, key: &str, claim: Claim, token: Token) -> Result<Duration, Error> {
+        self.keep_within(key, claim, token, None, self.settings.reply_timeout)
     }
 
-    /// Renews a lease, and takes the slot for this connection (`adopt`). Proves the grant to a
-    /// server that can check proofs; `numbers` are those of the slots. Waits for the answer for at
-    /// most `within`, or for the reply timeout, and fails like [`Connection::keep`].
+    /// Renews the lease, and takes the grant for this connection (`adopt`). Proves the grant to a
+    /// server that can check proofs. Waits for the answer for at most `within`, and fails like
+    /// [`Connection::keep`].
     pub(in crate::client) fn adopt(
         &mut self,
-        key: &str,
-        slot: Slot,
-        token: Token,
-        numbers: &str,
-        within: Option<Duration>,
+        known: &Known,
+        within: Duration,
     ) -> Result<Duration, Error> {
-        let within = within.unwrap_or(self.settings.reply_timeout);
-        let numbers = self.introduction.abilities.proofs.then_some(numbers);
-        let request = Renewal::Adopt.request(key, slot, token, numbers)?;
+        let request = self.adoption(known)?;
         let reply = self.exchange(&request, Instant::now().checked_add(within))?;
         self.renewed(&reply)
+    }
+
+    /// Adopts a grant so that it ends with this connection. Returns when its lease was asked for,
+    /// and the length of the lease. Blocks for at most twice the reply timeout.
+    pub(in crate::client) fn adopt_for_good(
+        &mut self,
+        known: &Known,
+    ) -> Result<(Moment, Duration), Error> {
+        // Until the second adoption, the first is provisional: the end of the connection would not
+        // release the lock.
+        self.adopt(known, self.settings.reply_timeout)?;
+        let asked_at = Moment::now();
+        let lease = self.adopt(known, self.settings.reply_timeout)?;
+        Ok((asked_at, lease))
     }
 
     /// Has the server keep the slot in the same way as [`Connection::keep`], and tells the exit
@@ -118,13 +96,13 @@ impl Connection {
     pub(in crate::client) fn keep_within(
         &mut self,
         key: &str,
-        slot: Slot,
+        claim: Claim,
         token: Token,
         status: Option<u8>,
         within: Duration,
     ) -> Result<Duration, Error> {
         check_key(key)?;
-        let lease = slot.checked_lease()?;
+        let lease = claim.checked_lease()?;
         let request = Request::Keep {
             key,
             token,
@@ -135,34 +113,65 @@ impl Connection {
         self.renewed(&reply)
     }
 
-    /// Sends a renewal, and does not wait for its reply. An adoption proves the grant; `numbers`
-    /// are those of the slots. Blocks for at most `within`.
-    pub(in crate::client) fn send_renewal(
+    /// Writes a renewal, and does not wait for its reply. An adoption proves the grant. Blocks for
+    /// at most `within`.
+    pub(in crate::client) fn write_renewal(
         &mut self,
         renewal: Renewal,
-        key: &str,
-        slot: Slot,
-        token: Token,
-        numbers: &str,
+        known: &Known,
         within: Duration,
     ) -> Result<(), Error> {
-        let numbers = self.introduction.abilities.proofs.then_some(numbers);
-        let request = renewal.request(key, slot, token, numbers)?;
+        let request = match renewal {
+            Renewal::Renew => renew(&known.key, known.claim, known.token)?,
+            Renewal::Adopt => self.adoption(known)?,
+        };
         let sent = self.send(&request, within);
         self.close_on_error(sent)
     }
 
-    /// Takes the lease from the reply to [`Connection::send_renewal`]; `None` while the reply is
+    /// An adoption that says as much of the grant as the server understands. Together with the
+    /// numbers of its slots, the rest is a proof for a server that may not know the grant.
+    fn adoption<'a>(&self, known: &'a Known) -> Result<Request<'a>, Error> {
+        let abilities = self.introduction.abilities;
+        let wanted = known.claim.wanted(&known.key)?;
+        let mut held = Held::LOCK;
+        if abilities.has(Abilities::PROOFS) && known.numbers.len() <= MAX_NUMBERS_LEN {
+            held.terms = wanted.terms();
+            held.numbers = Some(&*known.numbers).filter(|numbers| !numbers.is_empty());
+        }
+        let granted_at = known.granted_at.filter(|_| abilities.has(Abilities::AGES));
+        held.age = granted_at.map(Moment::elapsed);
+        Ok(Request::Adopt {
+            key: &known.key,
+            token: known.token,
+            lease: known.claim.checked_lease()?,
+            held,
+        })
+    }
+
+    /// Takes the lease from the reply to [`Connection::write_renewal`]; `None` while the reply is
     /// incomplete.
     pub(in crate::client) fn renewal_reply(&mut self) -> Result<Option<Duration>, Error> {
-        let reply = self.reply_so_far()?;
+        let read = self.read_within(Duration::ZERO);
+        let reply = read.and_then(|()| self.take_reply(0));
+        let reply = self.close_on_error(reply)?;
         reply.map(|reply| self.renewed(&reply)).transpose()
     }
 
     fn renewed(&mut self, reply: &Reply) -> Result<Duration, Error> {
         match reply {
             Reply::Renewed(lease) => Ok(*lease),
-            other => Err(self.fail_on(other)),
+            other => Err(self.error_for(other)),
         }
     }
+}
+
+fn renew(key: &str, claim: Claim, token: Token) -> Result<Request<'_>, Error> {
+    check_key(key)?;
+    Ok(Request::Renew {
+        key,
+        kind: claim.kind(),
+        token,
+        lease: claim.checked_lease()?,
+    })
 }

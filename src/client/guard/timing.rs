@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use crate::sys::moment::Moment;
-use crate::token::Token;
+use crate::os::moment::Moment;
+use crate::wire::token::Token;
 
 /// Leases of up to this length are renewed after a third of it, longer ones after half.
 const SHORT_LEASE: Duration = Duration::from_secs(6);

@@ -5,8 +5,8 @@ use std::time::Instant;
 
 use super::address::Address;
 use super::error::Error;
-use crate::net::stream::Stream;
-use crate::net::tls::lacking;
+use crate::os::stream::Stream;
+use crate::os::tls::lacking;
 
 /// How to speak TLS with servers. Only a build with the feature `tls` has values of this type.
 #[derive(Clone, Debug)]

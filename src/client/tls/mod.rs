@@ -11,8 +11,8 @@ use std::time::Instant;
 
 use super::address::Address;
 use super::error::Error;
-use crate::net::stream::{is_timeout, Stream};
-use crate::net::tls::{server_name, server_of, system_file, trusting, ServerName, Trust};
+use crate::os::stream::{is_timeout, Socket, Stream};
+use crate::os::tls::{server_name, server_of, system_file, trusting, ServerName, Trust};
 
 /// How to speak TLS 1.2 or 1.3 with servers: which certificates the client trusts, and which name
 /// they must be for. Connections to Unix sockets do not use TLS.
@@ -142,7 +142,7 @@ impl Tls {
         server: &Address,
         deadline: Instant,
     ) -> Result<Stream, Error> {
-        let Stream::Tcp(socket) = stream else {
+        let Socket::Tcp(socket) = stream.socket else {
             return Ok(stream);
         };
         let host = match server {
@@ -154,12 +154,14 @@ impl Tls {
             "the host cannot be in a certificate",
         ))?;
         let shaken = self.trusted.trust().shake_hands(socket, name, deadline);
-        shaken.map(Stream::Tls).map_err(|error| match error.kind() {
+        shaken.map(From::from).map_err(|error| match error.kind() {
             io::ErrorKind::InvalidData => {
                 let server = server.clone();
                 Error::Untrusted { server, error }
             }
-            io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => Error::closed(server),
+            io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => {
+                Error::closed(server, false)
+            }
             _ if is_timeout(&error) => Error::no_reply(server),
             _ => Error::unreachable(server, error),
         })

@@ -1,23 +1,24 @@
 //! The HTTP door: health, metrics, statistics and a page that shows them, and, if the operator
-//! wants that, locks. See latchd-operations(7), HTTP.
+//! wants that, locks. See latchd-http(7).
 //!
 //! The door has its own limits of connections, so that its clients cannot keep other clients from
 //! their locks. Each connection gets one answer, within a time limit, unless it waits for a lock.
 
 mod answer;
 mod body;
-mod grants;
-mod history;
+mod changes;
 mod host_names;
 mod openapi;
 #[cfg(any(test, fuzzing))]
+#[path = "tests/pieces.rs"]
 pub(crate) mod pieces;
+mod recent_samples;
 mod reply;
 mod request;
 mod routes;
 mod sessions;
 
-use std::io::Read;
+use std::io::{self, Read};
 use std::net::{IpAddr, Shutdown};
 use std::sync::Arc;
 use std::thread;
@@ -25,30 +26,29 @@ use std::time::{Duration, Instant};
 
 use log::debug;
 
-use super::listen_host::ListenHost;
-use super::rights::Rights;
-use super::rules::{SessionRules, AUTH_COOLDOWN, CLOSING_TIME};
-use super::statistics::{StatisticsSource, PAGE_LEN};
-use crate::arbiter::Arbiter;
-use crate::cluster::ClusterNode;
-use crate::net::connections::{Admission, Connections};
-use crate::net::listener::{accept_from_all, Listener};
-use crate::net::permits::Permits;
-use crate::net::stream::Stream;
-use crate::net::tls::Certificate;
-use crate::net::workers::Workers;
-use crate::protocol::metrics::exposition;
-use crate::protocol::request::Request;
-use crate::server::{self, no_thread};
-use crate::sys::deadline::time_left;
-use crate::sys::memory::{self, Purpose};
-use answer::{refuse_full, Errors, HttpAnswer, Sent, FULL, JSON, METRICS};
-use body::MAX_BODY_LEN;
-pub(super) use grants::GrantCaps;
-use grants::Grants;
-use history::RecentSamples;
-use request::{Arrived, HttpRequest, RequestInput, MAX_HEAD_LEN};
-use routes::Resource;
+use super::auth::rights::Rights;
+use super::context::{SessionRules, AUTH_COOLDOWN, CLOSING_TIME};
+use super::start::listen_host::ListenHost;
+use super::statistics::PAGE_LEN;
+use crate::latchd::arbiter::Arbiter;
+use crate::latchd::cluster::ClusterNode;
+use crate::os::event::time_left;
+use crate::os::memory::{self, Purpose};
+use crate::os::secret::SEE;
+use crate::os::stream::Stream;
+use crate::os::tls::Certificate;
+use crate::shared::daemon::{self, no_thread};
+use crate::shared::net::connections::{Admission, Connections};
+use crate::shared::net::listener::{accept_from_all, Listener};
+use crate::shared::net::permits::Permits;
+use crate::shared::net::workers::Workers;
+use answer::{refuse_full, HttpAnswer, Sent, ANSWER_TIME, FULL, INVITATION};
+pub(super) use changes::ChangeCaps;
+use changes::{refuse_right, HttpChanges};
+use recent_samples::RecentSamples;
+use reply::{HttpReply, JSON};
+use request::{Arrived, HttpRequest, RequestInput, MAX_FRAMED_LEN, MAX_HEAD_LEN};
+use routes::{Resource, Route};
 
 /// The maximum number of connections at once that look at something.
 const MAX_CONNECTIONS: usize = 16;
@@ -74,13 +74,13 @@ const REFUSAL_TIME: Duration = Duration::from_secs(1);
 
 /// Where the door will listen, and the names by which clients may address this server there.
 #[derive(Debug)]
-pub(super) struct DoorPlaces {
+pub(super) struct HttpAddresses {
     pub(super) places: Vec<(ListenHost, u16)>,
     pub(super) names: Vec<String>,
 }
 
 /// The listening sockets of the door, before it answers requests.
-pub(super) struct Door {
+pub(super) struct HttpServer {
     listeners: Arc<[Listener]>,
     /// The host names by which clients may address this server.
     names: Vec<String>,
@@ -95,17 +95,17 @@ struct Guide {
     /// Permits for requests that look at something.
     permits: Arc<Permits>,
     /// `None` if nothing can be changed over HTTP.
-    grants: Option<Arc<Grants>>,
+    changes: Option<Arc<HttpChanges>>,
 }
 
-impl Door {
+impl HttpServer {
     /// Listens at all places, if there are any. If there is a certificate, the door speaks TLS with
     /// it.
     pub(super) fn bind(
-        places: Option<DoorPlaces>,
+        places: Option<HttpAddresses>,
         certificate: Option<&Arc<Certificate>>,
-    ) -> Result<Option<Door>, String> {
-        let Some(DoorPlaces { places, mut names }) = places else {
+    ) -> Result<Option<HttpServer>, String> {
+        let Some(HttpAddresses { places, mut names }) = places else {
             return Ok(None);
         };
         let (mut listeners, mut bound) = (Vec::new(), Vec::new());
@@ -113,7 +113,7 @@ impl Door {
             let mut addresses = host.addresses(port)?;
             // Two names may have an address in common.
             addresses.retain(|address| port == 0 || !bound.contains(address));
-            listeners.extend(server::listen(&addresses, None, 0, None)?);
+            listeners.extend(daemon::listen(&addresses, None, 0, None)?);
             bound.extend(addresses);
         }
         let with_tls = |listener: Listener| match certificate {
@@ -123,7 +123,7 @@ impl Door {
         names.extend(host_names::of_this_host());
         // A request without a host name must not match an empty one.
         names.retain(|name| !name.is_empty());
-        Ok(Some(Door {
+        Ok(Some(HttpServer {
             listeners: listeners.into_iter().map(with_tls).collect(),
             names,
         }))
@@ -143,14 +143,14 @@ impl Door {
         self,
         arbiter: &Arc<Arbiter>,
         rules: &Arc<SessionRules>,
-        caps: Option<GrantCaps>,
+        caps: Option<ChangeCaps>,
         others: &Connections,
     ) -> Result<Option<Arc<Connections>>, String> {
         let connections = Arc::new(connections(caps, others));
-        let grants = caps
-            .map(|caps| Grants::new(arbiter, rules, &connections, caps))
+        let changes = caps
+            .map(|caps| HttpChanges::new(arbiter, rules, &connections, caps))
             .transpose()
-            .map_err(server::cannot("watch for hang-ups"))?
+            .map_err(daemon::cannot("watch for hang-ups"))?
             .map(Arc::new);
         let guide = Arc::new(Guide {
             arbiter: Arc::clone(arbiter),
@@ -158,26 +158,26 @@ impl Door {
             names: self.names,
             history: Arc::default(),
             permits: Permits::new(MAX_CONNECTIONS, Some(MAX_PER_ADDRESS)),
-            grants: grants.clone(),
+            changes: changes.clone(),
         });
-        if let Some(grants) = &grants {
-            let grants = Arc::clone(grants);
-            server::spawn("http-hangup", move || grants.report_hangups())?;
+        if let Some(changes) = &changes {
+            let changes = Arc::clone(changes);
+            daemon::spawn("http-hangup", move || changes.report_hangups())?;
         }
         let housekeeper = Arc::clone(&guide);
-        server::spawn("http-history", move || housekeeper.run_housekeeping())?;
+        daemon::spawn("http-history", move || housekeeper.run_housekeeping())?;
         let workers = Workers::new(move |admission| match admission.exceeds {
             None => guide.serve(&admission),
             Some(_) => refuse(&admission.stream),
         });
         accept_from_all("http", &self.listeners, &connections, &workers).map_err(no_thread)?;
-        Ok(grants.map(|_| connections))
+        Ok(changes.map(|_| connections))
     }
 }
 
 /// The connections of a door. Those that change something come on top of the others, because only
 /// a request tells which is which.
-fn connections(caps: Option<GrantCaps>, others: &Connections) -> Connections {
+fn connections(caps: Option<ChangeCaps>, others: &Connections) -> Connections {
     let connections = match caps {
         None => Connections::new(MAX_CONNECTIONS, Some(MAX_PER_ADDRESS), FULL),
         Some(caps) => {
@@ -186,10 +186,11 @@ fn connections(caps: Option<GrantCaps>, others: &Connections) -> Connections {
             // Without a cap, one address could keep all others out, even by silence.
             let unless_capped = max - MAX_CONNECTIONS;
             let max_per_address = caps.max_per_address.map_or(unless_capped, with_others);
-            Connections::new(max, Some(max_per_address), FULL).numbered_with(others)
+            Connections::new(max, Some(max_per_address), FULL)
         }
     };
-    connections.admitting_refused(MAX_REFUSED)
+    let connections = connections.admitting_refused(MAX_REFUSED);
+    connections.numbered_with(others)
 }
 
 /// Tells a client that there are too many connections. Does not close before the client has read
@@ -209,20 +210,16 @@ impl Guide {
         loop {
             let now = Instant::now();
             if sample_at <= now {
-                if self
-                    .rules
-                    .node
-                    .as_deref()
-                    .is_none_or(ClusterNode::is_active)
-                {
+                let node = self.rules.node.as_deref();
+                if node.is_none_or(ClusterNode::is_active) {
                     let (_, snapshot) = self.arbiter.counters();
                     self.history.note(&snapshot, now);
                 }
-                sample_at = now + history::INTERVAL;
+                sample_at = now + recent_samples::INTERVAL;
             }
             // A session that is opened or used during the sleep ends later than the next sample.
-            let grants = self.grants.as_ref();
-            let ends_at = grants.and_then(|grants| grants.sessions.end_idle(now));
+            let changes = self.changes.as_ref();
+            let ends_at = changes.and_then(|changes| changes.sessions.end_idle(now));
             let look_at = ends_at.map_or(sample_at, |at| at.min(sample_at));
             thread::sleep(time_left(look_at));
         }
@@ -234,13 +231,13 @@ impl Guide {
         let Some(asked) = self.read(stream) else {
             return;
         };
-        let resource = asked.request.as_ref().map(|request| request.resource);
-        debug!("http peer={stream} asked={resource:?}");
-        let errors = self.grants.as_ref().map_or(Errors::Text, |_| Errors::Json);
-        let answer = HttpAnswer::new(stream, asked.is_head, errors);
+        let path = asked.request.as_ref().map(|request| request.route.path);
+        let path = path.map_err(|refusal| refusal.status);
+        debug!("http peer={stream} asked={path:?}");
+        let answer = HttpAnswer::new(stream, asked.is_head, self.changes.is_some());
         let sent = match asked.request {
             Ok(request) => self.answer(&request, admission, &answer),
-            Err(refusal) => answer.refuse(refusal),
+            Err(refusal) => answer.send(&refusal),
         };
         if sent.is_ok() {
             stream.shutdown(Shutdown::Write);
@@ -253,11 +250,11 @@ impl Guide {
         let secret_len = self.rules.max_token_len();
         // A secret in Base64 has four bytes for every three.
         let max_len = MAX_HEAD_LEN + 2 * secret_len;
-        let _reservation = memory::reserve(2 * max_len + MAX_BODY_LEN, Purpose::Newcomer)?;
+        let _reservation = memory::reserve(2 * (max_len + MAX_FRAMED_LEN), Purpose::Newcomer)?;
         let due = Instant::now() + REQUEST_TIME;
         request::read(
             max_len,
-            self.grants.is_some(),
+            self.changes.is_some(),
             &mut ArrivingRequest { stream, due },
         )
     }
@@ -268,45 +265,37 @@ impl Guide {
         admission: &Admission,
         answer: &HttpAnswer<'_>,
     ) -> Sent {
-        if !request.resource.is_open() {
-            if !request.is_for(&self.names) {
-                let why = "this server does not go by that name; \
-                    latchd --http-name NAME gives it another";
-                return answer.error("421 Misdirected Request", "bad_request", why, "");
+        let route = request.route;
+        if let Some(needed) = route.needs {
+            // With a secret, a page of another host cannot read or change anything.
+            if self.rules.auth_tokens.is_none() && !request.is_for(&self.names) {
+                return answer.send(&HttpReply::other_name());
             }
             let Some(rights) = self.rights_of(request, answer.stream) else {
-                return answer.ask_for_secret();
+                return answer.send(&HttpReply::ask_for_secret());
             };
-            if let Err(asked) = rights.permit(request.resource.request(), || false) {
-                return self.refuse_right(&asked, answer);
+            if rights.permit(&needed, || false).is_none() {
+                return answer.send(&refuse_right(&self.rules, &needed, SEE, answer.stream));
             }
-            if let (Some(grants), true) = (&self.grants, request.resource.is_change()) {
-                return grants.serve(request, &rights, admission, answer);
+            if let (Some(changes), true) = (&self.changes, route.is_change()) {
+                return changes.serve(request, &rights, admission, answer);
             }
         }
-        self.show_with_permit(request.resource, answer)
+        self.show_with_permit(route, answer)
     }
 
     /// Shows something, unless too many clients look at something already.
-    fn show_with_permit(&self, resource: Resource, answer: &HttpAnswer<'_>) -> Sent {
+    fn show_with_permit(&self, route: &Route, answer: &HttpAnswer<'_>) -> Sent {
         let Ok(_permit) = self.permits.take(answer.stream.source()) else {
             return refuse_full(answer.stream);
         };
-        match resource {
-            Resource::Health => answer.text("200 OK", "ok\n"),
-            Resource::Ready => match self.why_not_ready() {
-                None => answer.text("200 OK", "ready\n"),
-                Some(why) => answer.text("503 Service Unavailable", why),
-            },
-            Resource::Page => answer.whole("text/html; charset=utf-8", include_bytes!("page.html")),
-            Resource::Style => answer.whole("text/css; charset=utf-8", include_bytes!("page.css")),
-            Resource::Script => {
-                answer.whole("text/javascript; charset=utf-8", include_bytes!("page.js"))
-            }
-            Resource::Icon => answer.whole("image/svg+xml", include_bytes!("icon.svg")),
-            Resource::OpenApi => answer.whole(JSON, &openapi::describe(self.grants.is_some())),
-            _ => self.show_state(resource, answer),
-        }
+        answer.send(&match route.resource {
+            Resource::Health => HttpReply::state(None),
+            Resource::Ready => HttpReply::state(self.why_not_ready()),
+            Resource::File(bytes) => HttpReply::whole(route.answer.0, bytes),
+            Resource::OpenApi => HttpReply::whole(JSON, openapi::describe(self.changes.is_some())),
+            _ => return self.show_statistics(route, answer),
+        })
     }
 
     /// The rights of the client; `None` if the server has a secret and the request does not. A
@@ -319,61 +308,47 @@ impl Guide {
         let rights = tokens.rights_of(given, true);
         if rights.is_none() {
             let refusals = &self.rules.auth_refusals;
-            refusals.warn(format_args!("auth-refused peer={stream}"), stream.source());
+            refusals.warn_of(format_args!("auth-refused peer={stream}"), &stream.source());
             thread::sleep(AUTH_COOLDOWN);
         }
         rights
     }
 
-    fn refuse_right(&self, asked: &Request<'_>, answer: &HttpAnswer<'_>) -> Sent {
-        self.rules.log_right_refused(answer.stream, b"http", asked);
-        answer.error("403 Forbidden", "forbidden", reply::NO_RIGHT, "")
-    }
-
     fn why_not_ready(&self) -> Option<&'static str> {
         let node = self.rules.node.as_ref();
         if node.is_some_and(|node| !node.has_active_server()) {
-            return Some("no active server\n");
+            return Some("no_active_server");
         }
         let (_, counters) = self.arbiter.counters();
-        counters.is_draining.then_some("draining\n")
+        counters.is_draining.then_some("draining")
     }
 
-    fn show_state(&self, resource: Resource, answer: &HttpAnswer<'_>) -> Sent {
+    fn show_statistics(&self, route: &Route, answer: &HttpAnswer<'_>) -> Sent {
         let Some(_reservation) = memory::reserve(PAGE_LEN, Purpose::Service) else {
-            return answer.text("503 Service Unavailable", "too little memory is left\n");
+            return answer.send(&HttpReply::unavailable("too little memory is left"));
         };
         let node = self.rules.node.as_deref();
-        let statistics = StatisticsSource {
-            arbiter: &self.arbiter,
-            node,
-            log: &self.rules.log,
-            worst_case: self.rules.worst_case,
-        };
+        let statistics = self.rules.statistics(&self.arbiter);
         // The table of a standby is empty.
         let is_standby = node.is_some_and(|node| !node.is_active());
-        if is_standby && resource != Resource::Metrics {
-            return answer.text(
-                "503 Service Unavailable",
-                "this server is a standby; the active server has the locks\n",
-            );
+        if is_standby && route.resource != Resource::Metrics {
+            return answer.send(&HttpReply::standby());
         }
-        match resource {
+        match route.resource {
             Resource::Metrics => {
-                let (figures, _) = statistics.counters();
-                let text = exposition(&[(None, Some(figures))]);
-                answer.whole(METRICS, text.as_bytes())
+                let text = statistics.counters().exposition();
+                answer.send(&HttpReply::whole(route.answer.0, text.into_bytes()))
             }
             Resource::Counters => {
                 let mut out = Vec::new();
                 statistics.write_counters(&mut out);
                 out.push(b'\n');
-                answer.whole(JSON, &out)
+                answer.send(&HttpReply::whole(JSON, out))
             }
             Resource::History => {
                 let mut out = Vec::new();
                 self.history.write_json(Instant::now(), &mut out);
-                answer.whole(JSON, &out)
+                answer.send(&HttpReply::whole(JSON, out))
             }
             Resource::Runs => answer.in_pieces(|out, send| statistics.write_histories(out, send)),
             Resource::Keys => answer.in_pieces(|out, send| statistics.write_keys(out, send)),
@@ -389,16 +364,21 @@ struct ArrivingRequest<'a> {
     due: Instant,
 }
 
-impl RequestInput for ArrivingRequest<'_> {
-    fn read(&mut self, room: &mut [u8]) -> usize {
+impl Read for ArrivingRequest<'_> {
+    fn read(&mut self, room: &mut [u8]) -> io::Result<usize> {
         let left = time_left(self.due);
-        if left.is_zero() || self.stream.set_read_timeout(left).is_err() {
-            return 0;
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
         }
-        (&mut &*self.stream).read(room).unwrap_or(0)
+        self.stream.set_read_timeout(left)?;
+        (&mut &*self.stream).read(room)
     }
+}
 
+impl RequestInput for ArrivingRequest<'_> {
     fn invite_body(&mut self) {
-        answer::invite_body(self.stream);
+        let _ = self
+            .stream
+            .write_within(&mut &*INVITATION, Some(ANSWER_TIME));
     }
 }

@@ -184,8 +184,7 @@ function note(counters, now) {
   say(byId("place"), `${location.host} · ${counters.version}`);
   const settling = gauges.settling_s > 0 ? `grants begin in ${age(gauges.settling_s)}` : "";
   const state = gauges.draining === 1 ? "draining" : settling;
-  document.body.classList.toggle("draining", state !== "");
-  say(byId("state"), state || "live");
+  showState(state ? "draining" : "live", state || "live");
 }
 
 // ---- keys
@@ -393,12 +392,23 @@ function showRun(run, parent) {
   made.title = `${run.end} ${age(run.ended_ago_s)} ago${status}, held ${age(run.held_s)}${tag}`;
 }
 
-function standing({ history, expected }) {
-  const last = history.length ? `last held ${age(history[0].ended_ago_s)} ago` : "";
-  if (!expected) return last;
-  const since = `${age(expected.success_age_s)} ago`;
-  const success = expected.succeeded ? `last success ${since}` : "no success yet";
-  return `${expected.state.replaceAll("-", " ")}: ${success}`;
+function standing({ history, expected, refused }) {
+  const last = history.length ? [`last held ${age(history[0].ended_ago_s)} ago`] : [];
+  if (expected) {
+    const since = `${age(expected.success_age_s)} ago`;
+    const success = expected.succeeded ? `last success ${since}` : "no success yet";
+    last[0] = `${expected.state.replaceAll("-", " ")}: ${success}`;
+  }
+  if (refused) last.push(`refused ${age(refused[0].ended_ago_s)} ago`);
+  return last.join(", ");
+}
+
+// Who was refused last, and who held the key.
+function refusal(job) {
+  if (!job.refused) return "";
+  const { tag, end, holder } = job.refused[0];
+  const held = holder ? `; held by ${plain(holder)}` : "";
+  return `${end}: ${tag ? plain(tag) : "unknown"}${held}`;
 }
 
 function showRuns(jobs) {
@@ -410,7 +420,9 @@ function showRuns(jobs) {
     sayOf(element("div", "name", made), job.key);
     const strip = element("div", "strip", made);
     for (const run of [...job.history].reverse()) showRun(run, strip);
-    say(element("div", "standing", made), standing(job));
+    const status = element("div", "standing", made);
+    say(status, standing(job));
+    status.title = refusal(job);
   }
   showRest(jobs.length, Math.min(jobs.length, JOBS_AT_ONCE), "keys", byId("jobs"));
 }
@@ -446,11 +458,21 @@ async function ask(path) {
   return answer.json();
 }
 
+// What was true is not what is: until the server answers, the figures are old.
 function showGone(error) {
-  document.body.className = "gone";
   const isAnswer = error instanceof Error && error.name === "Error";
-  const since = answeredAt === null ? "" : ` for ${age((Date.now() - answeredAt) / 1000)}`;
-  say(byId("state"), isAnswer ? error.message : `no answer${since}`);
+  const past = answeredAt === null ? "" : age((Date.now() - answeredAt) / 1000);
+  const since = past && ` for ${past}`;
+  const old = past && ` What is shown is ${past} old.`;
+  showState("gone", isAnswer ? error.message : `no answer${since}`);
+  say(byId("gone"), isAnswer ? `${error.message}.${old}` : `The server does not answer.${old}`);
+}
+
+function showState(name, text) {
+  document.body.className = name;
+  say(byId("state"), text);
+  byId("gone").hidden = name !== "gone";
+  document.title = name === "live" ? "latchd" : `latchd: ${text}`;
 }
 
 async function refresh() {
@@ -464,7 +486,6 @@ async function refresh() {
     const paths = ["v1/stats/counters", "v1/stats/holders"];
     const [counters, holders] = await Promise.all(paths.map(ask));
     answeredAt = Date.now();
-    document.body.className = "live";
     note(counters, answeredAt);
     take(holders);
     if (began - ranAt >= RUNS_MS) {

@@ -1,25 +1,41 @@
-//! What a request that changes something is answered.
+//! What requests are answered.
 
-use super::answer::{error_body, head, BAD_REQUEST, JSON, OK};
-use super::body::Unfit;
-use super::request::SESSION_HEADER;
-use super::sessions::IDLE_TIMEOUT;
-use crate::net::permits::PermitCap;
-use crate::protocol::reply::Reply;
-use crate::terms::Refusal;
-use crate::token::Grant;
+use std::borrow::Cow;
+
+use crate::latchd::table::Cap;
+use crate::shared::net::permits::PermitCap;
+use crate::wire::reply::Reply;
+use crate::wire::terms::Refusal;
+use crate::wire::token::Grant;
+
+pub(super) const TEXT: &str = "text/plain; charset=utf-8";
+pub(super) const JSON: &str = "application/json";
+
+const OK: &str = "200 OK";
+const BAD_REQUEST: &str = "400 Bad Request";
+const CONFLICT: &str = "409 Conflict";
+const FORBIDDEN: &str = "403 Forbidden";
+const NOT_FOUND: &str = "404 Not Found";
+const OTHER_METHOD: &str = "405 Method Not Allowed";
+const UNAVAILABLE: &str = "503 Service Unavailable";
 
 /// An answer.
-#[derive(Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct HttpReply {
-    status: &'static str,
+    pub(super) status: &'static str,
     /// A header, or nothing.
-    extra: &'static str,
-    pub(super) body: Vec<u8>,
+    pub(super) extra: Cow<'static, str>,
+    pub(super) body: ReplyBody,
 }
 
-/// The reason for a refusal of a client whose auth token lacks a right.
-pub(super) const NO_RIGHT: &str = "the auth token does not have the right to do this";
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum ReplyBody {
+    Nothing,
+    /// A body of this type.
+    Body(&'static str, Cow<'static, [u8]>),
+    /// The code of an error, and the reason.
+    Error(&'static str, Cow<'static, str>),
+}
 
 /// The option that sets a cap on waiting requests and on sessions, without its dashes.
 pub(super) fn option_of(cap: PermitCap) -> &'static str {
@@ -30,60 +46,131 @@ pub(super) fn option_of(cap: PermitCap) -> &'static str {
 }
 
 impl HttpReply {
-    pub(super) fn head(&self) -> String {
-        let has_body = !self.body.is_empty();
-        let body = has_body.then_some((JSON, self.body.len()));
-        head(self.status, body, self.extra)
-    }
-
-    fn ok(json: String) -> HttpReply {
-        let body = (json + "\n").into_bytes();
+    const fn new(status: &'static str, body: ReplyBody) -> HttpReply {
+        let extra = Cow::Borrowed("");
         HttpReply {
-            status: OK,
-            extra: "",
+            status,
+            extra,
             body,
         }
     }
 
-    fn error(status: &'static str, code: &str, detail: &str) -> HttpReply {
+    fn with(self, header: impl Into<Cow<'static, str>>) -> HttpReply {
+        let extra = header.into();
+        HttpReply { extra, ..self }
+    }
+
+    /// What was asked for.
+    pub(super) fn whole(
+        content_type: &'static str,
+        body: impl Into<Cow<'static, [u8]>>,
+    ) -> HttpReply {
+        HttpReply::new(OK, ReplyBody::Body(content_type, body.into()))
+    }
+
+    /// The head of an answer whose length is not known yet.
+    pub(super) fn json_in_pieces() -> HttpReply {
+        HttpReply::new(OK, ReplyBody::Nothing).with(format!("Content-Type: {JSON}\r\n"))
+    }
+
+    /// Whether the server can do its work, and if not, why.
+    pub(super) fn state(why_not: Option<&str>) -> HttpReply {
+        let status = why_not.map_or(OK, |_| UNAVAILABLE);
+        let state = format!("{{\"status\":\"{}\"}}", why_not.unwrap_or("ok"));
         HttpReply {
             status,
-            extra: "",
-            body: error_body(code, detail),
+            ..HttpReply::ok(state)
         }
     }
 
-    fn full(code: &str, detail: &str) -> HttpReply {
-        HttpReply::error("503 Service Unavailable", code, detail)
+    pub(super) fn ok(json: String) -> HttpReply {
+        HttpReply::whole(JSON, (json + "\n").into_bytes())
     }
 
-    fn conflict(code: &str, detail: &str) -> HttpReply {
-        HttpReply::error("409 Conflict", code, detail)
+    fn error(
+        status: &'static str,
+        code: &'static str,
+        why: impl Into<Cow<'static, str>>,
+    ) -> HttpReply {
+        HttpReply::new(status, ReplyBody::Error(code, why.into()))
     }
 
     /// The request has been carried out, and there is nothing to say.
     pub(super) fn done() -> HttpReply {
-        HttpReply {
-            status: "204 No Content",
-            extra: "",
-            body: Vec::new(),
-        }
+        HttpReply::new("204 No Content", ReplyBody::Nothing)
     }
 
-    pub(super) fn malformed(detail: &str) -> HttpReply {
+    pub(super) fn standby() -> HttpReply {
+        let why = "this server is a standby; the active server has the locks";
+        HttpReply::error(UNAVAILABLE, "not_leader", why)
+    }
+
+    pub(super) fn not_http() -> HttpReply {
+        HttpReply::malformed("not a request in HTTP")
+    }
+
+    pub(super) fn too_long() -> HttpReply {
+        let status = "431 Request Header Fields Too Large";
+        HttpReply::error(status, "bad_request", "the headers are too long")
+    }
+
+    pub(super) fn long_body() -> HttpReply {
+        HttpReply::malformed("the body is longer than 4096 bytes, or has too many chunks")
+    }
+
+    /// A part of the request has not arrived in time.
+    pub(super) fn too_slow() -> HttpReply {
+        let status = "408 Request Timeout";
+        HttpReply::error(status, "timeout", "the request is not complete after 5 s")
+    }
+
+    /// A page of another host has sent the request.
+    pub(super) fn other_origin() -> HttpReply {
+        let why = "a page of another host must not ask for this";
+        HttpReply::error(FORBIDDEN, "forbidden", why)
+    }
+
+    pub(super) fn not_found() -> HttpReply {
+        let why = "not found; see latchd-http(7) for the paths";
+        HttpReply::error(NOT_FOUND, "not_found", why)
+    }
+
+    /// The path has only this method.
+    pub(super) fn other_method(allowed: &str) -> HttpReply {
+        let allow = format!("Allow: {allowed}\r\n");
+        HttpReply::error(
+            OTHER_METHOD,
+            "method_not_allowed",
+            "the path has another method",
+        )
+        .with(allow)
+    }
+
+    pub(super) fn no_changes() -> HttpReply {
+        let why = "nothing can be changed over HTTP without latchd --http-grants";
+        HttpReply::error(OTHER_METHOD, "method_not_allowed", why).with("Allow: GET, HEAD\r\n")
+    }
+
+    /// The client addresses the server by a name that the server does not know.
+    pub(super) fn other_name() -> HttpReply {
+        let why = "this server does not go by that name; latchd --http-name NAME gives it another";
+        HttpReply::error("421 Misdirected Request", "bad_request", why)
+    }
+
+    pub(super) fn ask_for_secret() -> HttpReply {
+        let why = "authentication required: send the auth token as a bearer token, or as the \
+                   password of any user";
+        HttpReply::error("401 Unauthorized", "unauthorized", why)
+            .with("WWW-Authenticate: Basic realm=\"latchd\", charset=\"UTF-8\"\r\n")
+    }
+
+    pub(super) fn lacks_right(right: &str) -> HttpReply {
+        let why = format!("the auth token does not have the right to {right} this");
+        HttpReply::error(FORBIDDEN, "forbidden", why)
+    }
+
+    pub(super) fn malformed(detail: impl Into<Cow<'static, str>>) -> HttpReply {
         HttpReply::error(BAD_REQUEST, "bad_request", detail)
-    }
-
-    /// The header that names a session is missing. `why` continues the sentence.
-    pub(super) fn without_session(why: &str) -> HttpReply {
-        HttpReply::malformed(&format!("{SESSION_HEADER} {why}"))
-    }
-
-    /// A session has been opened.
-    pub(super) fn session(id: &str) -> HttpReply {
-        let idle_timeout = IDLE_TIMEOUT.as_secs();
-        let id = format!("{{\"session_id\":\"{id}\"");
-        HttpReply::ok(id + &format!(",\"idle_timeout_s\":{idle_timeout}}}"))
     }
 
     pub(super) fn session_gone() -> HttpReply {
@@ -94,29 +181,30 @@ impl HttpReply {
     pub(super) fn rate_limited(cap: PermitCap) -> HttpReply {
         let option = option_of(cap);
         let detail = format!("too many requests wait already; latchd --{option} allows more");
-        HttpReply {
-            extra: "Retry-After: 1\r\n",
-            ..HttpReply::error("429 Too Many Requests", "rate_limited", &detail)
-        }
+        HttpReply::error("429 Too Many Requests", "rate_limited", detail).with("Retry-After: 1\r\n")
     }
 
     pub(super) fn too_many_sessions(cap: PermitCap) -> HttpReply {
-        match cap {
-            PermitCap::Total => HttpReply::full("max_sessions", "there are too many sessions"),
-            PermitCap::PerAddress => {
-                let detail = "there are too many sessions from this address";
-                HttpReply::full("max_sessions_per_ip", detail)
-            }
-        }
+        let code = match cap {
+            PermitCap::Total => "max_sessions",
+            PermitCap::PerAddress => "max_sessions_per_ip",
+        };
+        let option = option_of(cap);
+        HttpReply::error(
+            UNAVAILABLE,
+            code,
+            format!("too many sessions; latchd --{option} allows more"),
+        )
     }
 
     /// The system or the disk refuses what the server needs.
-    pub(super) fn unavailable(detail: &str) -> HttpReply {
-        HttpReply::full("unavailable", detail)
+    pub(super) fn unavailable(detail: impl Into<Cow<'static, str>>) -> HttpReply {
+        HttpReply::error(UNAVAILABLE, "unavailable", detail)
     }
 
-    /// The answer that says the same as a reply of the latch protocol.
-    pub(super) fn of(reply: &Reply) -> HttpReply {
+    /// The answer that says the same as a reply of the latch protocol, and names the cap that a
+    /// claim has reached.
+    pub(super) fn of(reply: &Reply, cap: Option<Cap>) -> HttpReply {
         match reply {
             Reply::Granted(grant) => HttpReply::granted("ok", grant),
             Reply::Acquired(grant) => HttpReply::granted("acquired", grant),
@@ -126,8 +214,7 @@ impl HttpReply {
                 let lease = lease.as_secs();
                 HttpReply::ok(format!("{{\"remaining_s\":{lease}}}"))
             }
-            Reply::Refused(refusal) => HttpReply::refused(*refusal),
-            Reply::AuthFailed => HttpReply::error("403 Forbidden", "forbidden", NO_RIGHT),
+            Reply::Refused(refusal) => HttpReply::refused(*refusal, cap),
             _ => HttpReply::done(),
         }
     }
@@ -138,39 +225,36 @@ impl HttpReply {
         HttpReply::ok(status + &format!(",\"token\":\"{token}\",\"lease_ttl_s\":{lease}}}"))
     }
 
-    fn refused(refusal: Refusal) -> HttpReply {
-        match refusal {
-            Refusal::NotHeld => {
-                let detail = "no holder of the key has this token, or no longer";
-                HttpReply::error("404 Not Found", "not_held", detail)
+    pub(super) fn refused(refusal: Refusal, cap: Option<Cap>) -> HttpReply {
+        let (_, code) = Refusal::ALL[refusal as usize];
+        let (status, detail) = match refusal {
+            Refusal::NotHeld => (
+                NOT_FOUND,
+                "no holder of the key has this token, or no longer",
+            ),
+            Refusal::LimitMismatch => (
+                CONFLICT,
+                "the key is in use with another limit, or as the other kind",
+            ),
+            Refusal::AlreadyEnqueued => (
+                CONFLICT,
+                "the session is in the queue, or holds the key, already",
+            ),
+            Refusal::NotEnqueued => (CONFLICT, "the session is not in the queue"),
+            Refusal::LeaseExpired => (CONFLICT, "the grant ended before it was collected"),
+            Refusal::Draining => (UNAVAILABLE, "the server is about to end"),
+            Refusal::NoToken | Refusal::NotWritten => {
+                return HttpReply::unavailable("a file of the server cannot be written");
             }
-            Refusal::LimitMismatch => {
-                let detail = "the key is in use with another limit, or as the other kind";
-                HttpReply::conflict("limit_mismatch", detail)
+            Refusal::MaxLocks | Refusal::MaxWaiters => {
+                let at_cap = |cap| format!("a cap is reached; latchd --{cap} allows more");
+                let why = cap.map_or(
+                    "a cap is reached, or little memory is left".to_owned(),
+                    at_cap,
+                );
+                return HttpReply::error(UNAVAILABLE, code, why);
             }
-            Refusal::AlreadyEnqueued => {
-                let detail = "the session is in the queue, or holds the key, already";
-                HttpReply::conflict("already_enqueued", detail)
-            }
-            Refusal::NotEnqueued => {
-                HttpReply::conflict("not_enqueued", "the session is not in the queue")
-            }
-            Refusal::LeaseExpired => {
-                HttpReply::conflict("lease_expired", "the grant ended before it was collected")
-            }
-            Refusal::MaxLocks => HttpReply::full("max_locks", "a cap on keys or grants is reached"),
-            Refusal::MaxWaiters => HttpReply::full("max_waiters", "a cap on waiters is reached"),
-            Refusal::Draining => HttpReply::full("draining", "the server is about to end"),
-            Refusal::NoToken => HttpReply::unavailable("a file of the server cannot be written"),
-        }
-    }
-}
-
-impl From<Unfit> for HttpReply {
-    fn from(unfit: Unfit) -> HttpReply {
-        match unfit {
-            Unfit::Malformed(detail) => HttpReply::malformed(&detail),
-            Unfit::NotHeld => HttpReply::refused(Refusal::NotHeld),
-        }
+        };
+        HttpReply::error(status, code, detail)
     }
 }

@@ -1,7 +1,10 @@
 //! The table of what clients can ask for over HTTP. Pure: no I/O and no clock.
 
-use crate::protocol::request::Request;
-use crate::terms::Kind;
+use super::reply::{HttpReply, JSON};
+use crate::wire::limits::{MAX_LIMIT, MAX_SECONDS};
+use crate::wire::request::Request;
+use FieldValue::{Number, OneOf, Text};
+use Resource::*;
 
 /// The methods that the server knows. HEAD is a GET whose answer has no body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,148 +29,153 @@ pub(super) enum Resource {
     History,
     /// The past holders of keys, as JSON.
     Runs,
-    /// The HTML page. The next three are its stylesheet, script and icon.
-    Page,
-    Style,
-    Script,
-    Icon,
+    /// The page, or what belongs to it.
+    File(&'static [u8]),
     /// The description of the routes.
     OpenApi,
     NewSession,
     Session,
     SessionPing,
-    Key(Verb, Kind),
-}
-
-/// What a request asks for a key.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Verb {
-    Acquire,
-    Release,
-    Renew,
-    Enqueue,
-    Wait,
+    /// A command of the latch protocol about a key, and the fields of the body, which are the words
+    /// of the command in their order.
+    Key(&'static str, &'static [BodyField]),
 }
 
 /// A method and a path that clients can ask for.
-#[derive(Debug)]
+#[derive(Debug, PartialEq, Eq)]
 pub(super) struct Route {
     pub(super) method: Method,
     /// A segment in braces stands for any segment.
     pub(super) path: &'static str,
+    /// The name of the operation, for programs that make clients.
+    pub(super) id: &'static str,
+    /// The request of the latch protocol that needs the same right, as far as the path tells.
+    /// `None` if a client may ask without the secret.
+    pub(super) needs: Option<Request<'static>>,
     pub(super) resource: Resource,
-    pub(super) summary: &'static str,
+    /// What the answer has if the server does what is asked.
+    pub(super) answer: AnswerBody,
 }
 
-/// Why there is no route.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum NoRoute {
-    NotFound,
-    /// The path has only other methods.
-    OtherMethod(Allowed),
+/// The type of the body of an answer, "" if there is none, and the fields of an object in JSON,
+/// unless they are of another form.
+type AnswerBody = (&'static str, &'static [BodyField]);
+
+/// A field of a body: its name, whether it must be there, its value, and what it means.
+pub(super) type BodyField = (&'static str, bool, FieldValue, &'static str);
+
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum FieldValue {
+    /// From the lowest number to the highest.
+    Number(u64, u64),
+    Text,
+    OneOf(&'static [&'static str]),
 }
 
-/// The methods of a path, as the header `Allow` lists them.
-pub(super) type Allowed = &'static str;
+const SECONDS: FieldValue = Number(0, MAX_SECONDS);
+const SLOTS: FieldValue = Number(1, MAX_LIMIT as u64);
+const WAIT: BodyField = ("acquire_timeout_s", false, SECONDS, "0: do not wait");
+const TIMEOUT: BodyField = ("timeout_s", false, SECONDS, "0: do not wait");
+pub(super) const LEASE: BodyField = ("lease_ttl_s", false, SECONDS, "0: the server's default");
+const LIMIT: BodyField = ("limit", true, SLOTS, "the number of slots");
+const TOKEN: BodyField = ("token", true, Text, "the token of the grant");
+pub(super) const STATUS: BodyField = ("status", false, Number(0, 255), "an exit status");
 
-const fn get(path: &'static str, resource: Resource, summary: &'static str) -> Route {
-    route(Method::Get, path, resource, summary)
-}
+const NOTHING: AnswerBody = ("", &[]);
+const STATE: &[BodyField] = &[("status", true, STATES, "the state of the server")];
+const STATES: FieldValue = OneOf(&["ok", "draining", "no_active_server"]);
+const SESSION: &[BodyField] = &[ID, ("idle_timeout_s", true, SECONDS, "when to ping")];
+const ID: BodyField = ("session_id", true, Text, "the name of the session");
+const GRANTED: &[BodyField] = &[("status", true, WAITED, "the outcome"), GRANT, LEASE];
+const WAITED: FieldValue = OneOf(&["ok", "timeout"]);
+const ENTERED: &[BodyField] = &[("status", true, QUEUED, "the outcome"), GRANT, LEASE];
+const QUEUED: FieldValue = OneOf(&["acquired", "queued"]);
+const GRANT: BodyField = ("token", false, Text, "the token of a grant");
+const LEFT: &[BodyField] = &[("remaining_s", true, SECONDS, "the new lease")];
 
-const fn lock(path: &'static str, verb: Verb, summary: &'static str) -> Route {
-    route(Method::Post, path, Resource::Key(verb, Kind::Lock), summary)
-}
+/// The requests that need a right to see. The page shows what all routes with `SEE` show.
+const STATS: Option<Request<'static>> = Some(Request::Stats);
+const COUNT: Option<Request<'static>> = Some(Request::Counters);
+const SEE: Option<Request<'static>> = Some(Request::Queues(None));
 
-const fn slot(path: &'static str, verb: Verb, summary: &'static str) -> Route {
-    let resource = Resource::Key(verb, Kind::Semaphore);
-    route(Method::Post, path, resource, summary)
-}
-
-const fn route(
-    method: Method,
+const fn get(
     path: &'static str,
+    id: &'static str,
+    needs: Option<Request<'static>>,
     resource: Resource,
-    summary: &'static str,
+    answer: AnswerBody,
 ) -> Route {
     Route {
-        method,
+        method: Method::Get,
+        needs,
+        ..change(path, id, resource, answer)
+    }
+}
+
+/// No request of the latch protocol needs what a new session needs: the right to use some key. What
+/// a command needs depends on its key.
+const fn change(
+    path: &'static str,
+    id: &'static str,
+    resource: Resource,
+    answer: AnswerBody,
+) -> Route {
+    Route {
+        method: Method::Post,
         path,
+        id,
+        needs: Some(Request::Ping),
         resource,
-        summary,
+        answer,
     }
 }
 
 #[rustfmt::skip]
-pub(super) const ROUTES: [Route; 26] = [
-    get("/health", Resource::Health, "Whether the server answers"),
-    get("/ready", Resource::Ready, "Whether the server grants locks"),
-    get("/metrics", Resource::Metrics, "The counters, for Prometheus"),
-    get("/v1/stats", Resource::Keys, "The keys that are in use or were lately"),
-    get("/v1/stats/holders", Resource::Holders, "Who holds and who waits"),
-    get("/v1/stats/counters", Resource::Counters, "The counters"),
-    get("/v1/stats/history", Resource::History, "The last five minutes"),
-    get("/v1/stats/runs", Resource::Runs, "Who held a key lately, and how that ended"),
-    get("/", Resource::Page, "A page that shows the statistics"),
-    get("/page.css", Resource::Style, "The style of the page"),
-    get("/page.js", Resource::Script, "The script of the page"),
-    get("/icon.svg", Resource::Icon, "The icon of the page"),
-    get("/v1/openapi.json", Resource::OpenApi, "This description"),
-    route(Method::Post, "/v1/sessions", Resource::NewSession, "Open a session"),
-    route(Method::Delete, "/v1/sessions/{id}", Resource::Session,
-          "Release what a session holds, and end it"),
-    route(Method::Post, "/v1/sessions/{id}/ping", Resource::SessionPing,
-          "Keep a session from being idle"),
-    lock("/v1/locks/{key}", Verb::Acquire, "Wait for a lock"),
-    lock("/v1/locks/{key}/release", Verb::Release, "Release a lock"),
-    lock("/v1/locks/{key}/renew", Verb::Renew, "Restart the lease of a lock"),
-    lock("/v1/locks/{key}/enqueue", Verb::Enqueue, "Enter the queue of a lock"),
-    lock("/v1/locks/{key}/wait", Verb::Wait, "Wait for a lock after entering its queue"),
-    slot("/v1/semaphores/{key}", Verb::Acquire, "Wait for a slot of a semaphore"),
-    slot("/v1/semaphores/{key}/release", Verb::Release, "Release a slot"),
-    slot("/v1/semaphores/{key}/renew", Verb::Renew, "Restart the lease of a slot"),
-    slot("/v1/semaphores/{key}/enqueue", Verb::Enqueue, "Enter the queue of a semaphore"),
-    slot("/v1/semaphores/{key}/wait", Verb::Wait, "Wait for a slot after entering the queue"),
+pub(super) const ROUTES: &[Route] = &[
+    get("/health", "getHealth", None, Health, (JSON, STATE)),
+    get("/ready", "getReady", None, Ready, (JSON, STATE)),
+    get("/metrics", "getMetrics", COUNT, Metrics,
+        ("text/plain; version=0.0.4; charset=utf-8", &[])),
+    get("/v1/stats", "getStats", STATS, Keys, (JSON, &[])),
+    get("/v1/stats/holders", "getHolders", SEE, Holders, (JSON, &[])),
+    get("/v1/stats/counters", "getCounters", COUNT, Counters, (JSON, &[])),
+    get("/v1/stats/history", "getHistory", COUNT, History, (JSON, &[])),
+    get("/v1/stats/runs", "getRuns", SEE, Runs, (JSON, &[])),
+    get("/", "getPage", SEE, File(include_bytes!("page.html")), ("text/html; charset=utf-8", &[])),
+    get("/page.css", "getStyle", SEE, File(include_bytes!("page.css")),
+        ("text/css; charset=utf-8", &[])),
+    get("/page.js", "getScript", SEE, File(include_bytes!("page.js")),
+        ("text/javascript; charset=utf-8", &[])),
+    get("/icon.svg", "getIcon", SEE, File(include_bytes!("icon.svg")), ("image/svg+xml", &[])),
+    get("/v1/openapi.json", "getOpenAPI", None, OpenApi, (JSON, &[])),
+    change("/v1/sessions", "createSession", NewSession, (JSON, SESSION)),
+    Route {
+        method: Method::Delete,
+        ..change("/v1/sessions/{id}", "deleteSession", Session, NOTHING)
+    },
+    change("/v1/sessions/{id}/ping", "pingSession", SessionPing, NOTHING),
+    change("/v1/locks/{key}", "acquireLock", Key("l", &[WAIT, LEASE]), (JSON, GRANTED)),
+    change("/v1/locks/{key}/release", "releaseLock", Key("r", &[TOKEN, STATUS]), NOTHING),
+    change("/v1/locks/{key}/renew", "renewLock", Key("n", &[TOKEN, LEASE]), (JSON, LEFT)),
+    change("/v1/locks/{key}/enqueue", "enqueueLock", Key("e", &[LEASE]), (JSON, ENTERED)),
+    change("/v1/locks/{key}/wait", "waitLock", Key("w", &[TIMEOUT]), (JSON, GRANTED)),
+    change("/v1/semaphores/{key}", "acquireSemaphore", Key("sl", &[WAIT, LIMIT, LEASE]),
+           (JSON, GRANTED)),
+    change("/v1/semaphores/{key}/release", "releaseSemaphore", Key("sr", &[TOKEN, STATUS]),
+           NOTHING),
+    change("/v1/semaphores/{key}/renew", "renewSemaphore", Key("sn", &[TOKEN, LEASE]),
+           (JSON, LEFT)),
+    change("/v1/semaphores/{key}/enqueue", "enqueueSemaphore", Key("se", &[LIMIT, LEASE]),
+           (JSON, ENTERED)),
+    change("/v1/semaphores/{key}/wait", "waitSemaphore", Key("sw", &[TIMEOUT]), (JSON, GRANTED)),
 ];
 
-impl Resource {
-    /// Whether a client may ask for this without the secret.
-    pub(super) fn is_open(self) -> bool {
-        matches!(self, Resource::Health | Resource::Ready | Resource::OpenApi)
-    }
-
-    /// The request of the latch protocol that needs the same right, if the path alone tells that.
-    /// The page shows what all of these show. No request of that protocol needs what a new session
-    /// needs: the right to use some key.
-    pub(super) fn request(self) -> Request<'static> {
-        match self {
-            Resource::Keys => Request::Stats,
-            Resource::Metrics | Resource::Counters | Resource::History => Request::Counters,
-            Resource::Holders
-            | Resource::Runs
-            | Resource::Page
-            | Resource::Style
-            | Resource::Script
-            | Resource::Icon => Request::Queues(None),
-            Resource::Health
-            | Resource::Ready
-            | Resource::OpenApi
-            | Resource::NewSession
-            | Resource::Session
-            | Resource::SessionPing
-            | Resource::Key(..) => Request::Ping,
-        }
-    }
-
-    /// Whether a request for this changes sessions, holders or queues.
-    pub(super) fn is_change(self) -> bool {
-        matches!(
-            self,
-            Resource::NewSession | Resource::Session | Resource::SessionPing | Resource::Key(..)
-        )
-    }
-}
-
 impl Route {
+    /// Whether a request for this changes sessions, holders or queues.
+    pub(super) fn is_change(&self) -> bool {
+        self.method != Method::Get
+    }
+
     /// The segment of `path` that stands in the place of the braces, or "" if there are none.
     /// `None` if the path is another one.
     fn parameter<'a>(&self, path: &'a str) -> Option<&'a str> {
@@ -180,30 +188,32 @@ impl Route {
     }
 }
 
-/// The route of a request, and the segment that its path has in the place of the braces. Without
-/// `with_changes`, there are only the routes that change nothing.
+/// The routes; without `with_changes`, only those that change nothing.
+pub(super) fn offered(with_changes: bool) -> impl Iterator<Item = &'static Route> {
+    let routes = ROUTES.iter();
+    routes.filter(move |route| with_changes || !route.is_change())
+}
+
+/// The offered route of a request, and the segment that its path has in the place of the braces.
 pub(super) fn find(
     method: Option<Method>,
     path: &str,
     with_changes: bool,
-) -> Result<(Resource, &str), NoRoute> {
-    let offered = ROUTES
-        .iter()
-        .filter(|route| with_changes || !route.resource.is_change());
+) -> Result<(&'static Route, &str), HttpReply> {
     let mut is_known = None;
-    for route in offered {
+    for route in offered(with_changes) {
         if let Some(parameter) = route.parameter(path) {
             if method == Some(route.method) {
-                return Ok((route.resource, parameter));
+                return Ok((route, parameter));
             }
             is_known = Some(route.method);
         }
     }
     Err(match is_known {
-        None => NoRoute::NotFound,
-        Some(Method::Get) => NoRoute::OtherMethod("GET, HEAD"),
-        Some(Method::Post) => NoRoute::OtherMethod("POST"),
-        Some(Method::Delete) => NoRoute::OtherMethod("DELETE"),
+        None => HttpReply::not_found(),
+        Some(Method::Get) => HttpReply::other_method("GET, HEAD"),
+        Some(Method::Post) => HttpReply::other_method("POST"),
+        Some(Method::Delete) => HttpReply::other_method("DELETE"),
     })
 }
 
@@ -213,24 +223,27 @@ mod tests {
 
     #[test]
     fn a_key_is_one_segment_of_a_path() {
-        let of = |path| find(Some(Method::Post), path, true);
-        let acquire = Resource::Key(Verb::Acquire, Kind::Lock);
-        let release = Resource::Key(Verb::Release, Kind::Lock);
-        assert_eq!(of("/v1/locks/k"), Ok((acquire, "k")));
-        assert_eq!(of("/v1/locks/"), Ok((acquire, "")));
-        assert_eq!(of("/v1/locks/release"), Ok((acquire, "release")));
-        assert_eq!(of("/v1/locks/a%2Fb/release"), Ok((release, "a%2Fb")));
-        assert_eq!(of("/v1/locks//release"), Ok((release, "")));
+        let of = |path| {
+            let found = find(Some(Method::Post), path, true);
+            found.map(|(route, key)| match route.resource {
+                Key(command, _) => (command, key),
+                _ => panic!("{path} is not about a key"),
+            })
+        };
+        assert_eq!(of("/v1/locks/k"), Ok(("l", "k")));
+        assert_eq!(of("/v1/locks/"), Ok(("l", "")));
+        assert_eq!(of("/v1/locks/release"), Ok(("l", "release")));
+        assert_eq!(of("/v1/locks/a%2Fb/release"), Ok(("r", "a%2Fb")));
+        assert_eq!(of("/v1/locks//release"), Ok(("r", "")));
         for unknown in [
             "/v1/locks",
             "/v1/locks/k/",
             "/v1/locks/a/b/release",
             "/v1/locks/k/steal",
         ] {
-            assert_eq!(of(unknown), Err(NoRoute::NotFound), "{unknown}");
+            assert_eq!(of(unknown), Err(HttpReply::not_found()), "{unknown}");
         }
-        let wait = Resource::Key(Verb::Wait, Kind::Semaphore);
-        assert_eq!(of("/v1/semaphores/k/wait"), Ok((wait, "k")));
+        assert_eq!(of("/v1/semaphores/k/wait"), Ok(("sw", "k")));
     }
 
     #[test]
@@ -241,17 +254,17 @@ mod tests {
             (Some(Method::Post), "/v1/stats", "GET, HEAD"),
         ] {
             let found = find(method, path, true);
-            assert_eq!(found, Err(NoRoute::OtherMethod(allowed)), "{path}");
+            assert_eq!(found, Err(HttpReply::other_method(allowed)), "{path}");
         }
         let found = find(Some(Method::Get), "/v1/locks/k", false);
-        assert_eq!(found, Err(NoRoute::NotFound));
+        assert_eq!(found, Err(HttpReply::not_found()));
     }
 
     #[test]
     fn no_two_routes_are_the_same() {
-        for (at, route) in ROUTES.iter().enumerate() {
+        for route in ROUTES {
             let (found, _) = find(Some(route.method), route.path, true).expect("its own");
-            assert_eq!(found, route.resource, "{at}");
+            assert_eq!(found, route);
         }
     }
 }

@@ -1,20 +1,19 @@
 //! Sessions of HTTP clients: what a connection is to other clients, without a connection.
 
-use std::collections::BTreeMap;
-use std::fmt;
+use std::collections::HashMap;
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, Shutdown};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
-use crate::arbiter::{Arbiter, ClientSocket, Seat};
-use crate::latchd::rights::Rights;
-use crate::net::permits::{Permit, PermitCap, Permits};
-use crate::sys::{random, secret};
-use crate::table::ConnId;
-use crate::token::Grant;
+use crate::latchd::arbiter::{Arbiter, ClientSocket, Seat};
+use crate::latchd::table::{AtClose, ConnId};
+use crate::os::random;
+use crate::os::stream::Stream;
+use crate::shared::net::permits::{Permit, PermitCap, Permits};
+use crate::wire::token::Grant;
 
 /// The time after which the client of an idle session should show that it is there.
 pub(super) const IDLE_TIMEOUT: Duration = Duration::from_secs(20);
@@ -25,15 +24,12 @@ const ENDS_AFTER: Duration = Duration::from_secs(2 * IDLE_TIMEOUT.as_secs());
 /// The sessions of a server.
 pub(super) struct Sessions {
     permits: Arc<Permits>,
-    open: Mutex<BTreeMap<ConnId, OpenSession>>,
+    open: Mutex<HashMap<SessionId, OpenSession>>,
     /// Notified when the last request of a session that ends is over.
     one_is_free: Condvar,
 }
 
 struct OpenSession {
-    secret: Secret,
-    /// The rights of the client that has opened it. A client with other rights cannot use it.
-    rights: Rights,
     seat: Seat,
     /// The requests that are under way.
     requests: Vec<ConnId>,
@@ -44,15 +40,10 @@ struct OpenSession {
     _permit: Permit,
 }
 
-/// What makes the name of a session unguessable: 128 random bits.
-type Secret = [u8; 16];
-
-/// The name of a session: its number as a connection, and its secret.
-#[derive(Clone, Copy)]
-pub(super) struct SessionId {
-    conn: ConnId,
-    secret: Secret,
-}
+/// The name of a session: 128 random bits, written as 32 hex digits. Whoever knows it can use the
+/// session. The map finds it by its hash, which is keyed, so the time of a search tells nothing of
+/// the names that are there.
+type SessionId = u128;
 
 /// Why there is no new session.
 #[derive(Debug)]
@@ -65,7 +56,7 @@ pub(super) enum NoSession {
 /// A request of a session. The session is not idle until this is dropped.
 pub(super) struct SessionRequest<'a> {
     sessions: &'a Sessions,
-    id: ConnId,
+    id: SessionId,
     request: ConnId,
     /// `None` only while this is being dropped.
     seat: Option<Seat>,
@@ -81,49 +72,51 @@ impl Sessions {
         }
     }
 
-    /// Opens a session for a client at `address`, which operators see as `peer`. The number `conn`
-    /// must never have been used before.
+    /// Opens a session for a client at `address`, which operators see as `peer`, and returns its
+    /// name. The number `conn` must never have been used before.
     pub(super) fn open(
         &self,
         arbiter: &Arc<Arbiter>,
-        rights: &Rights,
         conn: ConnId,
         address: Option<IpAddr>,
         peer: String,
         now: Instant,
-    ) -> Result<SessionId, NoSession> {
+    ) -> Result<String, NoSession> {
         let permit = self.permits.take(address).map_err(NoSession::Full)?;
-        let mut secret = Secret::default();
-        random::fill(&mut secret).map_err(NoSession::NoSecret)?;
+        let mut id = [0; 16];
+        random::fill(&mut id).map_err(NoSession::NoSecret)?;
+        let id = SessionId::from_be_bytes(id);
         let session = OpenSession {
-            secret,
-            rights: rights.clone(),
-            seat: arbiter.connect(conn, Some(Arc::new(SessionClient(peer)))),
+            seat: arbiter.connect(conn, Some(Arc::new(HttpClient { peer, stream: None }))),
             requests: Vec::new(),
             idle_since: now,
             is_ending: false,
             _permit: permit,
         };
-        self.open.lock().insert(conn, session);
-        Ok(SessionId { conn, secret })
+        self.open.lock().insert(id, session);
+        Ok(format!("{id:032x}"))
     }
 
-    /// Begins a request of a session; `None` if the session is unknown or over, or of a client with
-    /// other rights. The request has the number `request`, which must never have been used before,
-    /// and comes from `socket`.
+    /// Whether the grants of this connection are those of a session.
+    pub(super) fn is_one(&self, conn: ConnId) -> bool {
+        let open = self.open.lock();
+        open.values().any(|session| session.seat.id() == conn)
+    }
+
+    /// Begins a request of a session; `None` if the session is unknown or over. The request has the
+    /// number `request`, which must never have been used before, and comes from `socket`.
     pub(super) fn enter(
         &self,
         id: &str,
-        rights: &Rights,
         request: ConnId,
         socket: Arc<dyn ClientSocket>,
     ) -> Option<SessionRequest<'_>> {
         let mut open = self.open.lock();
-        let (conn, session) = find(&mut open, id, rights)?;
+        let (id, session) = find(&mut open, id)?;
         session.requests.push(request);
         Some(SessionRequest {
             sessions: self,
-            id: conn,
+            id,
             request,
             seat: Some(session.seat.beside(request, socket)),
         })
@@ -131,29 +124,29 @@ impl Sessions {
 
     /// Ends a session. Its waiting requests end, and what it holds is released. Blocks until its
     /// requests are over. Returns whether there was such a session.
-    pub(super) fn end(&self, id: &str, rights: &Rights) -> bool {
+    pub(super) fn end(&self, id: &str) -> bool {
         let mut open = self.open.lock();
-        let Some((conn, session)) = find(&mut open, id, rights) else {
+        let Some((id, session)) = find(&mut open, id) else {
             return false;
         };
         session.is_ending = true;
         for request in &session.requests {
             session.seat.arbiter().hang_up(*request);
         }
-        while open.get(&conn).is_some_and(|it| !it.requests.is_empty()) {
+        while open.get(&id).is_some_and(|it| !it.requests.is_empty()) {
             self.one_is_free.wait(&mut open);
         }
-        let session = open.remove(&conn);
+        let session = open.remove(&id);
         // What it holds is released without the mutex, because that may take a while.
         drop(open);
         if let Some(session) = session {
-            session.seat.release_all();
+            session.seat.leave(AtClose::ReleaseAsAsked);
         }
         true
     }
 
-    /// Ends the sessions that have been idle for too long. Returns when the next one may have to
-    /// end.
+    /// Ends the sessions that have been idle for too long, and releases what they hold: their
+    /// clients know this time. Returns when the next one may have to end.
     pub(super) fn end_idle(&self, now: Instant) -> Option<Instant> {
         let mut open = self.open.lock();
         let ends_at = |session: &OpenSession| {
@@ -162,25 +155,26 @@ impl Sessions {
         };
         let is_over = |session: &OpenSession| ends_at(session).is_some_and(|at| at <= now);
         let over = open.iter().filter(|(_, session)| is_over(session));
-        let conns: Vec<ConnId> = over.map(|(conn, _)| *conn).collect();
-        let ended: Vec<_> = conns.iter().map(|conn| open.remove(conn)).collect();
+        let ids: Vec<SessionId> = over.map(|(id, _)| *id).collect();
+        let ended: Vec<_> = ids.iter().map(|id| open.remove(id)).collect();
         let next = open.values().filter_map(ends_at).min();
         drop(open);
-        drop(ended);
+        for session in ended.into_iter().flatten() {
+            session.seat.leave(AtClose::Release);
+        }
         next
     }
 }
 
-/// The session with this name, unless it is ending or of a client with other rights.
+/// The session with this name, unless it is ending.
 fn find<'a>(
-    open: &'a mut BTreeMap<ConnId, OpenSession>,
+    open: &'a mut HashMap<SessionId, OpenSession>,
     id: &str,
-    rights: &Rights,
-) -> Option<(ConnId, &'a mut OpenSession)> {
-    let SessionId { conn, secret } = SessionId::parse(id)?;
-    let session = open.get_mut(&conn)?;
-    let is_meant = secret::is_same(&session.secret, &secret) && !session.is_ending;
-    (is_meant && session.rights == *rights).then_some((conn, session))
+) -> Option<(SessionId, &'a mut OpenSession)> {
+    let number = SessionId::from_str_radix(id, 16).ok();
+    let id = number.filter(|number| format!("{number:032x}") == id)?;
+    let session = open.get_mut(&id)?;
+    (!session.is_ending).then_some((id, session))
 }
 
 impl SessionRequest<'_> {
@@ -213,62 +207,44 @@ impl Drop for SessionRequest<'_> {
     }
 }
 
-impl SessionId {
-    /// The number of hex digits of the number, which come first, and of the secret.
-    const DIGITS: [usize; 2] = [16, 32];
-
-    fn parse(text: &str) -> Option<SessionId> {
-        let is_digit = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
-        let [number_len, secret_len] = Self::DIGITS;
-        if text.len() != number_len + secret_len || !text.bytes().all(is_digit) {
-            return None;
-        }
-        let (number, secret) = text.split_at(number_len);
-        let secret = u128::from_str_radix(secret, 16).ok()?;
-        Some(SessionId {
-            conn: ConnId(u64::from_str_radix(number, 16).ok()?),
-            secret: secret.to_be_bytes(),
-        })
-    }
+/// The client of a request, or of a session between its requests, as the threads of other clients
+/// see it.
+pub(super) struct HttpClient {
+    pub(super) peer: String,
+    /// `None` between the requests of a session, which ends only when its client ends it or is
+    /// silent.
+    pub(super) stream: Option<Arc<Stream>>,
 }
 
-impl fmt::Display for SessionId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let secret = u128::from_be_bytes(self.secret);
-        write!(f, "{:016x}{secret:032x}", self.conn.0)
-    }
-}
-
-/// The client of a session, between its requests.
-struct SessionClient(String);
-
-impl ClientSocket for SessionClient {
+impl ClientSocket for HttpClient {
     fn peer(&self) -> String {
-        self.0.clone()
+        self.peer.clone()
     }
 
-    /// The thread of the request that waits sends the answer.
+    /// An answer is not a line, so the request's own thread sends it.
     fn send_grant(&self, _: Grant) -> bool {
         false
     }
 
     fn has_hung_up(&self) -> bool {
-        false
+        self.stream.as_ref().is_some_and(|it| it.has_hung_up())
     }
 
-    /// A session ends only when its client ends it or is silent.
-    fn shut_down(&self) {}
+    fn shut_down(&self) {
+        if let Some(stream) = &self.stream {
+            stream.shutdown(Shutdown::Both);
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::arbiter::Rules;
-    use crate::fence::source::{ClockFences, Salts};
-    use crate::table::{Answer, Ask, Caps, Holdings};
-    use crate::terms::{Kind, Limit};
+    use crate::latchd::arbiter::Rules;
+    use crate::latchd::fence::source::{ClockFences, Salts};
+    use crate::latchd::table::{Answer, Ask, Caps};
+    use crate::wire::terms::{Kind, Limit};
 
-    const ALL: Rights = Rights::UNLIMITED;
     const MINUTE: Duration = Duration::from_secs(60);
 
     fn arbiter() -> Arc<Arbiter> {
@@ -283,7 +259,6 @@ mod tests {
                 max_keep_time: MINUTE,
                 max_hold: Duration::MAX,
             },
-            holdings: Holdings::Release,
             gc_interval: MINUTE,
             gc_max_idle: MINUTE,
         };
@@ -293,12 +268,15 @@ mod tests {
     }
 
     fn open(sessions: &Sessions, arbiter: &Arc<Arbiter>, conn: u64, now: Instant) -> String {
-        let opened = sessions.open(arbiter, &ALL, ConnId(conn), None, "here".into(), now);
-        opened.expect("there is room").to_string()
+        let opened = sessions.open(arbiter, ConnId(conn), None, "here".into(), now);
+        opened.expect("there is room")
     }
 
     fn client() -> Arc<dyn ClientSocket> {
-        Arc::new(SessionClient("here".into()))
+        Arc::new(HttpClient {
+            peer: "here".into(),
+            stream: None,
+        })
     }
 
     #[test]
@@ -307,7 +285,7 @@ mod tests {
         let began = Instant::now();
         let id = open(&sessions, &arbiter, 1, began);
         let request = sessions
-            .enter(&id, &ALL, ConnId(2), client())
+            .enter(&id, ConnId(2), client())
             .expect("it is open");
         let ask = Ask::plain("k", Kind::Lock, Limit::ONE, MINUTE);
         assert!(matches!(
@@ -328,17 +306,18 @@ mod tests {
         assert_eq!(sessions.end_idle(ends_at), None);
         assert!(matches!(other.try_acquire(&ask), Ok(Answer::Granted(_))));
         assert_eq!(arbiter.seat_count(), 1);
-        assert!(sessions.enter(&id, &ALL, ConnId(3), client()).is_none());
+        assert!(sessions.enter(&id, ConnId(3), client()).is_none());
     }
 
     #[test]
     fn only_the_whole_name_of_a_session_opens_it() {
         let (arbiter, sessions) = (arbiter(), Sessions::new(9, None));
         let id = open(&sessions, &arbiter, 7, Instant::now());
+        assert_eq!(id.len(), 32, "the pattern of dflockd's description");
         let mut number = 7;
         let mut is_known = |id: &str| {
             number += 1;
-            sessions.enter(id, &ALL, ConnId(number), client()).is_some()
+            sessions.enter(id, ConnId(number), client()).is_some()
         };
         assert!(is_known(&id));
         for at in 0..id.len() {
@@ -354,24 +333,14 @@ mod tests {
     }
 
     #[test]
-    fn a_session_is_for_clients_with_its_rights() {
-        let (arbiter, sessions) = (arbiter(), Sessions::new(9, None));
-        let id = open(&sessions, &arbiter, 1, Instant::now());
-        let other = Rights::parse("use *").expect("a right");
-        assert!(sessions.enter(&id, &other, ConnId(2), client()).is_none());
-        assert!(!sessions.end(&id, &other));
-        assert!(sessions.enter(&id, &ALL, ConnId(3), client()).is_some());
-    }
-
-    #[test]
     fn the_number_of_sessions_is_capped_until_one_ends() {
         let (arbiter, sessions) = (arbiter(), Sessions::new(1, None));
         let now = Instant::now();
         let id = open(&sessions, &arbiter, 1, now);
-        let full = sessions.open(&arbiter, &ALL, ConnId(2), None, String::new(), now);
+        let full = sessions.open(&arbiter, ConnId(2), None, String::new(), now);
         assert!(matches!(full, Err(NoSession::Full(PermitCap::Total))));
-        assert!(sessions.end(&id, &ALL));
-        assert!(!sessions.end(&id, &ALL));
+        assert!(sessions.end(&id));
+        assert!(!sessions.end(&id));
         open(&sessions, &arbiter, 3, now);
     }
 }

@@ -1,14 +1,15 @@
 //! What a server does at its start with what the previous one left. Pure: no I/O and no clock.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::format::{ClockTimes, Condition, ServerState};
-use crate::table::{HolderRecord, SaltKey};
-use crate::token::Fence;
+use crate::latchd::statistics::histories::read_history;
+use crate::latchd::table::{HolderRecord, KeyHistory, SaltKey};
+use crate::wire::token::Fence;
 
 /// What is at the path of the state file.
 #[derive(Debug)]
-pub enum Left {
+pub enum Previous {
     Nothing,
     /// A file that lost its content in a crash of the host.
     Blank,
@@ -24,7 +25,7 @@ pub struct Circumstances<'a> {
     pub was_used: bool,
     /// The present boot; `None` if the system does not tell.
     pub boot_id: Option<&'a str>,
-    /// Whether all clients run on this host.
+    /// Whether all clients run on this host, as the user says: a Unix socket can be forwarded.
     pub are_clients_local: bool,
     /// The present time.
     pub now: ClockTimes,
@@ -52,54 +53,66 @@ pub struct Settling {
     pub after_crash: Duration,
 }
 
-impl Left {
+impl Previous {
     /// A fence that is above all fences that have been used, as far as the file knows.
     pub fn next_fence(&self) -> u64 {
         match self {
-            Left::State(state) => state.next_fence,
-            Left::Nothing | Left::Blank => 0,
+            Previous::State(state) => state.next_fence,
+            Previous::Nothing | Previous::Blank => 0,
         }
     }
 
-    /// The grants to restore, each with a lease that begins now.
+    /// The grants to restore, each as it is now.
     pub fn grants(&self, circumstances: &Circumstances<'_>) -> Vec<HolderRecord> {
-        let Left::State(state) = self else {
+        let Previous::State(state) = self else {
             return Vec::new();
         };
         let is_kept_alone =
             state.condition == Condition::Open && circumstances.has_ended_clients_of(state);
-        let grants = state.grants.iter();
+        let grants = state.grants.values();
         let grants = grants.filter(|grant| grant.record.is_kept || !is_kept_alone);
         let restored = grants.filter_map(|grant| {
             let lease = match grant.end {
-                Some(end) => circumstances.time_left(end, grant.record.lease, state),
+                Some(end) => circumstances.time_left(end, grant.record.lease),
                 None => grant.record.lease,
             };
+            // After a boot the wall clock may be off by decades, but a client knows the age.
+            let is_known = grant.record.is_kept || circumstances.has_booted(state) == Some(false);
+            let age = grant.record.age.filter(|_| is_known);
             (!lease.is_zero()).then(|| HolderRecord {
                 lease,
+                age: age.map(|age| age + circumstances.since(grant.written_at, state)),
                 ..grant.record.clone()
             })
         });
         restored.collect()
     }
 
-    /// The dead grants whose leases would not be over yet, each with what is left of its lease.
-    /// `None` stands for those that are missing in the file.
-    pub fn dead(&self, circumstances: &Circumstances<'_>) -> Vec<(Option<Fence>, Duration)> {
-        let Left::State(state) = self else {
+    /// The dead grants whose clients may still come back, each with how long.
+    pub fn dead(&self, circumstances: &Circumstances<'_>) -> Vec<(Fence, Duration)> {
+        let Previous::State(state) = self else {
             return Vec::new();
         };
-        let dead = state.dead.iter().map(|dead| {
-            let left = circumstances.time_left(dead.end, dead.left, state);
-            (dead.fence, left)
-        });
+        let dead = state.dead.iter();
+        let dead = dead.map(|it| (it.fence, circumstances.time_left(it.end, it.left)));
         dead.filter(|(_, left)| !left.is_zero()).collect()
+    }
+
+    /// What the previous server remembered of keys.
+    pub fn histories(&self, circumstances: &Circumstances<'_>, now: Instant) -> Vec<KeyHistory> {
+        let Previous::State(state) = self else {
+            return Vec::new();
+        };
+        let age = circumstances.since(state.written_at, state);
+        let histories = state.histories.iter();
+        let histories = histories.filter_map(|it| read_history(it, age, now));
+        histories.collect()
     }
 
     /// The key of the salts that the server goes on with; `None` if it needs a new one. The key
     /// changes when no client has a token.
     pub fn salt_key(&self) -> Option<SaltKey> {
-        let Left::State(state) = self else {
+        let Previous::State(state) = self else {
             return None;
         };
         let is_unused = state.condition == Condition::Closed
@@ -113,26 +126,22 @@ impl Left {
         let own = circumstances.settle;
         let settling = |now, why, after_crash| Settling {
             now,
-            why: Some(why),
+            why,
             after_crash,
         };
-        let none = Settling {
-            now: Duration::ZERO,
-            why: None,
-            after_crash: own,
-        };
+        let none = settling(Duration::ZERO, None, own);
         match self {
-            Left::Nothing if !circumstances.was_used => none,
-            Left::Nothing => settling(own, SettlingReason::NoFile, own),
-            Left::Blank => settling(own, SettlingReason::BlankFile, own),
-            Left::State(state) if circumstances.has_ended_clients_of(state) => none,
-            Left::State(state) => {
+            Previous::Nothing if !circumstances.was_used => none,
+            Previous::Nothing => settling(own, Some(SettlingReason::NoFile), own),
+            Previous::Blank => settling(own, Some(SettlingReason::BlankFile), own),
+            Previous::State(state) if circumstances.has_ended_clients_of(state) => none,
+            Previous::State(state) => {
                 let longer = own.max(state.settle);
                 match state.condition {
-                    Condition::Open => settling(longer, SettlingReason::Crash, longer),
+                    Condition::Open => settling(longer, Some(SettlingReason::Crash), longer),
                     Condition::Closed if state.settling_left.is_zero() => none,
                     Condition::Closed => {
-                        settling(state.settling_left, SettlingReason::NotOver, longer)
+                        settling(state.settling_left, Some(SettlingReason::NotOver), longer)
                     }
                 }
             }
@@ -141,25 +150,33 @@ impl Left {
 }
 
 impl Circumstances<'_> {
-    /// How much time is left until `end`, which is at most what was left when the file was written.
-    /// The boot clock counts in the same boot. In a later one the wall clock does, unless it has
-    /// been set back.
-    fn time_left(&self, end: ClockTimes, at_most: Duration, state: &ServerState) -> Duration {
-        let boots = state.boot_id.as_deref().zip(self.boot_id);
-        let left = if boots.is_some_and(|(then, now)| then == now) {
-            end.boot.saturating_sub(self.now.boot)
-        } else if self.now.wall >= state.written_at {
-            end.wall.saturating_sub(self.now.wall)
+    /// How much time is left until `end`: the longest that any clock leaves, because any may be
+    /// ahead, but no more than what was left when the file was written. A boot sets the boot clock
+    /// back.
+    fn time_left(&self, end: ClockTimes, at_most: Duration) -> Duration {
+        let by_boot = end.boot.saturating_sub(self.now.boot);
+        let by_wall = end.wall.saturating_sub(self.now.wall);
+        by_boot.max(by_wall).min(at_most)
+    }
+
+    /// How long ago something was written to the file, by the clock that nobody sets unless the
+    /// host has booted.
+    fn since(&self, written_at: ClockTimes, state: &ServerState) -> Duration {
+        if self.has_booted(state) == Some(false) {
+            self.now.boot.saturating_sub(written_at.boot)
         } else {
-            at_most
-        };
-        left.min(at_most)
+            self.now.wall.saturating_sub(written_at.wall)
+        }
     }
 
     /// Whether no client that knew the previous server can still run, because the host has booted.
     fn has_ended_clients_of(&self, state: &ServerState) -> bool {
-        let boots = state.boot_id.as_deref().zip(self.boot_id);
-        self.are_clients_local && boots.is_some_and(|(then, now)| then != now)
+        self.are_clients_local && self.has_booted(state) == Some(true)
+    }
+
+    /// Whether the host has booted since the file was written; `None` if the system does not tell.
+    fn has_booted(&self, state: &ServerState) -> Option<bool> {
+        Some(state.boot_id.as_deref()? != self.boot_id?)
     }
 }
 
@@ -167,8 +184,11 @@ impl Circumstances<'_> {
 mod tests {
     use super::*;
 
+    use std::collections::BTreeMap;
+
     use crate::latchd::state_file::format::SavedGrant;
-    use crate::token::{Salt, Token};
+    use crate::wire::terms::Terms;
+    use crate::wire::token::{Salt, Token};
 
     const OWN: Duration = Duration::from_secs(20);
 
@@ -195,16 +215,17 @@ mod tests {
             settle: Duration::from_secs(settle),
             settling_left: Duration::from_secs(left),
             boot_id: Some("then".into()),
-            written_at: Duration::from_secs(950),
+            written_at: at(950),
             salt_key: Some(SaltKey([7; 16])),
-            grants: Vec::new(),
+            histories: Vec::new(),
+            grants: BTreeMap::new(),
             dead: Vec::new(),
         }
     }
 
     /// For how long it settles, and for how long the next server would.
-    fn seconds(left: &Left, circumstances: &Circumstances<'_>) -> (u64, u64) {
-        let settling = left.settling(circumstances);
+    fn seconds(previous: &Previous, circumstances: &Circumstances<'_>) -> (u64, u64) {
+        let settling = previous.settling(circumstances);
         assert_eq!(settling.now.is_zero(), settling.why.is_none());
         (settling.now.as_secs(), settling.after_crash.as_secs())
     }
@@ -215,9 +236,9 @@ mod tests {
             was_used: false,
             ..HERE
         };
-        assert_eq!(seconds(&Left::Nothing, &new), (0, 20));
-        assert_eq!(seconds(&Left::Nothing, &HERE), (20, 20));
-        assert_eq!(seconds(&Left::Blank, &HERE), (20, 20));
+        assert_eq!(seconds(&Previous::Nothing, &new), (0, 20));
+        assert_eq!(seconds(&Previous::Nothing, &HERE), (20, 20));
+        assert_eq!(seconds(&Previous::Blank, &HERE), (20, 20));
         for (condition, settle, left, expected) in [
             (Condition::Open, 10, 0, (20, 20)),
             (Condition::Open, 60, 0, (60, 60)),
@@ -225,8 +246,8 @@ mod tests {
             (Condition::Closed, 60, 5, (5, 60)),
             (Condition::Closed, 10, 5, (5, 20)),
         ] {
-            let left = Left::State(state(condition, settle, left));
-            assert_eq!(seconds(&left, &HERE), expected, "{left:?}");
+            let previous = Previous::State(state(condition, settle, left));
+            assert_eq!(seconds(&previous, &HERE), expected, "{previous:?}");
         }
     }
 
@@ -243,7 +264,7 @@ mod tests {
         for (condition, left) in [(Condition::Open, 0), (Condition::Closed, 5)] {
             let state = state(condition, 60, left);
             let seconds = |circumstances: &Circumstances<'_>| {
-                seconds(&Left::State(state.clone()), circumstances).0
+                seconds(&Previous::State(state.clone()), circumstances).0
             };
             assert_eq!(seconds(&local), 0);
             for other in [
@@ -259,11 +280,11 @@ mod tests {
             ] {
                 assert!(seconds(&other) > 0, "{other:?}");
             }
-            let unknown = Left::State(of_no_boot(state));
+            let unknown = Previous::State(of_no_boot(state));
             assert!(!unknown.settling(&local).now.is_zero());
         }
-        assert_eq!(seconds(&Left::Nothing, &local), (20, 20));
-        assert_eq!(seconds(&Left::Blank, &local), (20, 20));
+        assert_eq!(seconds(&Previous::Nothing, &local), (20, 20));
+        assert_eq!(seconds(&Previous::Blank, &local), (20, 20));
     }
     /// A grant of which 100 seconds are left.
     fn grant(fence: u64, is_kept: bool, end: Option<ClockTimes>) -> SavedGrant {
@@ -273,34 +294,42 @@ mod tests {
         };
         let record = HolderRecord {
             is_kept,
-            ..HolderRecord::of_lock("k", token, Duration::from_secs(100))
+            ..HolderRecord::new("k", Terms::LOCK, token, Duration::from_secs(100))
         };
-        SavedGrant { record, end }
+        SavedGrant {
+            record,
+            end,
+            written_at: at(950),
+        }
     }
 
     /// The fences of the restored grants, with what is left of their leases in seconds.
     fn restored(state: ServerState, circumstances: &Circumstances<'_>) -> Vec<(u64, u64)> {
-        let grants = Left::State(state).grants(circumstances);
+        let grants = Previous::State(state).grants(circumstances);
         let restored = grants.iter();
         restored
             .map(|it| (it.token.fence.0, it.lease.as_secs()))
             .collect()
     }
 
+    fn third(state: &mut ServerState) -> &mut SavedGrant {
+        state.grants.get_mut(&Fence(3)).expect("there are three")
+    }
+
     fn with_grants(condition: Condition, boot_id: Option<&str>) -> ServerState {
         ServerState {
             boot_id: boot_id.map(str::to_owned),
-            grants: vec![
-                grant(1, true, Some(at(1050))),
-                grant(2, true, Some(at(999))),
-                grant(3, false, None),
-            ],
+            grants: BTreeMap::from([
+                (Fence(1), grant(1, true, Some(at(1050)))),
+                (Fence(2), grant(2, true, Some(at(999)))),
+                (Fence(3), grant(3, false, None)),
+            ]),
             ..state(condition, 60, 0)
         }
     }
 
     #[test]
-    fn a_kept_grant_ends_by_a_clock_that_can_be_trusted() {
+    fn a_kept_grant_ends_when_no_clock_leaves_any_time() {
         let circumstances = |wall, boot| Circumstances {
             now: ClockTimes {
                 wall: at(wall).wall,
@@ -312,20 +341,56 @@ mod tests {
             let restored = |boot_id, wall, boot| {
                 restored(with_grants(condition, boot_id), &circumstances(wall, boot))
             };
-            // The same boot: the boot clock counts.
-            assert_eq!(restored(Some("now"), 900, 1000), [(1, 50), (3, 100)]);
-            // It has been set back with the whole machine.
-            let most = [(1, 100), (2, 99), (3, 100)];
-            assert_eq!(restored(Some("now"), 5000, 900), most);
-            // Another boot: the wall clock does.
-            for boot_id in [Some("then"), None] {
-                assert_eq!(restored(boot_id, 1000, 900), [(1, 50), (3, 100)]);
-                assert_eq!(restored(boot_id, 1050, 900), [(3, 100)]);
-                // It has been set back.
-                let all = [(1, 100), (2, 100), (3, 100)];
-                assert_eq!(restored(boot_id, 949, 900), all);
+            for boot_id in [Some("now"), Some("then"), None] {
+                let restored = |wall, boot| restored(boot_id, wall, boot);
+                assert_eq!(restored(1000, 1000), [(1, 50), (3, 100)]);
+                // One of the clocks is ahead.
+                assert_eq!(restored(5000, 1000), [(1, 50), (3, 100)]);
+                assert_eq!(restored(1000, 5000), [(1, 50), (3, 100)]);
+                assert_eq!(restored(1050, 1050), [(3, 100)]);
+                // One of them has been set back. No more is left than at the writing.
+                assert_eq!(restored(970, 1000), [(1, 80), (2, 29), (3, 100)]);
+                assert_eq!(restored(1000, 900), [(1, 100), (2, 99), (3, 100)]);
             }
         }
+    }
+
+    #[test]
+    fn a_clock_that_is_set_makes_no_grant_older() {
+        let mut state = with_grants(Condition::Open, Some("now"));
+        third(&mut state).record.age = Some(Duration::from_secs(7));
+        let set = Circumstances {
+            now: ClockTimes {
+                wall: at(900_000).wall,
+                ..HERE.now
+            },
+            ..HERE
+        };
+        let grants = Previous::State(state).grants(&set);
+        assert_eq!(
+            grants.last().and_then(|it| it.age),
+            Some(Duration::from_secs(57))
+        );
+    }
+
+    #[test]
+    fn a_grant_in_a_batch_is_older_by_the_time_since_the_batch() {
+        let mut state = with_grants(Condition::Open, Some("now"));
+        let grant = third(&mut state);
+        grant.record.age = Some(Duration::from_secs(7));
+        grant.written_at = at(990);
+        let grants = Previous::State(state).grants(&HERE);
+        let ages = grants.iter().map(|it| it.age);
+        assert_eq!(ages.max(), Some(Some(Duration::from_secs(17))));
+    }
+
+    /// Otherwise the maximum hold time would end the grant although its lease has not ended.
+    #[test]
+    fn after_a_boot_a_clock_that_was_set_makes_no_grant_older() {
+        let mut state = with_grants(Condition::Open, Some("then"));
+        third(&mut state).record.age = Some(Duration::from_secs(7));
+        let grants = Previous::State(state).grants(&HERE);
+        assert_eq!(grants.last().and_then(|it| it.age), None);
     }
 
     #[test]
@@ -339,7 +404,7 @@ mod tests {
         assert_eq!(restored(open, &local), [(1, 50)]);
         let same = with_grants(Condition::Open, Some("now"));
         assert_eq!(restored(same, &local), [(1, 50), (3, 100)]);
-        assert!(Left::Nothing.grants(&HERE).is_empty());
-        assert!(Left::Blank.grants(&HERE).is_empty());
+        assert!(Previous::Nothing.grants(&HERE).is_empty());
+        assert!(Previous::Blank.grants(&HERE).is_empty());
     }
 }

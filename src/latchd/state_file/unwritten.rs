@@ -12,7 +12,8 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
-use crate::table::{Key, LastingChange};
+use crate::latchd::table::{earlier, Change, Key};
+use crate::wire::token::Fence;
 
 /// The changes that are not in the file. The arbiter adds them, a writing thread takes them, and
 /// sessions wait for them.
@@ -30,9 +31,11 @@ pub struct Unwritten {
 #[derive(Default)]
 struct UnwrittenState {
     /// The changes that no writing thread has taken.
-    pending: Vec<LastingChange>,
+    pending: Vec<Change>,
     /// The number of each key's latest change, if the file does not have that change.
     latest: BTreeMap<Key, u64>,
+    /// The same for each grant.
+    of_grants: BTreeMap<Fence, u64>,
     /// The number of the latest change.
     recorded: u64,
     /// The file has all changes up to this number.
@@ -70,13 +73,13 @@ impl AwaitedWrites {
 }
 
 impl Unwritten {
-    /// Takes all changes out of the list.
-    pub fn record(&self, changes: &mut Vec<LastingChange>) {
+    pub fn record(&self, changes: Vec<Change>) {
         let mut state = self.state.lock();
-        for change in changes.drain(..) {
+        for change in changes {
             state.recorded += 1;
             let number = state.recorded;
             state.latest.insert(change.key.clone(), number);
+            state.of_grants.insert(change.fence, number);
             state.pending.push(change);
         }
         self.is_any.store(true, Ordering::Release);
@@ -93,14 +96,14 @@ impl Unwritten {
         self.is_any.load(Ordering::Acquire)
     }
 
-    /// What a reply that concerns the key must wait for. `is_relied_on` says whether the client
-    /// relies on the change.
-    pub fn awaited(&self, key: &str, is_relied_on: bool) -> AwaitedWrites {
-        let latest = self.state.lock().latest.get(key).copied();
-        let other = latest.unwrap_or(0);
+    /// What a reply that concerns the key must wait for. The client relies on the changes of the
+    /// grant `relied_on`.
+    pub fn awaited(&self, key: &str, relied_on: Option<Fence>) -> AwaitedWrites {
+        let state = self.state.lock();
+        let of_grant = relied_on.and_then(|fence| state.of_grants.get(&fence));
         AwaitedWrites {
-            relied_on: if is_relied_on { other } else { 0 },
-            other,
+            relied_on: of_grant.copied().unwrap_or(0),
+            other: state.latest.get(key).copied().unwrap_or(0),
         }
     }
 
@@ -130,9 +133,7 @@ impl Unwritten {
     pub fn wait_for_work(&self, has_failed: bool, deadline: Option<Instant>) {
         let mut state = self.state.lock();
         while state.retry_at.is_some() == has_failed {
-            let write_at = state.write_at();
-            let next = deadline.into_iter().chain(write_at).min();
-            match next {
+            match earlier(deadline, state.write_at()) {
                 Some(next) if next <= Instant::now() => return,
                 Some(next) => drop(self.work.wait_until(&mut state, next)),
                 None => self.work.wait(&mut state),
@@ -152,7 +153,7 @@ impl Unwritten {
     }
 
     /// Takes the changes for the next attempt to write, with the number of the last one.
-    pub fn take(&self) -> (Vec<LastingChange>, u64) {
+    pub fn take(&self) -> (Vec<Change>, u64) {
         let mut state = self.state.lock();
         (mem::take(&mut state.pending), state.recorded)
     }
@@ -163,6 +164,7 @@ impl Unwritten {
         state.written = number;
         state.retry_at = None;
         state.latest.retain(|_, latest| *latest > number);
+        state.of_grants.retain(|_, latest| *latest > number);
         self.is_any
             .store(!state.latest.is_empty(), Ordering::Release);
         self.written.notify_all();
@@ -193,16 +195,15 @@ mod tests {
 
     use crossbeam_channel::bounded;
 
-    use crate::table::LastingNews;
-    use crate::token::Fence;
+    use crate::latchd::table::News;
 
     const HOUR: Duration = Duration::from_secs(3600);
 
     fn change(unwritten: &Unwritten, key: &str) {
-        unwritten.record(&mut vec![LastingChange {
+        unwritten.record(vec![Change {
             key: Key::from(key),
             fence: Fence(1),
-            news: LastingNews::Over,
+            news: News::Ended,
         }]);
     }
 
@@ -232,10 +233,10 @@ mod tests {
         let (changes, number) = unwritten.take();
         assert_eq!((changes.len(), number), (1, 1));
         change(&unwritten, "b");
-        assert!(unwritten.awaited("c", true).is_nothing());
-        let mut both = unwritten.awaited("b", false);
-        both.add(unwritten.awaited("a", true));
-        let first = unwritten.awaited("a", true);
+        assert!(unwritten.awaited("c", None).is_nothing());
+        let mut both = unwritten.awaited("b", None);
+        both.add(unwritten.awaited("a", None));
+        let first = unwritten.awaited("a", None);
         waits_until(&unwritten, first, || unwritten.note_written(number));
         assert!(unwritten.is_written("a") && !unwritten.is_written("b"));
         waits_until(&unwritten, both, || {
@@ -248,7 +249,10 @@ mod tests {
     fn while_nothing_can_be_written_a_release_does_not_wait() {
         let unwritten = Unwritten::default();
         change(&unwritten, "k");
-        let (released, kept) = (unwritten.awaited("k", false), unwritten.awaited("k", true));
+        let awaited = |relied_on: Option<u64>| unwritten.awaited("k", relied_on.map(Fence));
+        let (released, kept) = (awaited(None), awaited(Some(1)));
+        // The client of another grant of the key relies on its own.
+        assert_eq!(awaited(Some(2)), released);
         unwritten.take();
         waits_until(&unwritten, released, || unwritten.failed(HOUR));
         unwritten.wait(released);

@@ -14,8 +14,8 @@ use log::warn;
 use rustix::fs::{fstat, Dir, Stat};
 use rustix::io::Errno;
 
-use crate::sys::directory::{Directory, Entry, FileId, PrivateNames, SetAside, StagedFile};
-use crate::text::Escaped;
+use crate::os::directory::{Directory, Entry, FileId, PrivateNames, SetAside, StagedFile};
+use crate::os::text::Escaped;
 
 use super::device::Device;
 use super::mark::{where_possible, LockedFor};
@@ -219,8 +219,16 @@ pub(super) fn make(
 ) -> io::Result<Option<DeviceLock>> {
     let made = StagedFile::make(directory, &PRIVATE_NAMES, MODE, |staged| {
         fill(staged.file(), holder)?;
-        link(directory, &staged, device, holder)
+        let id = FileId::of(staged.file())?;
+        name_all(directory, device, holder, |name| {
+            staged.link(name).map(|()| id)
+        })
     });
+    let may_lack_hard_links = |error: &io::Error| {
+        let code = Errno::from_io_error(error);
+        error.kind() == io::ErrorKind::Unsupported
+            || matches!(code, Some(Errno::IO | Errno::XDEV | Errno::INVAL))
+    };
     let made = match made {
         Err(error) if may_lack_hard_links(&error) => make_in_place(directory, device, holder),
         made => made,
@@ -232,12 +240,6 @@ pub(super) fn make(
     }
 }
 
-fn may_lack_hard_links(error: &io::Error) -> bool {
-    let code = Errno::from_io_error(error);
-    error.kind() == io::ErrorKind::Unsupported
-        || matches!(code, Some(Errno::IO | Errno::XDEV | Errno::INVAL))
-}
-
 /// Writes the content of a lock file, and returns once it would survive a power cut.
 fn fill(mut file: &File, holder: &NewHolder) -> io::Result<()> {
     // The umask must not hide who holds the device.
@@ -247,20 +249,6 @@ fn fill(mut file: &File, holder: &NewHolder) -> io::Result<()> {
     holder.locked_for.mark(file, MODE)?;
     // Without this, a power cut could leave an empty file, which blocks the device.
     where_possible(file.sync_data())
-}
-
-/// Links a complete file to all names of the device, or to no name.
-fn link(
-    directory: &Directory,
-    staged: &StagedFile<'_>,
-    device: &Device,
-    holder: &NewHolder,
-) -> io::Result<DeviceLock> {
-    let id = FileId::of(staged.file())?;
-    name_all(directory, device, holder, |name| {
-        staged.link(name)?;
-        Ok(id)
-    })
 }
 
 /// For file systems without hard links: makes a separate file for each name of the device. If any
@@ -352,7 +340,7 @@ pub(super) fn shown(name: &OsStr) -> Escaped<'_> {
 mod tests {
     use super::*;
     use crate::lfpd::uucp::names::DevicePath;
-    use crate::sys::directory::{in_directory, names_in};
+    use crate::os::directory::{in_directory, names_in};
     use std::fs;
 
     const NAME: &str = "LCK..ttyS1";
@@ -416,7 +404,10 @@ mod tests {
             let make = || {
                 let staged = StagedFile::private(directory, &PRIVATE_NAMES, MODE)?;
                 fill(staged.file(), &holder)?;
-                link(directory, &staged, &device, &holder)
+                let id = FileId::of(staged.file())?;
+                name_all(directory, &device, &holder, |name| {
+                    staged.link(name).map(|()| id)
+                })
             };
             make().expect("a free name");
             let error = make().expect_err("a taken name");

@@ -10,8 +10,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use rustix::fs::{fchown, Gid, Stat};
 use rustix::process::geteuid;
 
-use crate::sys::process;
-use crate::sys::trusted::is_own_or_root;
+use crate::os::process;
+use crate::os::trusted::is_own_or_root;
 
 /// The sticky bit, which has no other effect on a file. A file with this bit is marked: not every
 /// process with the number in it holds the lock.

@@ -1,6 +1,5 @@
 //! Lock files of serial devices, in the tradition of UUCP.
 
-mod boot;
 pub mod device;
 pub mod files;
 mod lock_file;

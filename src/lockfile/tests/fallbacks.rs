@@ -1,17 +1,17 @@
 //! A lock behaves in the same way on every file system, whatever that lacks.
 
+use std::env;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::process::ExitStatusExt;
-use std::path::PathBuf;
 use std::sync::{mpsc, Arc};
 use std::thread;
 
 use super::*;
 use crate::lockfile::record::LIVE_LINE;
 use crate::lockfile::watch::Watch;
-use crate::sys::directory::{lock_range, lock_within, RangeLock};
-use crate::sys::event::Event;
-use crate::sys::process;
+use crate::os::directory::lock_within;
+use crate::os::event::Event;
+use crate::os::process;
 
 const HOUR: Duration = Duration::from_secs(3600);
 
@@ -223,19 +223,20 @@ fn a_takeover_settles_however_it_was_done() {
     }
 }
 
-/// A look must not lock the file, because that would hinder a taker.
+/// A look locks the file only if that decides, because it would hinder takers and flock(1).
 #[test]
-fn a_lock_without_a_guard_is_looked_at_by_its_record_alone() {
+fn a_look_heeds_a_flock_on_a_lock_that_would_be_stale() {
     everywhere(|path, missing| {
-        fs::write(path, format!("pid={DEAD}\ntimestamp=1\n")).expect("a stale lock");
-        let taker = fs::File::options().read(true).write(true).open(path);
-        let taker = taker.expect("a file");
-        assert!(lock_range(&taker, RangeLock::Read).is_ok_and(|is_locked| is_locked));
-        assert!(lock_within(&taker, Duration::ZERO).expect("a lock"));
-        let busy = lock_without(path, missing, HOUR).look().expect("a look");
-        let busy = busy.expect("a lock");
-        assert_eq!(busy.obstacle, Obstacle::NotStale);
-        assert!(busy.details.is_stale);
+        for (timestamp, obstacle) in [(1, Obstacle::Locked), (u64::MAX, Obstacle::NotStale)] {
+            fs::write(path, format!("pid={DEAD}\ntimestamp={timestamp}\n")).expect("a lock");
+            let taker = fs::File::open(path).expect("a file");
+            // A process that another test starts has the last one open until it runs its program.
+            assert!(lock_within(&taker, HOUR).expect("a lock"));
+            let busy = lock_without(path, missing, HOUR).look().expect("a look");
+            let busy = busy.expect("a lock");
+            assert_eq!(busy.obstacle, obstacle);
+            assert!(!busy.details.is_stale);
+        }
     });
 }
 
@@ -254,13 +255,20 @@ fn a_young_lock_of_the_dead_is_not_taken_over() {
 fn a_successors_file_is_left_alone() {
     everywhere(|path, missing| {
         let semaphore = lock_without(path, missing, HOUR);
-        let guard = semaphore.try_acquire().expect("a free lock");
-        fs::remove_file(path).expect("a lock file");
         let text = "pid=1\ntimestamp=5\n";
-        fs::write(path, text).expect("a successor");
-        assert!(!guard.is_held());
-        assert!(matches!(guard.release(), Err(SemaphoreError::Lost)));
-        assert_eq!(fs::read_to_string(path).expect("a record"), text);
+        for is_dropped in [false, true] {
+            let guard = semaphore.try_acquire().expect("a free lock");
+            fs::remove_file(path).expect("a lock file");
+            fs::write(path, text).expect("a successor");
+            assert!(!guard.is_held());
+            if is_dropped {
+                drop(guard);
+            } else {
+                assert!(matches!(guard.release(), Err(SemaphoreError::Lost)));
+            }
+            assert_eq!(fs::read_to_string(path).expect("a record"), text);
+            fs::remove_file(path).expect("a lock file");
+        }
     });
 }
 
@@ -298,8 +306,8 @@ fn a_detached_lock_is_released_on_its_terms() {
 fn cleaning_removes_a_stale_lock_and_nothing_else() {
     everywhere(|path, missing| {
         let semaphore = lock_without(path, missing, HOUR);
-        let bystander = path.with_file_name(".sema-0123456789abcdex~");
-        fs::write(&bystander, "").expect("a file");
+        let other = path.with_file_name(".sema-0123456789abcdex~");
+        fs::write(&other, "").expect("a file");
         let living = Record {
             timestamp: Some(1),
             ..stamped(std::process::id())
@@ -309,30 +317,20 @@ fn cleaning_removes_a_stale_lock_and_nothing_else() {
         fs::write(path, format!("pid={DEAD}\ntimestamp=1\n")).expect("a stale lock");
         assert_eq!(semaphore.clean().expect("cleaning").lock, !missing.locks);
         assert_eq!(path.exists(), missing.locks);
-        assert!(bystander.exists());
+        assert!(other.exists());
     });
 }
 
 /// Runs a process that cannot write a byte to any file. `how` sets what happens to it then.
 fn on_a_full_disk(how: &str, path: &Path, missing: usize) -> std::process::ExitStatus {
-    let part = [
-        ("LOCK", path.display().to_string()),
-        ("MISSING", missing.to_string()),
-    ];
-    let inner = again("lockfile::tests::fallbacks::poor", &part);
+    let poor = "--exact lockfile::tests::fallbacks::poor --ignored --nocapture --test-threads=1";
+    let script = format!("{how}; ulimit -c 0; ulimit -f 0; exec \"$0\" {poor}");
     let mut shell = Command::new("sh");
-    shell.args([
-        "-c",
-        &format!("{how}; ulimit -c 0; ulimit -f 0; exec \"$@\""),
-        "sh",
-    ]);
-    shell.arg(inner.get_program()).args(inner.get_args());
-    shell.envs(
-        inner
-            .get_envs()
-            .filter_map(|(name, value)| Some((name, value?))),
-    );
     shell
+        .args(["-c", &script])
+        .arg(std::env::current_exe().expect("this program"))
+        .env("LATCHD_TEST_LOCK", path)
+        .env("LATCHD_TEST_MISSING", missing.to_string())
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::null());
@@ -343,13 +341,17 @@ fn on_a_full_disk(how: &str, path: &Path, missing: usize) -> std::process::ExitS
 #[test]
 #[ignore = "a part of the others"]
 fn poor() {
-    let (Some(path), Some(missing)) = (part("LOCK").map(PathBuf::from), number("MISSING")) else {
+    let (Ok(path), Ok(missing)) = (
+        env::var("LATCHD_TEST_LOCK"),
+        env::var("LATCHD_TEST_MISSING"),
+    ) else {
         return;
     };
-    let missing = every_file_system()
-        .nth(usize::try_from(missing).expect("a number"))
-        .expect("a number");
-    let semaphore = lock_without(&path, missing, HOUR);
+    let missing = missing
+        .parse()
+        .ok()
+        .and_then(|at| every_file_system().nth(at));
+    let semaphore = lock_without(Path::new(&path), missing.expect("a number"), HOUR);
     let code = match semaphore.try_acquire() {
         Err(SemaphoreError::IoError(_)) => 7,
         Err(_) => 8,
@@ -427,7 +429,7 @@ fn a_waiter_without_inotify_looks_again() {
     thread::scope(|scope| {
         let waiter = scope.spawn(move || {
             let waiter = Semaphore::with_defaults(&path).expect("a lock path");
-            let limit = WaitLimit::new(Some(Duration::from_secs(20)), None);
+            let limit = WaitLimit::new(Some(Duration::from_secs(20)), None, None);
             // As `acquire` does, but without inotify.
             let blind = Watch(None);
             while let Some(busy) = waiter.look().expect("a look") {
@@ -456,7 +458,7 @@ fn a_cancelled_wait_ends() {
     let flag = Event::new().expect("a flag");
     thread::scope(|scope| {
         let waiter = scope.spawn(|| {
-            let limit = WaitLimit::new(Some(Duration::from_secs(30)), Some(&flag));
+            let limit = WaitLimit::new(Some(Duration::from_secs(30)), Some(&flag), None);
             acquire_any(std::slice::from_ref(&semaphore), &LockInfo::new(), &limit).map(|_| ())
         });
         thread::sleep(Duration::from_millis(50));
@@ -467,6 +469,9 @@ fn a_cancelled_wait_ends() {
             "{outcome:?}"
         );
     });
+    // No lock will ever be free among none.
+    let limit = WaitLimit::new(None, None, None);
+    assert!(acquire_any(&[], &LockInfo::new(), &limit).is_err());
 }
 
 /// A child of the holder may hold the lock for long, and must not wake the waiters again and again.
@@ -493,38 +498,6 @@ fn the_end_of_a_holder_wakes_only_once() {
 }
 
 #[test]
-fn a_wait_for_several_locks_gets_any_of_them() {
-    let scratch = tempfile::tempdir().expect("a directory");
-    let slots: Vec<Semaphore> = (0..3)
-        .map(|slot| Semaphore::with_defaults(scratch.path().join(format!("pool.{slot}.lock"))))
-        .collect::<Result<_, _>>()
-        .expect("lock paths");
-    let take = |timeout| {
-        let limit = WaitLimit::new(Some(Duration::from_millis(timeout)), None);
-        let waited = acquire_any(&slots, &LockInfo::new(), &limit).expect("an attempt");
-        let is_it = |slot: &Semaphore| slot.path() == waited.0.path();
-        (slots.iter().position(is_it).expect("a slot"), waited.1)
-    };
-    let took = |timeout| match take(timeout) {
-        (slot, Attempt::Granted(guard)) => (slot, guard),
-        (_, Attempt::Busy(busy)) => panic!("{busy:?}"),
-    };
-    let mut held: Vec<_> = (0..3).map(|_| took(0)).collect();
-    assert_eq!(
-        held.iter().map(|(slot, _)| *slot).collect::<Vec<_>>(),
-        [0, 1, 2]
-    );
-    match take(50) {
-        (slot, Attempt::Busy(busy)) => assert_eq!((slot, busy.obstacle), (0, Obstacle::Locked)),
-        (slot, Attempt::Granted(_)) => panic!("slot {slot} is free"),
-    }
-    drop(held.remove(1));
-    assert_eq!(took(5000).0, 1);
-    let limit = WaitLimit::new(None, None);
-    assert!(acquire_any(&[], &LockInfo::new(), &limit).is_err());
-}
-
-#[test]
 fn a_refused_stale_lock_is_retried_at_the_retry_interval() {
     let scratch = tempfile::tempdir().expect("a directory");
     let path = scratch.path().join("fallbacks.lock");
@@ -537,7 +510,7 @@ fn a_refused_stale_lock_is_retried_at_the_retry_interval() {
     let busy = semaphore.look().expect("a look").expect("a lock");
     assert!(busy.details.is_stale);
     let began = Instant::now();
-    let limit = WaitLimit::new(None, None);
+    let limit = WaitLimit::new(None, None, None);
     let watch = Watch(None);
     rest(
         std::slice::from_ref(&semaphore),

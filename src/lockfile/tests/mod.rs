@@ -12,9 +12,10 @@ use std::time::{Duration, Instant, SystemTime};
 use super::files::{LockFileOptions, MissingFeatures};
 use super::host::{self, find_host_id};
 use super::staleness::HostId;
-use super::takeover::HeldLocks;
+use super::takeover::HeldLock;
 use super::wait::rest;
 use super::*;
+use crate::os::directory::names_in as names;
 
 /// The number of no process.
 const DEAD: u32 = 999_999_999;
@@ -25,12 +26,11 @@ fn stamped(pid: u32) -> Record {
         pid,
         ..LockInfo::new()
     };
-    let locks = HeldLocks {
+    let lock = HeldLock {
         has_flock: true,
-        has_read_lock: true,
         file_system: None,
     };
-    host::stamped(own_id(), &info, None, HolderKind::Detached, locks)
+    host::stamped(own_id(), &info, None, HolderKind::Detached, lock)
 }
 
 fn own_id() -> HostId {
@@ -67,50 +67,4 @@ fn quick(missing: MissingFeatures) -> LockFileOptions {
         settle: Settle::Never,
         missing,
     }
-}
-
-/// The names in a directory.
-fn names(directory: &Path) -> Vec<String> {
-    let mut names: Vec<String> = fs::read_dir(directory)
-        .expect("a directory")
-        .map(|entry| {
-            entry
-                .expect("an entry")
-                .file_name()
-                .to_string_lossy()
-                .into_owned()
-        })
-        .collect();
-    names.sort();
-    names
-}
-
-/// A command that runs one test of this program as another process. That test reads its part from
-/// the environment.
-fn again(test: &str, part: &[(&str, String)]) -> Command {
-    let mut command = Command::new(std::env::current_exe().expect("this program"));
-    command.args([
-        "--exact",
-        test,
-        "--ignored",
-        "--nocapture",
-        "--test-threads=1",
-    ]);
-    command.envs(
-        part.iter()
-            .map(|(name, value)| (format!("LATCHD_TEST_{name}"), value)),
-    );
-    command
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null());
-    command
-}
-
-fn part(name: &str) -> Option<String> {
-    std::env::var(format!("LATCHD_TEST_{name}")).ok()
-}
-
-fn number(name: &str) -> Option<u64> {
-    part(name)?.parse().ok()
 }

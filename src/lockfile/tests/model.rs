@@ -15,12 +15,12 @@ use std::hash::{BuildHasherDefault, Hasher};
 use std::io;
 use std::time::Duration;
 
-use crate::sys::directory::{Entry, FileId, RangeLock};
+use crate::os::directory::{Entry, FileId};
 
-use crate::lockfile::record::{Record, LIVE_LINE, READ_LOCK_LINE};
+use crate::lockfile::record::{Record, LIVE_LINE};
 use crate::lockfile::staleness::{Content, Flock};
 use crate::lockfile::takeover::{
-    acquire, may_pass, release, remove, After, Creation, Files, HeldLocks, Obstacle, Outcome,
+    acquire, may_pass, release, remove, After, Creation, Files, HeldLock, Obstacle, Outcome,
     RecordFor, Taker,
 };
 
@@ -47,13 +47,8 @@ enum FileStep {
     /// As a shell does: the name first, the content later, no flock.
     CreateEmpty,
     Open,
-    /// By flock(2) and for reading by fcntl(2), or for writing by fcntl(2) if the process may. In
-    /// between there are only states that keep others from more.
+    /// By flock(2), without waiting.
     Lock(Handle),
-    /// By flock(2).
-    Flock(Handle),
-    /// For reading by fcntl(2).
-    LockRange(Handle),
     Read(Handle),
     OpenToWrite(Handle),
     Identity,
@@ -90,22 +85,11 @@ enum StepResult {
 struct Inode {
     bytes: Vec<u8>,
     locked_by: Option<Handle>,
-    range_locks: BTreeMap<Handle, RangeLock>,
 }
 
 impl Inode {
     fn flock(&mut self, handle: Handle) -> bool {
         *self.locked_by.get_or_insert(handle) == handle
-    }
-
-    fn lock_range(&mut self, handle: Handle, wanted: RangeLock) -> bool {
-        let is_free = self.range_locks.iter().all(|(of, lock)| {
-            *of == handle || (*lock == RangeLock::Read && wanted == RangeLock::Read)
-        });
-        if is_free {
-            self.range_locks.insert(handle, wanted);
-        }
-        is_free
     }
 }
 
@@ -114,8 +98,6 @@ impl Inode {
 enum Mutation {
     /// Every process gets every flock.
     NoFlock,
-    /// Every lock by flock(2) counts as that of a mere reader.
-    NoRangeLock,
     /// A new file is not locked when its name appears.
     UnlockedFile,
     /// A taker does not look at the name before it acts.
@@ -145,8 +127,6 @@ enum Writers {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 struct Variant {
     writers: Writers,
-    /// A reader has the first file locked by flock(2) all the time.
-    has_reader: bool,
     /// Processes create the lock in place.
     creates_in_place: bool,
     /// A lock on a file keeps no other process out.
@@ -212,14 +192,6 @@ impl ModelDisk {
                 _ => StepResult::NotFound,
             },
             FileStep::Lock(handle) => StepResult::Locked(self.lock(*handle)),
-            FileStep::Flock(handle) => {
-                self.inode(handle).flock(*handle);
-                StepResult::Done
-            }
-            FileStep::LockRange(handle) => {
-                self.inode(handle).lock_range(*handle, RangeLock::Read);
-                StepResult::Done
-            }
             FileStep::Read(handle) => StepResult::Content(self.inode(handle).bytes.clone()),
             FileStep::Identity => StepResult::Identity(self.names.get(&Name::Lock).copied()),
             FileStep::Rename => self.rename(own, Name::Lock),
@@ -286,10 +258,6 @@ impl ModelDisk {
             Inode {
                 bytes: bytes.to_vec(),
                 locked_by: is_locked.then_some(handle),
-                range_locks: is_locked
-                    .then_some((handle, RangeLock::Read))
-                    .into_iter()
-                    .collect(),
             },
         );
         StepResult::Opened(handle, inode)
@@ -302,7 +270,6 @@ impl ModelDisk {
         let inode = Inode {
             bytes: self.inode(&handle).bytes.clone(),
             locked_by: None,
-            range_locks: BTreeMap::new(),
         };
         self.inodes.insert(second, inode);
         self.names.insert(Name::Lock, second);
@@ -320,28 +287,18 @@ impl ModelDisk {
     }
 
     fn lock(&mut self, handle: Handle) -> Flock {
-        let Variant { mutation, .. } = self.variant;
-        let may_write = self.variant.may_write(handle.0);
-        if mutation == Some(Mutation::NoFlock) {
+        if self.variant.mutation == Some(Mutation::NoFlock) {
             return Flock::Acquired;
         }
         let is_of_another = |locked_by: Handle| locked_by.0 != handle.0;
         if self.variant.has_guests && self.inode(&handle).locked_by.is_some_and(is_of_another) {
             return Flock::Acquired;
         }
-        let inode = self.inode(&handle);
-        if !inode.lock_range(handle, RangeLock::Read) {
-            return Flock::HeldByOther;
+        if self.inode(&handle).flock(handle) {
+            Flock::Acquired
+        } else {
+            Flock::HeldByOther
         }
-        if inode.flock(handle) {
-            return Flock::Acquired;
-        }
-        let is_alone = inode.lock_range(handle, RangeLock::Write);
-        if (may_write && is_alone) || mutation == Some(Mutation::NoRangeLock) {
-            return Flock::HeldByNonParticipant;
-        }
-        inode.range_locks.remove(&handle);
-        Flock::HeldByOther
     }
 
     fn remove(&mut self, path: Name) -> StepResult {
@@ -373,7 +330,6 @@ impl ModelDisk {
         if inode.locked_by == Some(*handle) {
             inode.locked_by = None;
         }
-        inode.range_locks.remove(handle);
         self.open.remove(handle);
     }
 
@@ -489,10 +445,9 @@ impl Replay<'_> {
     }
 }
 
-/// The locks of a holder whose file system no record names.
-const LOCKED: HeldLocks = HeldLocks {
+/// The lock of a holder whose file system no record names.
+const LOCKED: HeldLock = HeldLock {
     has_flock: true,
-    has_read_lock: true,
     file_system: None,
 };
 
@@ -502,7 +457,6 @@ fn content(file: &OpenFile<'_>, bytes: Vec<u8>) -> Content {
     let text = std::str::from_utf8(&bytes).unwrap_or_default();
     let record = Record {
         is_live: text.contains(LIVE_LINE),
-        has_read_lock: text.contains(READ_LOCK_LINE),
         ..Record::default()
     };
     Content {
@@ -552,7 +506,7 @@ impl<'a> Files for &'a Replay<'a> {
         self.opened(FileStep::CreateEmpty)
     }
 
-    fn lock_new(&self, file: &OpenFile<'a>) -> io::Result<Option<HeldLocks>> {
+    fn lock_new(&self, file: &OpenFile<'a>) -> io::Result<Option<HeldLock>> {
         match self.step(FileStep::Lock(file.handle))? {
             StepResult::Locked(flock) => {
                 self.progress.replace(Progress::Created);
@@ -645,7 +599,7 @@ impl<'a> Files for &'a Replay<'a> {
     fn rewrite(&self, file: &OpenFile<'a>, record: &[u8], _: u32) -> io::Result<()> {
         self.progress.replace(Progress::Rewritten(file.id));
         // The kernel copies the record a part at a time. A reader sees any of the states between.
-        let old_len = STALE_DOUBLE.map_or(0, str::len);
+        let old_len = STALE_LIVE.map_or(0, str::len);
         let mut padded = record.to_vec();
         padded.resize(record.len().max(old_len), b'\n');
         let (head, tail) = padded.split_at("pid=0\n".len());
@@ -675,11 +629,7 @@ fn taker<'a>(
     is_live: bool,
     then: impl FnOnce(OpenFile<'a>) -> io::Result<()>,
 ) -> io::Result<()> {
-    let lines = if is_live {
-        [READ_LOCK_LINE, LIVE_LINE].concat()
-    } else {
-        String::new()
-    };
+    let lines = if is_live { LIVE_LINE } else { "" };
     let record = |_| format!("pid={}\n{lines}", replay.process).into_bytes();
     let may_take = |content: &Content| {
         let is_stale = replay.is_stale(content);
@@ -718,19 +668,19 @@ fn detached<'a>(replay: &'a Replay<'a>) -> io::Result<()> {
     })
 }
 
-/// A user who may read the file, and locks it by flock(2).
-fn reader<'a>(replay: &'a Replay<'a>) -> io::Result<()> {
-    if let Some(found) = replay.opened(FileStep::Open)? {
-        replay.done(FileStep::Flock(found.handle))?;
+/// A command under flock(1), on a file that is there. It does not run if the file is the lock of a
+/// living process, which need not have it locked, or has lost its name meanwhile.
+fn flocker<'a>(replay: &'a Replay<'a>) -> io::Result<()> {
+    let Some(found) = replay.opened(FileStep::Open)? else {
+        return Ok(());
+    };
+    if replay.step(FileStep::Lock(found.handle))? != StepResult::Locked(Flock::Acquired) {
+        return Ok(());
     }
-    Ok(())
-}
-
-/// The same user, who locks it by fcntl(2), too.
-fn double_reader<'a>(replay: &'a Replay<'a>) -> io::Result<()> {
-    if let Some(found) = replay.opened(FileStep::Open)? {
-        replay.done(FileStep::Flock(found.handle))?;
-        replay.done(FileStep::LockRange(found.handle))?;
+    let content = Files::read(&replay, &found)?;
+    let is_free = content.bytes.is_empty() || replay.is_stale(&content);
+    if is_free && Files::identity(&replay)? == Some(found.id) {
+        replay.hold()?;
     }
     Ok(())
 }
@@ -745,11 +695,15 @@ fn releaser<'a>(replay: &'a Replay<'a>) -> io::Result<()> {
     remove(&replay, &allows).map(drop)
 }
 
+/// Removes the lock, whoever holds it.
+fn by_force<'a>(replay: &'a Replay<'a>) -> io::Result<()> {
+    remove(&replay, &|_, _| Ok(())).map(drop)
+}
+
 /// Removes the lock if it is stale, and takes nothing.
 fn cleaner<'a>(replay: &'a Replay<'a>) -> io::Result<()> {
     let allows = |content: &Content, flock: Flock| {
-        let may = matches!(flock, Flock::Acquired | Flock::HeldByNonParticipant)
-            && replay.is_stale(content);
+        let may = flock == Flock::Acquired && replay.is_stale(content);
         may.then_some(()).ok_or(Obstacle::NotStale)
     };
     remove(&replay, &allows).map(drop)
@@ -894,8 +848,6 @@ impl Renaming {
                 FileStep::Write(self.pair(*handle), *offset, self.record(bytes))
             }
             FileStep::Lock(handle) => FileStep::Lock(self.pair(*handle)),
-            FileStep::Flock(handle) => FileStep::Flock(self.pair(*handle)),
-            FileStep::LockRange(handle) => FileStep::LockRange(self.pair(*handle)),
             FileStep::Read(handle) => FileStep::Read(self.pair(*handle)),
             FileStep::OpenToWrite(handle) => FileStep::OpenToWrite(self.pair(*handle)),
             FileStep::Truncate(handle, len) => FileStep::Truncate(self.pair(*handle), *len),
@@ -939,9 +891,6 @@ impl Renaming {
         let inode = |inode: &Inode| Inode {
             bytes: self.record(&inode.bytes),
             locked_by: inode.locked_by.map(|handle| self.pair(handle)),
-            range_locks: (inode.range_locks.iter())
-                .map(|(handle, lock)| (self.pair(*handle), *lock))
-                .collect(),
         };
         ModelDisk {
             names: (disk.names.iter())
@@ -1046,8 +995,7 @@ impl Search {
                 inode,
                 Inode {
                     bytes,
-                    locked_by: variant.has_reader.then_some((LONG_GONE, 1)),
-                    range_locks: BTreeMap::new(),
+                    locked_by: None,
                 },
             );
         }
@@ -1297,8 +1245,6 @@ impl Search {
 const STALE: Option<&str> = Some("pid=9\n");
 /// The record of a holder that promised to keep the file locked.
 const STALE_LIVE: Option<&str> = Some("pid=9\nx-live=flock\n");
-/// The same, by flock(2) and fcntl(2).
-const STALE_DOUBLE: Option<&str> = Some("pid=9\nx-fcntl=read\nx-live=flock\n");
 /// What the processes find, and its name.
 const LOCKS: [(&str, Option<&str>); 3] = [
     ("stale", STALE),
@@ -1320,8 +1266,7 @@ fn two_guests_of_one_snapshot_never_hold_a_lock_together() {
             mutation: Some(Mutation::NoHeartbeat),
             ..variant
         };
-        let search = Search::run(&guests, None, mutant, 0);
-        assert!(search.double_grant.is_some(), "{mutant:?}");
+        assert_caught("two guests", &guests, None, mutant, 0);
     }
 }
 
@@ -1381,11 +1326,8 @@ fn no_order_of_steps_and_no_crash_gives_one_lock_to_two() {
         assert_safe(what, &[guarded, guarded, guarded], lock, all, 1);
         assert_safe(what, &[guarded, guarded, detached], lock, all, 0);
         assert_safe(what, &[guarded, detached, cleaner], lock, all, 0);
-        // The release of a detached holder succeeds although the reader has the file locked.
-        assert_never_two(what, &[guarded, detached, reader], lock, all, 1);
         assert_never_two(what, &[guarded, detached, releaser], lock, all, 1);
         assert_never_two(what, &[guarded, guarded, releaser], lock, all, 0);
-        assert_never_two(what, &[guarded, reader, releaser], lock, all, 1);
     }
 }
 
@@ -1409,7 +1351,7 @@ fn scripts_and_an_operator_with_rm_cause_no_second_holder() {
 /// The searches that take the longest. The other tests have the same programs, but never four at a
 /// time; a guard beside a detached holder and a third without a crash; takers that may not rewrite
 /// as three without a crash or two with one; a script instead of the last guard where only the
-/// first process may write; and beside a reader, or where empty files are old, two at a time.
+/// first process may write; and where empty files are old, two at a time.
 #[test]
 #[ignore = "long: cargo test --release --lib model:: -- --ignored"]
 fn the_longest_searches_find_no_second_holder() {
@@ -1426,12 +1368,18 @@ fn the_longest_searches_find_no_second_holder() {
         assert_safe(what, three, lock, all, 1);
         assert_safe(what, &[guarded, guarded, detached], lock, all, 1);
     }
-    let three: &[Program] = &[guarded, detached, cleaner];
-    assert_never_two("slow", three, None, slow_in_place(), 0);
+    for third in [cleaner as Program, flocker] {
+        let three: &[Program] = &[guarded, detached, third];
+        assert_never_two("slow", three, None, slow_in_place(), 0);
+    }
+    let three: &[Program] = &[guarded, guarded, flocker];
+    assert_never_two("free", three, None, in_place(), 0);
     let three: &[Program] = &[detached, guarded, guarded];
     assert_never_two("stale", three, STALE, first_writes(), 0);
-    let three: &[Program] = &[releaser, guarded, guarded];
-    assert_safe("stale", three, STALE, beside_a_reader(), 0);
+    for (what, lock) in LOCKS {
+        let four: &[Program] = &[guarded, guarded, detached, flocker];
+        assert_never_two(what, four, lock, all, 0);
+    }
 }
 
 fn without_rewriting() -> Variant {
@@ -1463,13 +1411,6 @@ fn slow_in_place() -> Variant {
     }
 }
 
-fn beside_a_reader() -> Variant {
-    Variant {
-        has_reader: true,
-        ..Variant::default()
-    }
-}
-
 #[test]
 fn takers_that_may_not_rewrite_are_safe_among_ourselves() {
     let variant = without_rewriting();
@@ -1488,7 +1429,7 @@ fn takers_that_may_not_rewrite_are_safe_among_ourselves() {
 fn creations_in_place_cause_no_second_holder() {
     let (variant, slow) = (in_place(), slow_in_place());
     assert_never_two("stale", &[guarded, guarded, detached], STALE, variant, 0);
-    assert_never_two("free", &[guarded, guarded, reader], None, variant, 0);
+    assert_never_two("free", &[guarded, flocker], None, slow, 1);
     assert_never_two("free", &[guarded, detached, releaser], None, variant, 0);
     assert_never_two("free", &[guarded, script, script], None, variant, 1);
     assert_never_two("slow", &[guarded, detached], None, slow, 1);
@@ -1513,110 +1454,62 @@ fn the_search_finds_the_double_grant_of_links_to_another_inode() {
     assert_caught("a link", &[guarded, guarded], None, variant, 0);
 }
 
+/// Whoever has the file locked holds the lock, whatever is in the file. Only force does not heed
+/// that.
 #[test]
-fn readers_that_lock_the_file_cause_no_second_holder() {
-    for (what, lock) in [
-        ("stale", STALE),
-        ("left by an older guard", STALE_LIVE),
-        ("left by a guard", STALE_DOUBLE),
-    ] {
+fn a_command_under_flock_has_no_second_holder_beside_it() {
+    let old_empty = Variant {
+        has_old_empty_files: true,
+        ..Variant::default()
+    };
+    let locks = LOCKS.into_iter().chain([("empty", Some(""))]);
+    for (what, lock) in locks {
         for writers in [Writers::All, Writers::First, Writers::None] {
             let variant = Variant {
                 writers,
-                ..Variant::default()
+                ..old_empty
             };
             for programs in [
-                &[guarded as Program, guarded, reader][..],
-                &[guarded, guarded, double_reader],
-                &[releaser, guarded, reader],
-                &[cleaner, guarded, reader],
+                &[guarded as Program, guarded, flocker][..],
+                &[guarded, detached, flocker],
+                &[guarded, releaser, flocker],
+                &[guarded, cleaner, flocker],
+                &[guarded, flocker, flocker],
             ] {
                 assert_never_two(what, programs, lock, variant, 1);
             }
+        }
+        if lock.is_some() {
+            let programs: &[Program] = &[guarded, by_force, flocker];
+            assert_caught(what, programs, lock, old_empty, 0);
         }
     }
 }
 
 #[test]
-fn removals_during_a_readers_flock_spare_the_successor() {
-    let variant = beside_a_reader();
-    assert_safe("stale", &[releaser, guarded], STALE, variant, 0);
-    assert_safe("stale", &[guarded, guarded], STALE, variant, 0);
-    let naive = Variant {
-        mutation: Some(Mutation::NoRangeLock),
-        ..variant
-    };
-    let programs: &[Program] = &[releaser, guarded, guarded];
-    assert_caught("without a range lock", programs, STALE, naive, 0);
-}
-
-#[test]
 fn the_search_finds_the_double_grant_of_naive_algorithms() {
     let all = Variant::default();
-    assert_caught(
-        "unlink and create",
-        &[naive_by_unlink, naive_by_unlink],
-        STALE,
-        all,
-        0,
-    );
-    assert_caught(
-        "rename into place",
-        &[naive_by_rename, naive_by_rename],
-        None,
-        all,
-        0,
-    );
+    let (unlinking, renaming): ([Program; 2], [Program; 2]) =
+        ([naive_by_unlink; 2], [naive_by_rename; 2]);
+    assert_caught("unlink and create", &unlinking, STALE, all, 0);
+    assert_caught("rename into place", &renaming, None, all, 0);
 }
 
 /// Runs each part of the takeover with processes that need it: there are two holders without that
 /// part, and never two with it.
 #[test]
 fn without_any_part_of_the_takeover_there_are_two_holders() {
+    use Mutation::*;
+    use Writers::{All, None as Nobody};
     let rows: &[(Mutation, Writers, &[Program], Option<&str>)] = &[
-        (Mutation::NoFlock, Writers::All, &[guarded, guarded], STALE),
-        (
-            Mutation::NoRangeLock,
-            Writers::All,
-            &[guarded, guarded],
-            STALE_DOUBLE,
-        ),
-        (
-            Mutation::UnlockedFile,
-            Writers::All,
-            &[guarded, guarded],
-            None,
-        ),
-        (
-            Mutation::NoLookBefore,
-            Writers::None,
-            &[guarded, guarded],
-            STALE,
-        ),
-        (
-            Mutation::NoSecondReading,
-            Writers::All,
-            &[detached, guarded],
-            STALE,
-        ),
-        (
-            Mutation::NoLookAfter,
-            Writers::All,
-            &[guarded, script, operator],
-            STALE,
-        ),
-        (
-            Mutation::NoLookAtNewFile,
-            Writers::All,
-            &[guarded, detached],
-            None,
-        ),
-        (
-            Mutation::StaleWhenEmpty,
-            Writers::All,
-            &[guarded, script],
-            None,
-        ),
+        (NoFlock, All, &[guarded, guarded], STALE),
+        (NoFlock, All, &[guarded, flocker], STALE),
+        (UnlockedFile, All, &[guarded, guarded], None),
+        (NoLookBefore, Nobody, &[guarded, guarded], STALE),
+        (NoSecondReading, All, &[detached, guarded], STALE),
+        (NoLookAfter, All, &[guarded, script, operator], STALE),
+        (NoLookAtNewFile, All, &[guarded, detached], None),
+        (StaleWhenEmpty, All, &[guarded, script], None),
     ];
     for (plant, writers, programs, lock) in rows {
         let with = |mutation| Variant {

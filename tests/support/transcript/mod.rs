@@ -6,6 +6,7 @@
 //! ```text
 //! == a lock is granted, renewed and released
 //! options: --max-locks 2          options of the server, if any
+//! needs: strace root              what else it needs, or it is skipped; also admin
 //! # why this matters              a comment
 //! A> l\nk\n10\n                   A writes exactly these bytes in one write
 //! A>> l\nk\n10\n                  A writes them one by one, with a pause after each
@@ -38,6 +39,7 @@
 //! $ ls                            a command of the shell succeeds in <dir>, and says just this:
 //! | socket
 //! until $ ls                      a command is repeated until it succeeds and says just this
+//!   done                          a further line of the command above
 //! ```
 //!
 //! A connection opens when its letter first occurs. Times are counted from the last line which did
@@ -70,7 +72,8 @@ use tempfile::TempDir;
 use super::cluster::{is_member, journal_time};
 use super::stalls::fairly;
 use super::{
-    described, fence, is_soon, shown, waiter_count, Client, Daemon, Event, Scheme, Signal, PATIENCE,
+    described, fence, is_soon, needs, shown, waiter_count, Client, Daemon, Event, Scheme, Signal,
+    PATIENCE,
 };
 use script::{
     in_brackets, parse, After, Expected, How, Line, Relation, Route, Section, Step, When,
@@ -200,9 +203,23 @@ fn play_section(
         );
         return Ok(());
     }
+    let has = |name: &String| match name.as_str() {
+        "root" => needs::root().is_some(),
+        "admin" => needs::admin().is_some(),
+        name => {
+            assert!(needs::is_listed(name), "{name} is not in packages.txt");
+            needs::programs([name]).is_some()
+        }
+    };
+    if !section.needs.iter().all(has) {
+        return Ok(());
+    }
     let mut stage = Stage::new(folder, section, other);
     for (index, line) in section.lines.iter().enumerate() {
-        if let Err(problem) = stage.perform(&line.step) {
+        if let Err(mut problem) = stage.perform(&line.step) {
+            if stage.first_end.is_some_and(|end| end <= Instant::now()) {
+                problem += &format!("\n  a lease has ended; if it was still needed, {NOT_IN_TIME}");
+            }
             return Err(failure_report(section, index, &problem, &stage));
         }
     }
@@ -252,6 +269,9 @@ struct Stage<'a> {
     asked_at: HashMap<char, Instant>,
     /// The same for the request that each token answers.
     requested_at: HashMap<String, Instant>,
+    /// When the first lease may end. A section that reaches its next line after that may fail only
+    /// because the machine is late.
+    first_end: Option<Instant>,
     action: Action,
 }
 
@@ -290,6 +310,7 @@ impl<'a> Stage<'a> {
             known,
             asked_at: HashMap::new(),
             requested_at: HashMap::new(),
+            first_end: None,
             action: Action::now(),
         }
     }
@@ -436,6 +457,7 @@ impl<'a> Stage<'a> {
                     .map_err(|_| format!("the reply is not UTF-8: {}", described(&event)))?;
                 template.matches(&line, &mut self.known)?;
                 self.note_request(who, template);
+                self.note_lease(who, template, &line);
             }
             (Expected::Eof, Event::Eof) => {}
             (Expected::Gone, Event::Eof | Event::Reset) => {}
@@ -454,6 +476,17 @@ impl<'a> Stage<'a> {
         for name in reply.tokens() {
             self.requested_at.insert(name.clone(), asked_at);
         }
+    }
+
+    /// Remembers when the lease of a reply with a token may end.
+    fn note_lease(&mut self, who: char, reply: &Template, line: &str) {
+        let lease = line.rsplit(' ').next().and_then(|word| word.parse().ok());
+        let Some(lease) = lease.filter(|_| reply.tokens().next().is_some()) else {
+            return;
+        };
+        let asked_at = self.asked_at.get(&who).copied();
+        let end = asked_at.and_then(|asked_at| asked_at.checked_add(Duration::from_secs(lease)));
+        self.first_end = self.first_end.into_iter().chain(end).min();
     }
 
     /// Whether now is the time.

@@ -44,6 +44,8 @@ pub struct Section {
     pub claim: String,
     pub line: usize,
     pub options: Vec<Template>,
+    /// What it needs beside the base system: programs of the list, or `root`.
+    pub needs: Vec<String>,
     pub lines: Vec<Line>,
 }
 
@@ -203,6 +205,7 @@ pub fn parse(text: &str) -> Result<Vec<Section>, String> {
                 claim: claim.to_owned(),
                 line: number,
                 options: Vec::new(),
+                needs: Vec::new(),
                 lines: Vec::new(),
             });
             continue;
@@ -214,6 +217,10 @@ pub fn parse(text: &str) -> Result<Vec<Section>, String> {
             section.options = parse_options(options).map_err(at)?;
             continue;
         }
+        if let Some(needs) = line.strip_prefix("needs:") {
+            section.needs = needs.split_whitespace().map(str::to_owned).collect();
+            continue;
+        }
         if let Some(line) = line.strip_prefix('|') {
             let line = line.strip_prefix(' ').unwrap_or(line);
             let Some(Step::Shell { output, .. }) =
@@ -222,6 +229,15 @@ pub fn parse(text: &str) -> Result<Vec<Section>, String> {
                 return Err(at("no command has this output".to_owned()));
             };
             output.push(Template::parse(line).map_err(at)?);
+            continue;
+        }
+        if let Some(more) = line.strip_prefix("  ") {
+            let Some(Step::Shell { command, .. }) =
+                section.lines.last_mut().map(|line| &mut line.step)
+            else {
+                return Err(at("no command goes on here".to_owned()));
+            };
+            *command = Template::parse(&format!("{}\n{more}", command.source)).map_err(at)?;
             continue;
         }
         for line in expanded(line) {

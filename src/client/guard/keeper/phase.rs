@@ -13,7 +13,7 @@
 //! ```
 
 use crate::client::connection::{Connection, Renewal};
-use crate::sys::moment::Moment;
+use crate::os::moment::Moment;
 
 #[derive(Debug)]
 pub(super) enum Phase {

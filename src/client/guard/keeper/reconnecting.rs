@@ -7,16 +7,18 @@ use std::time::Duration;
 use super::phase::ConnectionEvent;
 use super::{last_renewal_of, Keeper, Order};
 use crate::client::attempts::Attempts;
+use crate::client::connection::Known;
 use crate::client::error::{Error, Loss};
-use crate::sys::moment::Moment;
+use crate::os::moment::Moment;
+use crate::wire::abilities::Abilities;
 
 /// How long a keeper waits for an answer before it tries another connection, which may be to
 /// another server of the cluster.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// How long a keeper tries to release a lock if no server answers. It tries until the end of the
-/// lease if the end of the connection does not release the lock.
-const RELEASE_TIME: Duration = Duration::from_secs(10);
+/// How long a keeper tries to release a lock if no server answers: long enough for another server
+/// of a cluster to take over.
+const RELEASE_TIME: Duration = Duration::from_secs(20);
 
 impl Keeper {
     /// Reconnects after an error. After a refusal, the lock is lost.
@@ -35,7 +37,7 @@ impl Keeper {
     /// The loss if the server refuses a renewal. Near the end of the last lease that it allows, it
     /// refuses every renewal; before that, the reason is `earlier`.
     fn refused(&self, earlier: Loss) -> Loss {
-        let last_renewal = last_renewal_of(self.held.asked_at, self.held.grant.lease);
+        let last_renewal = last_renewal_of(self.held.asked_at, self.held.lease);
         if self.is_last_lease() && Moment::now() > last_renewal {
             Loss::MaxHold
         } else {
@@ -74,7 +76,7 @@ impl Keeper {
         connection.try_another();
         let other = connection.another();
         let silent = mem::replace(connection, other);
-        self.attempts = Attempts::new(Moment::now());
+        self.attempts.begin(Moment::now());
         self.note(ConnectionEvent::SetAside(Box::new(silent)));
     }
 
@@ -103,10 +105,10 @@ impl Keeper {
     pub(super) fn attempt(&mut self) -> Result<(), Loss> {
         let until = self.next_end();
         let connection = &mut self.held.connection;
-        match connection.reconnect(Attempts::time_for_one(until)) {
+        match connection.redial(Attempts::time_for_one(until)) {
             Ok(()) => {
-                self.attempts.connected();
-                self.send(Moment::now())
+                self.attempts.refused_since = None;
+                self.send_renewal(Moment::now())
             }
             Err(error) => {
                 let grants_may_survive_outage =
@@ -125,7 +127,8 @@ impl Keeper {
         if !matches!(order, Order::KeepUntil(until) if Moment::now() < until) {
             return self.end_by(Order::Release);
         }
-        if !self.held.connection.introduction.abilities.adopt {
+        let abilities = self.held.connection.introduction.abilities;
+        if !abilities.has(Abilities::ADOPT) {
             self.end_by(Order::Release)?;
             return Err(Error::Unsupported(self.held.asked()));
         }
@@ -142,16 +145,12 @@ impl Keeper {
     /// Sends the request that ends the hold, and repeats it until a server answers. Connects first
     /// if there is no connection.
     fn end_by(&mut self, order: Order) -> Result<(), Error> {
-        let lease_ends_at = self.held.asked_at + self.held.grant.lease;
-        let gives_up_at = if self.held.connection.grants_may_outlive_connection() {
-            lease_ends_at
-        } else {
-            lease_ends_at.min(Moment::now() + RELEASE_TIME)
-        };
+        let lease_ends_at = self.held.asked_at + self.held.lease;
+        let gives_up_at = lease_ends_at.min(Moment::now() + RELEASE_TIME);
         let mut attempts = Attempts::new(Moment::now());
         let mut was_sent = false;
         loop {
-            let error = match self.end_once(order, &mut attempts, &mut was_sent) {
+            let error = match self.end_once(order, &mut was_sent) {
                 ended
                 @ (Ok(()) | Err(Error::Refused(_) | Error::MaxLocks(_) | Error::Lost(..))) => {
                     return ended
@@ -166,40 +165,32 @@ impl Keeper {
         }
     }
 
-    fn end_once(
-        &mut self,
-        order: Order,
-        attempts: &mut Attempts,
-        was_sent: &mut bool,
-    ) -> Result<(), Error> {
+    fn end_once(&mut self, order: Order, was_sent: &mut bool) -> Result<(), Error> {
         let lease_ends_at = self.deadline();
         let connection = &mut self.held.connection;
         if connection.socket().is_none() {
-            let within = Attempts::time_for_one(Moment::NEVER);
-            match connection.reconnect(within) {
-                Ok(()) => attempts.connected(),
-                Err(error)
-                    if attempts.failed(&error) && !connection.grants_may_survive_outage() =>
-                {
-                    return Err(Error::Lost(self.held.asked(), Loss::Closed));
-                }
-                Err(error) => return Err(error),
-            }
+            connection.redial(Attempts::time_for_one(Moment::NEVER))?;
             // A server that has crashed knows nothing of the lock. But once a release was sent or
             // the lease has ended, the lock may have another holder, whom the server may not know
             // yet: the proof would be believed, and the lock would then be granted once more.
             let may_be_held = !*was_sent && Moment::now() < lease_ends_at;
-            if connection.introduction.abilities.proofs && may_be_held {
-                self.held.adopt(Some(PATIENCE))?;
+            if connection.introduction.abilities.has(Abilities::PROOFS) && may_be_held {
+                self.held.asked_at = Moment::now();
+                self.held.lease = connection.adopt(&self.held.known, PATIENCE)?;
             }
         }
         let status = self.shared.lock().status;
+        let Known {
+            key, claim, token, ..
+        } = &self.held.known;
         if let Order::KeepUntil(until) = order {
+            connection.mark_tag_ended(PATIENCE)?;
             let left = until.saturating_since(Moment::now());
-            let least = Duration::from_secs(1);
-            return self.held.keep_for(left.max(least), status, PATIENCE);
+            let claim = claim.with_lease(left.max(Duration::from_secs(1)));
+            let kept = connection.keep_within(key, claim, *token, status, PATIENCE);
+            return kept.map(drop);
         }
-        match self.held.release(status, PATIENCE) {
+        match connection.release_within(key, *claim, *token, status, PATIENCE) {
             // An earlier release reached the server, but its answer was lost.
             Err(Error::Refused(_)) if *was_sent => Ok(()),
             released => {

@@ -1,0 +1,4 @@
+//! Who may do what: the auth tokens, and the rights behind them.
+
+pub mod rights;
+pub mod tokens;

@@ -1,0 +1,7 @@
+//! The sources of what tokens are made of: rising fences, and random salts that no client can
+//! guess. The table makes the tokens.
+
+pub mod allocator;
+pub(crate) mod file;
+pub mod range;
+pub mod source;

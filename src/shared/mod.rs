@@ -1,0 +1,7 @@
+//! What two programs or more use.
+
+pub(crate) mod cli;
+pub(crate) mod daemon;
+pub(crate) mod log;
+pub(crate) mod net;
+pub mod supervise;
