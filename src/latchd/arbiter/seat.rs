@@ -1,11 +1,11 @@
 //! One connection's access to the arbiter.
 
-use std::cell::{Cell, OnceCell};
+use std::cell::OnceCell;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::sync::{Condvar, MutexGuard};
+use super::sync::{Cell, Condvar, MutexGuard};
 use super::{Arbiter, ClientSocket, SeatState, State, WaitState};
 use crate::latchd::table::{
     earlier, Answer, Ask, AtClose, Cap, Claimant, ConnId, LockTable, Proof, Scope, Ticket, STEP,

@@ -1,7 +1,7 @@
 //! Shuttle's mutex, condvar and counter, with the interface of those that the arbiter uses. Every
 //! call is a point at which another thread may run.
 
-use std::cell::Cell;
+use std::cell;
 use std::ops::{Deref, DerefMut};
 
 use shuttle::sync;
@@ -19,7 +19,7 @@ pub enum Planted {
 
 thread_local! {
     /// Shuttle runs all threads of a schedule in one real thread.
-    static PLANTED: Cell<Planted> = const { Cell::new(Planted::Nothing) };
+    static PLANTED: cell::Cell<Planted> = const { cell::Cell::new(Planted::Nothing) };
 }
 
 pub fn plant(bug: Planted) {
@@ -28,6 +28,20 @@ pub fn plant(bug: Planted) {
 
 fn is_planted(bug: Planted) -> bool {
     PLANTED.get() == bug
+}
+
+/// What one connection alone uses, in a test from several threads.
+#[derive(Default)]
+pub struct Cell<T>(std::sync::Mutex<T>);
+
+impl<T: Default> Cell<T> {
+    pub fn set(&self, value: T) {
+        *self.0.lock().expect("no panic") = value;
+    }
+
+    pub fn take(&self) -> T {
+        std::mem::take(&mut *self.0.lock().expect("no panic"))
+    }
 }
 
 pub struct Mutex<T>(sync::Mutex<T>);
