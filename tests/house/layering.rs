@@ -96,7 +96,7 @@ const PURE: &[&str] = &[
     "src/latchd/table",
     "src/wire/terms.rs",
     "src/wire/token.rs",
-    "src/latchd/fence/file.rs",
+    "src/latchd/fence/format.rs",
     "src/latchd/fence/range.rs",
     "src/wire",
     "src/latchd/record.rs",

@@ -96,7 +96,7 @@ impl Candidate {
         self.note(leader);
         // The lease is kept ready for the next election. A full etcd grants no lease. That is only
         // logged, because the active server can continue.
-        if let Err(failure) = self.renew_lease() {
+        if let Err(failure) = self.ensure_lease() {
             self.trouble.report(&failure, 0);
         }
         self.wait_behind(answer.revision)
@@ -104,7 +104,7 @@ impl Candidate {
 
     /// Runs for leader. Call this only if there is no leader. The lease counts from `kept`.
     fn run_for_leader(&mut self, kept: Moment) -> Result<Option<Term>, EtcdFailure> {
-        let lease = self.renew_lease()?;
+        let lease = self.ensure_lease()?;
         let address = self.node.settings.advertise.as_bytes();
         let answer = self.gateway.txn(
             &etcd::is_created(&self.leader, 0),
@@ -128,7 +128,7 @@ impl Candidate {
     }
 
     /// Renews this server's lease, or requests a new one. Returns its number.
-    fn renew_lease(&mut self) -> Result<u64, EtcdFailure> {
+    fn ensure_lease(&mut self) -> Result<u64, EtcdFailure> {
         let known = self.node.state.lock().lease;
         if let Some(lease) = known {
             if self.gateway.keep_alive(lease)? {

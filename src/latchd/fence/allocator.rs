@@ -21,8 +21,8 @@ use crate::os::text::{reason, Escaped};
 use crate::wire::token::FenceSource;
 
 #[cfg(test)]
-use super::file::file_of;
-use super::file::{encode, recover, Recovered, FILE_LEN};
+use super::format::file_of;
+use super::format::{encode, recover, Recovered, FILE_LEN};
 use super::range::ReservedRange;
 
 /// The pause after a failed write, before the next attempt.

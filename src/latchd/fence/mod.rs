@@ -2,6 +2,6 @@
 //! guess. The table makes the tokens.
 
 pub mod allocator;
-pub(crate) mod file;
+pub(crate) mod format;
 pub mod range;
 pub mod source;

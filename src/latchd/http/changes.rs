@@ -18,7 +18,7 @@ use crate::latchd::auth::rights::Rights;
 use crate::latchd::context::SessionRules;
 use crate::latchd::line::connection::outbox::Outbox;
 use crate::latchd::line::ending::Ending;
-use crate::latchd::line::hangups::report_hangups;
+use crate::latchd::line::hangups::act_on_hangups;
 use crate::latchd::line::requests::{perform, Answered};
 use crate::latchd::table::{AtClose, ConnId};
 use crate::os::secret::USE;
@@ -77,8 +77,8 @@ impl HttpChanges {
     }
 
     /// Ends the waits of clients that hang up. Never returns.
-    pub(super) fn report_hangups(&self) -> ! {
-        report_hangups(&self.watch, &self.arbiter, &self.connections)
+    pub(super) fn act_on_hangups(&self) -> ! {
+        act_on_hangups(&self.watch, &self.arbiter, &self.connections)
     }
 
     /// Carries out and answers a request that changes something.

@@ -162,7 +162,7 @@ impl HttpServer {
         });
         if let Some(changes) = &changes {
             let changes = Arc::clone(changes);
-            daemon::spawn("http-hangup", move || changes.report_hangups())?;
+            daemon::spawn("http-hangup", move || changes.act_on_hangups())?;
         }
         let housekeeper = Arc::clone(&guide);
         daemon::spawn("http-history", move || housekeeper.run_housekeeping())?;

@@ -14,7 +14,7 @@ const FLOOD_LEN: u64 = 32 * 1024;
 
 /// Tells the arbiter which peers have hung up, and cuts off waiters that flood their connections.
 /// Never returns.
-pub fn report_hangups(watch: &HangupWatch, arbiter: &Arbiter, connections: &Connections) -> ! {
+pub fn act_on_hangups(watch: &HangupWatch, arbiter: &Arbiter, connections: &Connections) -> ! {
     let hung_up = |id| arbiter.hang_up(ConnId(id));
     let has_sent = |id| {
         let is_flood = connections.unread_len(id) >= FLOOD_LEN;

@@ -27,7 +27,7 @@ use super::options::Options;
 use super::settings::Sockets;
 use crate::latchd::context::ServerContext;
 use crate::latchd::line::connection;
-use crate::latchd::line::hangups::report_hangups;
+use crate::latchd::line::hangups::act_on_hangups;
 
 /// The mode of the operator's socket: only the server's own user and root can connect.
 const OPERATOR_MODE: u32 = 0o600;
@@ -99,7 +99,7 @@ pub fn start(
     let heartbeat = watchdog_interval().map(|interval| Heartbeat::new(interval, tell));
     spawn("reaper", move || reaper.reap(heartbeat))?;
     let (arbiter, senders) = (Arc::clone(arbiter), Arc::clone(&context.connections));
-    spawn("hangup", move || report_hangups(&watch, &arbiter, &senders))?;
+    spawn("hangup", move || act_on_hangups(&watch, &arbiter, &senders))?;
     accept_from_all("addr", listeners, &context.connections, &workers).map_err(no_thread)
 }
 

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use serde_json::{json, Deserializer, Map, Value};
 
-use crate::latchd::fence::file::checksum;
+use crate::latchd::fence::format::checksum;
 use crate::latchd::record;
 use crate::latchd::table::{HolderRecord, SaltKey};
 use crate::wire::limits::MAX_SECONDS;

@@ -78,7 +78,7 @@ impl LockTable {
             self.places[id].waited_ms = u32::try_from(wait.as_millis()).unwrap_or(u32::MAX);
             *at_most -= 1;
             self.withdraw(id);
-            self.hold(id, fence, now);
+            self.begin_hold(id, fence, now);
             self.resolved.push_back(self.places[id].conn);
         }
         self.note_if_idle(key, now);

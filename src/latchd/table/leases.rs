@@ -22,7 +22,7 @@ pub struct AllowedLease {
 
 impl LockTable {
     /// Turns a place that is in neither list of its key into a holder, whose lease begins now.
-    pub fn hold(&mut self, id: PlaceId, fence: Fence, now: Instant) {
+    pub fn begin_hold(&mut self, id: PlaceId, fence: Fence, now: Instant) {
         let place = &mut self.places[id];
         place.since = now;
         let (key, lease, weight) = (place.key, place.lease, place.weight);
@@ -35,7 +35,7 @@ impl LockTable {
         debug_assert!(queue.has_room(weight));
         queue.free -= weight.get();
         queue.holders.push(&mut self.places, id);
-        self.prove(id, fence);
+        self.give_provable_salt(id, fence);
         self.note(id, lease);
     }
 

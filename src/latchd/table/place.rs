@@ -61,7 +61,7 @@ impl LockTable {
         let expires_at = now;
         let state = PlaceState::Held { fence, expires_at };
         let id = self.add_place(claimant, key, ask, state, now);
-        self.hold(id, fence, now);
+        self.begin_hold(id, fence, now);
         id
     }
 

@@ -34,7 +34,7 @@ impl LockTable {
 
     /// Gives a new holder the salt that proves its grant, if its client can adopt it.
     #[inline]
-    pub fn prove(&mut self, id: PlaceId, fence: Fence) {
+    pub fn give_provable_salt(&mut self, id: PlaceId, fence: Fence) {
         if self.places[id].is_proof {
             let salt = self.proof_of(id, fence);
             self.places[id].salt = salt.unwrap_or(self.places[id].salt);
@@ -42,7 +42,7 @@ impl LockTable {
     }
 
     /// Finds out whether the token of a restored holder proves its grant.
-    pub fn find_proof(&mut self, id: PlaceId, fence: Fence) {
+    pub fn mark_if_proof(&mut self, id: PlaceId, fence: Fence) {
         let Some(salt) = self.proof_of(id, fence) else {
             return;
         };

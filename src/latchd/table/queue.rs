@@ -79,7 +79,7 @@ impl KeyQueue {
     }
 
     /// The waiter whose turn it is: the first one, if enough slots are free for its weight.
-    pub fn first_that_fits(&self, places: &Places) -> Option<PlaceId> {
+    pub fn first_if_it_fits(&self, places: &Places) -> Option<PlaceId> {
         let first = self.waiters.first();
         first.filter(|first| self.has_room(places[*first].weight))
     }
@@ -88,7 +88,7 @@ impl KeyQueue {
     /// queue: it is refused instead, because that waiter is owed its slots first.
     pub fn must_wait(&self, weight: Weight, places: &Places) -> bool {
         let is_behind_waiter =
-            || !self.waiters.is_empty() && self.first_that_fits(places).is_none();
+            || !self.waiters.is_empty() && self.first_if_it_fits(places).is_none();
         !self.has_room(weight) || is_behind_waiter()
     }
 

@@ -115,7 +115,7 @@ impl LockTable {
         if let Some(left) = record.left {
             self.set_lease_end(place, now + left);
         }
-        self.find_proof(place, fence);
+        self.mark_if_proof(place, fence);
         self.places[place].since = since.unwrap_or(now);
         self.places[place].has_age = since.is_some();
         self.places[place].is_kept = record.is_kept;

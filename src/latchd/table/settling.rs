@@ -32,7 +32,7 @@ impl LockTable {
         if self.is_settling() {
             None
         } else {
-            self.keys[key].first_that_fits(&self.places)
+            self.keys[key].first_if_it_fits(&self.places)
         }
     }
 

@@ -16,7 +16,7 @@ use crate::os::directory::{lock_within, Directory, FileId};
 
 use super::device::Device;
 use super::lock_file::{
-    files_in, inspect, is_of, make, names_of, shown, take_away, withdraw, LockFile, NameState,
+    files_named, inspect, is_of, make, names_of, shown, take_away, withdraw, LockFile, NameState,
 };
 use super::names::Named;
 use super::staleness::Judge;
@@ -214,7 +214,7 @@ fn removable(
     may_unlock: impl Fn() -> bool,
 ) -> io::Result<(Vec<NamedFile>, bool)> {
     let judge = Judge::new(directory, None);
-    let files = files_in(directory, &device.written);
+    let files = files_named(directory, &device.written);
     let belongs_to_pid = |file: &LockFile| file.named == Named::Process(pid);
     let by_path = files.iter().find(|(name, file)| {
         let is_path = device.full.first().is_some_and(|full| full == name);

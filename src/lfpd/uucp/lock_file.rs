@@ -153,7 +153,7 @@ pub(super) fn modified_at(stat: &Stat) -> Duration {
 
 /// Returns every file that has any of `names`. A file with several of them is returned only once,
 /// under the first.
-pub(super) fn files_in<'a>(
+pub(super) fn files_named<'a>(
     directory: &Directory,
     names: &'a [OsString],
 ) -> Vec<(&'a OsStr, LockFile)> {
@@ -379,7 +379,7 @@ mod tests {
             for name in &names[1..] {
                 fs::hard_link(scratch.join(names[0]), scratch.join(name)).expect("linked");
             }
-            let [(_, lock)] = files_in(directory, &device.written)[..] else {
+            let [(_, lock)] = files_named(directory, &device.written)[..] else {
                 panic!("not one lock");
             };
             let mut ordered = names_of(directory, &device, lock).expect("readable");

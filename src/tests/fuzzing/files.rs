@@ -1,7 +1,7 @@
 //! Fuzz targets for the content of files. Another program may have written a file, or a crash may
 //! have damaged it.
 
-use crate::latchd::fence::file::{self, FILE_LEN};
+use crate::latchd::fence::format::{self as fence_format, FILE_LEN};
 use crate::latchd::state_file::format;
 use crate::lfpd::uucp::names::{self, Named};
 use crate::lockfile::{is_of_lock_file, LockInfo, Record};
@@ -9,7 +9,7 @@ use crate::lockfile::{is_of_lock_file, LockInfo, Record};
 /// Any content yields a ceiling or is refused. A write that is cut short anywhere loses no earlier
 /// ceiling.
 pub fn fence_file(input: &[u8]) {
-    if let Ok(found) = file::recover(input) {
+    if let Ok(found) = fence_format::recover(input) {
         assert!(input.is_empty() || found.ceiling.is_some());
         assert!(input.len() <= FILE_LEN);
     }
@@ -17,7 +17,7 @@ pub fn fence_file(input: &[u8]) {
     let mut last = None;
     for (seq, write) in (1..).zip(input.chunks_exact(3)) {
         let ceiling = last.unwrap_or(0) + u64::from(write[0]);
-        let (record, offset) = file::encode(seq, ceiling);
+        let (record, offset) = fence_format::encode(seq, ceiling);
         // A write may stop anywhere, and one of the written bytes may be wrong.
         let len = usize::from(write[1]) % (2 * record.len());
         let is_whole = len >= record.len();
@@ -29,12 +29,12 @@ pub fn fence_file(input: &[u8]) {
         }
         if !is_whole {
             let Some(last) = last else { return };
-            let found = file::recover(&content).map(|found| found.ceiling);
+            let found = fence_format::recover(&content).map(|found| found.ceiling);
             assert!(found.is_ok_and(|found| found >= Some(last)), "{content:?}");
             return;
         }
         last = Some(ceiling);
-        let found = file::recover(&content).expect("a whole record");
+        let found = fence_format::recover(&content).expect("a whole record");
         assert_eq!((found.seq, found.ceiling), (seq, last));
         assert!(!found.is_torn && !found.is_legacy);
     }
@@ -44,7 +44,7 @@ pub fn fence_file(input: &[u8]) {
 /// back unchanged, also with a part of a batch behind it.
 pub fn state_file(input: &[u8]) {
     let _ = format::decode(input);
-    let sum = file::checksum(input);
+    let sum = fence_format::checksum(input);
     let snapshot = [format!("latchd-handover 4 {sum:016x}\n").as_bytes(), input].concat();
     let Ok(found) = format::decode(&snapshot) else {
         return;

@@ -109,7 +109,7 @@ impl Keeper {
             let is_asked = !self.shared.lock().unsent_callbacks.is_empty();
             let is_due = is_asked || self.phase.is_provisional() || now >= self.renew_at();
             match self.phase {
-                Phase::Away(_) if now >= self.attempts.next_at => self.attempt()?,
+                Phase::Away(_) if now >= self.attempts.next_at => self.reconnect_and_adopt()?,
                 Phase::Resting { .. } if is_due => self.send_renewal(now)?,
                 _ => {}
             }
@@ -363,16 +363,16 @@ mod tests {
         let long_ago = Some(now - Duration::from_secs(60));
         keeper.note(ConnectionEvent::Ended(now));
         keeper.attempts.refused_since = long_ago;
-        assert_eq!(keeper.attempt(), Ok(()));
+        assert_eq!(keeper.reconnect_and_adopt(), Ok(()));
         keeper.note(ConnectionEvent::Ended(now));
         fs::remove_file(&path).expect("it is there");
         drop(listener);
         // The next attempt comes after a pause.
         let before = Moment::now();
-        assert_eq!(keeper.attempt(), Ok(()));
+        assert_eq!(keeper.reconnect_and_adopt(), Ok(()));
         assert!(keeper.attempts.next_at > before);
         keeper.attempts.refused_since = long_ago;
-        assert_eq!(keeper.attempt(), Err(Loss::Closed));
+        assert_eq!(keeper.reconnect_and_adopt(), Err(Loss::Closed));
     }
 
     #[test]

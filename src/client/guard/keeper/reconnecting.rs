@@ -102,7 +102,7 @@ impl Keeper {
     }
 
     /// Connects and adopts the lock.
-    pub(super) fn attempt(&mut self) -> Result<(), Loss> {
+    pub(super) fn reconnect_and_adopt(&mut self) -> Result<(), Loss> {
         let until = self.next_end();
         let connection = &mut self.held.connection;
         match connection.redial(Attempts::time_for_one(until)) {

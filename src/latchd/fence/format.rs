@@ -1,5 +1,5 @@
-//! The format of a fence file, and how to read its content after a crash. Pure: no I/O. See "Files on
-//! disk" in ARCHITECTURE.md.
+//! The format of a fence file, and how to read its content after a crash. Pure: no I/O. See "Files
+//! on disk" in ARCHITECTURE.md.
 //!
 //! The file has two slots of 32 bytes. Each new record overwrites the older of the two records, so
 //! a torn write loses only a range that was never used. dflockd has the same format, so a host can
