@@ -10,7 +10,7 @@ const COLUMN: usize = 20;
 const WIDTH: usize = 80;
 
 impl Program {
-    /// The version, with the features that this build has or lacks: `latch 1.1.0 (-tls)`.
+    /// The version, with the features that this build has or lacks: `latch 2.0.0 (-tls)`.
     pub fn version(&self) -> String {
         let has = |feature: &Feature| {
             let sign = if feature.is_built { '+' } else { '-' };
