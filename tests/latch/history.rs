@@ -246,7 +246,7 @@ fn keys(table: &str) -> Vec<&str> {
 fn a_job_that_was_refused_shows_when_and_who_held_the_lock() {
     let daemon = Daemon::start(&[]);
     let latch = program("latch");
-    let skipping = format!("{latch} run nightly --timeout 0 --busy-ok --tag db2 -- true");
+    let skipping = format!("'{latch}' run nightly --timeout 0 --busy-ok --tag db2 -- true");
     let job = [
         "run", "nightly", "--tag", "db1", "--", "sh", "-c", &skipping,
     ];
