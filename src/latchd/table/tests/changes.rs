@@ -30,13 +30,6 @@ impl World {
 }
 
 #[test]
-fn changes_are_noted_only_if_they_are_wanted() {
-    let mut world = World::new();
-    world.held(1, "k");
-    assert_eq!(world.table.changes(), None);
-}
-
-#[test]
 fn every_change_of_holders_is_noted_in_order() {
     let mut world = World::journalled();
     let first = world.held(1, "k");
@@ -62,42 +55,6 @@ fn every_change_of_holders_is_noted_in_order() {
 }
 
 #[test]
-fn a_renewal_is_noted_if_it_is_longer_than_any_before() {
-    let mut world = World::journalled();
-    let token = world.held(1, "k");
-    for (lease, noted) in [
-        (10, &[][..]),
-        (5, &[]),
-        (20, &["+1 20"]),
-        (20, &[]),
-        (15, &[]),
-        (21, &["+1 21"]),
-    ] {
-        world.renew("k", token, lease).expect("it is held");
-        let changes = world.changes();
-        let changes = changes
-            .strip_prefix(&["+1 10".to_owned()])
-            .unwrap_or(&changes);
-        assert_eq!(changes, noted, "{lease}");
-    }
-}
-
-#[test]
-fn a_restored_holder_holds_for_its_whole_lease() {
-    let mut world = World::new();
-    assert!(world.restore("k", Kind::Lock, 1, 7));
-    assert_eq!(world.table.orphan_count(), 1);
-    let waiter = world.queued(1, "k");
-    world.advance(secs(9));
-    assert!(world.is_held("k", token(7)));
-    assert_eq!(world.collect(waiter), Ok(Answer::WouldWait));
-    world.advance(secs(1));
-    assert!(!world.is_held("k", token(7)));
-    world.collected(waiter);
-    assert_eq!(world.table.orphan_count(), 0);
-}
-
-#[test]
 fn the_end_of_a_restored_holder_is_noted_and_its_begin_is_not() {
     let mut world = World::journalled();
     assert!(world.restore("k", Kind::Lock, 1, 7));
@@ -105,24 +62,6 @@ fn the_end_of_a_restored_holder_is_noted_and_its_begin_is_not() {
     world.advance(secs(10));
     world.expire();
     assert_eq!(world.changes(), ["-7"]);
-}
-
-#[test]
-fn caps_do_not_keep_a_holder_from_being_restored() {
-    let mut world = World::with_caps(Caps {
-        max_grants: 1,
-        ..NO_CAPS
-    });
-    let restored = (1..=3).map(|fence| {
-        let terms = Terms::plain(Kind::Semaphore, Limit::new(5).expect("above zero"));
-        let record = HolderRecord::new("k", terms, token(fence), secs(10));
-        world.table.restore(&record, world.now)
-    });
-    assert!(restored
-        .collect::<Vec<_>>()
-        .iter()
-        .all(|is_restored| *is_restored));
-    assert!(world.table.has_holders());
 }
 
 #[test]

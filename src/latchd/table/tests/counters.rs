@@ -14,6 +14,11 @@ fn each_end_of_a_grant_is_counted_as_what_it_is() {
     world.held(1, "expired");
     world.advance(secs(10));
     world.expire();
+    // The end of a kept grant is no expiry.
+    let kept = world.held(1, "kept");
+    world.keep("kept", kept, 60).expect("it is held");
+    world.advance(secs(60));
+    world.expire();
     let broken = world.held(1, "broken");
     for conn in [Some(ConnId(1)), None] {
         let found = world
@@ -31,34 +36,9 @@ fn each_end_of_a_grant_is_counted_as_what_it_is() {
         counted.breaks,
         counted.abandonments,
     ];
-    assert_eq!(ends, [1; 4]);
-    assert_eq!(counted.grants, 4);
-    assert_eq!((counted.renewals, counted.disconnects), (1, 1));
-}
-
-#[test]
-fn the_end_of_a_kept_grant_is_no_expiry() {
-    let mut world = World::new();
-    let token = world.held(1, "k");
-    let kept = world
-        .table
-        .keep("k", token, secs(60), None, |_| None, world.now);
-    assert_eq!(kept, Ok(Answer::Renewed(secs(60))));
-    world.advance(secs(60));
-    world.expire();
-    let counted = counters(&world);
-    assert_eq!((counted.releases, counted.expiries), (1, 0));
-}
-
-#[test]
-fn a_grant_that_is_not_collected_is_abandoned() {
-    let mut world = World::new();
-    let token = world.held(1, "k");
-    let ticket = world.queued(2, "k");
-    world.release("k", token).expect("it is held");
-    world.cancel(ticket);
-    let counted = counters(&world);
-    assert_eq!((counted.grants, counted.abandonments), (2, 1));
+    assert_eq!(ends, [2, 1, 1, 1]);
+    assert_eq!(counted.grants, 5);
+    assert_eq!((counted.renewals, counted.disconnects), (2, 1));
 }
 
 #[test]

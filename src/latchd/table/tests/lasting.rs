@@ -77,18 +77,6 @@ impl Filed {
 }
 
 #[test]
-fn ordinary_grants_are_not_noted() {
-    let mut filed = Filed::new();
-    let token = filed.world.held(1, "k");
-    filed.world.queued(2, "k");
-    filed.world.renew("k", token, 60).expect("it is held");
-    filed.world.adopt(3, "k", token, 60).expect("it is held");
-    filed.world.release("k", token).expect("it is held");
-    filed.world.disconnect(2, AtClose::Release);
-    assert_eq!(filed.after_changes(0), [""; 0]);
-}
-
-#[test]
 fn a_long_lease_is_noted_once_and_not_at_each_renewal() {
     let mut filed = Filed::new();
     let token = granted(filed.long(1, "k", 61));
@@ -121,52 +109,6 @@ fn a_long_lease_is_noted_when_its_client_is_told() {
     filed.world.release("k", token).expect("it is held");
     filed.world.cancel(gone);
     assert_eq!(filed.after_changes(1), [""; 0]);
-}
-
-#[test]
-fn a_kept_grant_is_noted_with_its_end() {
-    let mut filed = Filed::new();
-    let token = filed.world.held(1, "k");
-    filed.world.keep("k", token, 30).expect("it is held");
-    assert_eq!(filed.after_changes(1), ["1: 30"]);
-    filed.world.advance(secs(10));
-    // This renewal would shorten it.
-    filed.world.renew_over(2, "k", token, 5);
-    assert_eq!(filed.after_changes(0), ["1: 20"]);
-    filed.world.renew_over(2, "k", token, 50);
-    assert_eq!(filed.after_changes(1), ["1: 50"]);
-    // A renewal over the connection that has adopted it ends the keep.
-    filed.world.adopt(3, "k", token, 10).expect("it is held");
-    assert_eq!(filed.after_changes(0), ["1: 50"]);
-    filed.world.renew_over(3, "k", token, 10);
-    assert_eq!(filed.after_changes(1), [""; 0]);
-    filed.world.keep("k", token, 30).expect("it is held");
-    filed.world.advance(secs(30));
-    filed.world.expire();
-    assert_eq!(filed.after_changes(2), [""; 0]);
-}
-
-#[test]
-fn new_slot_numbers_of_a_lasting_grant_are_noted() {
-    let mut filed = Filed::new();
-    let token = granted(filed.world.ask(1, "s", Kind::Semaphore, 3, 90));
-    assert_eq!(filed.after_changes(1), ["1: +90"]);
-    filed.world.table.number_slots(ConnId(1), "s", token.fence);
-    assert_eq!(filed.after_changes(1), ["1: +90"]);
-    assert_eq!(*filed.grants[&token.fence].record.numbers, [0]);
-}
-
-#[test]
-fn a_restored_long_lease_begins_anew_and_its_adoption_changes_nothing() {
-    let mut filed = Filed::new();
-    let token = granted(filed.long(1, "k", 100));
-    filed.write();
-    filed.world.advance(secs(50));
-    let mut second = filed.restarted();
-    assert_eq!(second.after_changes(1), ["1: +100"]);
-    second.world.adopt(2, "k", token, 100).expect("it is held");
-    second.world.renew_over(2, "k", token, 100);
-    assert_eq!(second.after_changes(0), ["1: +100"]);
 }
 
 #[test]
@@ -263,20 +205,6 @@ fn a_restored_grant_is_kept_no_longer_than_the_server_allows() {
     assert!(next.is_held("k", token));
     next.advance(secs(1));
     assert!(!next.is_held("k", token));
-}
-
-#[test]
-fn two_records_with_one_fence_contradict_each_other() {
-    let mut world = World::new();
-    let mut restore = |key, fence| {
-        let record = HolderRecord::new(key, Terms::LOCK, token(fence), secs(10));
-        world.table.restore(&record, world.now)
-    };
-    assert!(restore("k", 7));
-    assert!(!restore("other", 7));
-    assert!(restore("other", 8));
-    let (_, holders) = world.table.hand_over(world.now);
-    assert_eq!(holders.len(), 2);
 }
 
 /// A grant as its client knows it.

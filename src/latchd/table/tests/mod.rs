@@ -173,15 +173,6 @@ impl World {
         is_held
     }
 
-    /// Tries to get a lock with a lease of ten seconds.
-    fn try_lock(&mut self, conn: u64, key: &str) -> Result<Answer, Refusal> {
-        let ask = lock_of(key);
-        let (table, now) = self.visit(Scope::Ask(ConnId(conn), &ask));
-        let tried = table.try_acquire(claimant(conn), &ask, now);
-        self.check();
-        tried
-    }
-
     /// Asks for a lock that must be free.
     fn held(&mut self, conn: u64, key: &str) -> Token {
         granted(self.lock(conn, key))
