@@ -15,7 +15,7 @@ fn acquire_key(seat: &Seat, key: &str) -> Result<Answer, Refusal> {
 
 /// Waits for `key` at a seat beside `main` in another thread.
 fn waiting(arbiter: &Arc<Arbiter>, main: &Seat, waiter: ConnId, key: &'static str) -> Blocked {
-    let seat = main.beside(waiter, Arc::<Peer>::default());
+    let seat = main.beside(waiter, Arc::<Socket>::default());
     let thread = thread::spawn(move || {
         let answer = acquire_key(&seat, key);
         (seat, answer)
@@ -66,10 +66,10 @@ fn an_enqueued_key_is_waited_for_at_any_seat() {
     let (arbiter, holder, main) = arbiter_and_two();
     let grant = granted(&holder, FOREVER);
     let enqueued = main
-        .beside(ONE, Arc::<Peer>::default())
+        .beside(ONE, Arc::<Socket>::default())
         .enqueue(&lock(FOREVER));
     assert!(matches!(enqueued, Ok(Answer::Queued(_))));
-    let seat = main.beside(OTHER, Arc::<Peer>::default());
+    let seat = main.beside(OTHER, Arc::<Socket>::default());
     let thread = thread::spawn(move || {
         let answer = wait(&seat, FOREVER);
         (seat, answer)

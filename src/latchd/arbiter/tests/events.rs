@@ -3,25 +3,12 @@
 use super::*;
 use crate::latchd::table::{Fate, GrantEnd};
 
-/// A client that can be asked for only until it has gone.
-#[derive(Default)]
-struct Asked(AtomicBool);
-
-impl ClientSocket for Asked {
-    fn peer(&self) -> String {
-        let was_asked = self.0.swap(true, Ordering::SeqCst);
-        if was_asked { "gone" } else { "here" }.into()
-    }
-
-    fn send_grant(&self, _: Grant) -> bool {
-        false
-    }
-
-    fn has_hung_up(&self) -> bool {
-        false
-    }
-
-    fn shut_down(&self) {}
+/// A client that is asked for its address.
+fn at(peer: impl Fn() -> &'static str + Send + Sync + 'static) -> Arc<Socket> {
+    Arc::new(Socket {
+        peer: Box::new(peer),
+        ..Socket::default()
+    })
 }
 
 #[test]
@@ -42,7 +29,16 @@ fn the_log_is_told_in_order_and_knows_clients_that_have_gone() {
     };
     arbiter.report_events(Box::new(sink), true);
     let connect = |conn| {
-        let seat = arbiter.connect(ConnId(conn), Some(Arc::new(Asked::default())));
+        let was_asked = AtomicBool::new(false);
+        let peer = move || {
+            let was_asked = was_asked.swap(true, Ordering::SeqCst);
+            if was_asked {
+                "gone"
+            } else {
+                "here"
+            }
+        };
+        let seat = arbiter.connect(ConnId(conn), Some(at(peer)));
         seat.set_tag("job");
         seat
     };
@@ -61,9 +57,8 @@ fn the_log_is_told_in_order_and_knows_clients_that_have_gone() {
 #[test]
 fn a_refused_claim_is_remembered_with_the_names_of_both_clients() {
     let (arbiter, holder, waiter) = arbiter_and_two();
-    let at =
-        |conn, address: &'static str| arbiter.connect(ConnId(conn), Some(Arc::new(At(address))));
-    let (nameless, named) = (at(3, "10.0.0.5:4711"), at(4, "10.0.0.6:4711"));
+    let [nameless, named] = [(3, "10.0.0.5:4711"), (4, "10.0.0.6:4711")]
+        .map(|(conn, address)| arbiter.connect(ConnId(conn), Some(at(move || address))));
     named.set_tag("job");
     let grant = granted(&holder, FOREVER);
     assert_eq!(nameless.try_acquire(&lock(FOREVER)), Ok(Answer::WouldWait));
@@ -91,25 +86,6 @@ fn a_refused_claim_is_remembered_with_the_names_of_both_clients() {
     // Clients without a tag are no past holders with an address.
     let tags = history.past.iter().map(|it| it.tag.as_deref());
     assert_eq!(tags.collect::<Vec<_>>(), [None, None]);
-}
-
-/// A client at this address.
-struct At(&'static str);
-
-impl ClientSocket for At {
-    fn peer(&self) -> String {
-        self.0.into()
-    }
-
-    fn send_grant(&self, _: Grant) -> bool {
-        false
-    }
-
-    fn has_hung_up(&self) -> bool {
-        false
-    }
-
-    fn shut_down(&self) {}
 }
 
 #[test]

@@ -69,13 +69,8 @@ fn until_done(is_done: bool) -> ControlFlow<()> {
 fn table() -> LockTable {
     let caps = Caps {
         max_locks: usize::MAX,
-        max_grants: usize::MAX,
-        max_per_connection: usize::MAX,
-        max_waiters: None,
         max_waiters_total: usize::MAX,
-        max_kept: usize::MAX,
-        max_keep_time: Duration::MAX,
-        max_hold: Duration::MAX,
+        ..CAPS
     };
     LockTable::new(caps, Box::new(ClockFences::starting_at(1)))
 }

@@ -25,25 +25,40 @@ const ADOPTS: ClientAbilities = ClientAbilities {
 };
 const DRAINING: Result<Answer, Refusal> = Err(Refusal::Draining);
 
-/// A peer that is there, and knows whether the server has shut its socket down.
-#[derive(Default)]
-struct Peer(AtomicBool);
+/// A socket that does what a test says. By default its peer is there, and it sends no grants.
+struct Socket {
+    peer: Box<dyn Fn() -> &'static str + Send + Sync>,
+    send_grant: Box<dyn Fn(Grant) -> bool + Send + Sync>,
+    has_hung_up: Box<dyn Fn() -> bool + Send + Sync>,
+    is_shut_down: AtomicBool,
+}
 
-impl ClientSocket for Peer {
+impl Default for Socket {
+    fn default() -> Socket {
+        Socket {
+            peer: Box::new(|| "elsewhere"),
+            send_grant: Box::new(|_| false),
+            has_hung_up: Box::new(|| false),
+            is_shut_down: AtomicBool::new(false),
+        }
+    }
+}
+
+impl ClientSocket for Socket {
     fn peer(&self) -> String {
-        "elsewhere".into()
+        (self.peer)().into()
     }
 
-    fn send_grant(&self, _: Grant) -> bool {
-        false
+    fn send_grant(&self, grant: Grant) -> bool {
+        (self.send_grant)(grant)
     }
 
     fn has_hung_up(&self) -> bool {
-        false
+        (self.has_hung_up)()
     }
 
     fn shut_down(&self) {
-        self.0.store(true, Ordering::SeqCst);
+        self.is_shut_down.store(true, Ordering::SeqCst);
     }
 }
 
@@ -116,6 +131,12 @@ fn granted(seat: &Seat, lease: Duration) -> Grant {
         Ok(Answer::Granted(grant)) => grant,
         other => panic!("the lock should be free: {other:?}"),
     }
+}
+
+/// Enqueues for the lock `k`, which is held.
+fn enqueue(seat: &Seat) {
+    let enqueued = seat.enqueue(&lock(FOREVER));
+    assert!(matches!(enqueued, Ok(Answer::Queued(_))), "{enqueued:?}");
 }
 
 /// Waits for the claim of `k` if it was queued.
@@ -217,29 +238,6 @@ fn is_over(drained: &Receiver<()>) -> bool {
 }
 
 #[test]
-fn a_release_wakes_the_waiter() {
-    let (arbiter, holder, waiter) = arbiter_and_two();
-    let grant = granted(&holder, FOREVER);
-    let blocked = Blocked::start(&arbiter, waiter, |seat| acquire(seat, FOREVER));
-    release(&holder, grant);
-    assert!(matches!(blocked.end().1, Ok(Answer::Granted(_))));
-}
-
-#[test]
-fn a_release_wakes_a_wait_for_an_enqueued_key() {
-    let (arbiter, holder, waiter) = arbiter_and_two();
-    let grant = granted(&holder, FOREVER);
-    assert!(matches!(
-        waiter.enqueue(&lock(FOREVER)),
-        Ok(Answer::Queued(_))
-    ));
-    let blocked = Blocked::start(&arbiter, waiter, |seat| wait(seat, FOREVER));
-    assert_eq!(waiter_count(&arbiter), 1);
-    release(&holder, grant);
-    assert!(matches!(blocked.end().1, Ok(Answer::Granted(_))));
-}
-
-#[test]
 fn the_reaper_passes_an_expired_lease_on_in_time() {
     let (arbiter, holder, waiter) = arbiter_and_two();
     // The reaper sleeps until a later lease ends.
@@ -301,10 +299,7 @@ fn a_wait_that_times_out_gives_up_its_place() {
     release(&holder, grant);
     granted(&holder, FOREVER);
 
-    assert!(matches!(
-        waiter.enqueue(&lock(FOREVER)),
-        Ok(Answer::Queued(_))
-    ));
+    enqueue(&waiter);
     assert_eq!(wait(&waiter, Duration::ZERO), Ok(Answer::TimedOut));
     assert_eq!(wait(&waiter, Duration::ZERO), Err(Refusal::NotEnqueued));
     assert_eq!(waiter_count(&arbiter), 0);
@@ -329,25 +324,13 @@ fn a_hang_up_ends_a_wait_before_and_while_it_lasts() {
     let (waiter, answer) = blocked.end();
     assert_eq!(answer, Ok(Answer::Gone));
     assert_eq!(acquire(&waiter, FOREVER), Ok(Answer::Gone));
-    assert!(matches!(
-        waiter.enqueue(&lock(FOREVER)),
-        Ok(Answer::Queued(_))
-    ));
+    enqueue(&waiter);
     assert_eq!(wait(&waiter, FOREVER), Ok(Answer::Gone));
-    arbiter.hang_up(ConnId(77)); // has no seat
-}
-
-#[test]
-fn a_hang_up_does_not_end_a_try() {
-    let (arbiter, holder, waiter) = arbiter_and_two();
-    granted(&holder, FOREVER);
-    arbiter.hang_up(ConnId(2));
+    // It does not end a try, in either form.
     assert_eq!(waiter.try_acquire(&lock(FOREVER)), Ok(Answer::WouldWait));
-    assert!(matches!(
-        waiter.enqueue(&lock(FOREVER)),
-        Ok(Answer::Queued(_))
-    ));
+    enqueue(&waiter);
     assert_eq!(wait(&waiter, Duration::ZERO), Ok(Answer::TimedOut));
+    arbiter.hang_up(ConnId(77)); // has no seat
 }
 
 #[test]
@@ -365,28 +348,6 @@ fn a_cut_off_ends_the_wait_that_lasts_and_no_later_one() {
     assert_eq!(blocked.end().1, Ok(Answer::Gone));
     waiter.leave(AtClose::Release);
     assert!(!arbiter.cut_off(ConnId(77))); // has no seat
-}
-
-#[test]
-fn a_waiter_dismissed_by_the_drain_hears_so_despite_a_hang_up() {
-    let (arbiter, holder, waiter) = arbiter_and_two();
-    granted(&holder, FOREVER);
-    let blocked = Blocked::start(&arbiter, waiter, |seat| acquire(seat, FOREVER));
-    let mut state = arbiter.state.lock();
-    state.table.begin_drain(arbiter.clock.now());
-    hang_up_unnoticed(&mut state);
-    arbiter.unlock_and_wake(state);
-    assert_eq!(blocked.end().1, DRAINING);
-}
-
-#[test]
-fn a_grant_that_meets_a_hang_up_passes_on() {
-    let (arbiter, holder, waiter) = arbiter_and_two();
-    let grant = granted(&holder, FOREVER);
-    let blocked = Blocked::start(&arbiter, waiter, |seat| acquire(seat, FOREVER));
-    release_after(&arbiter, grant, hang_up_unnoticed);
-    assert_eq!(blocked.end().1, Ok(Answer::Gone));
-    granted(&holder, FOREVER);
 }
 
 #[test]
@@ -420,11 +381,8 @@ fn a_drain_ends_when_the_last_holder_is_done() {
     assert!(drained.try_recv().is_err_and(|error| error.is_empty()));
     release(&holder, grant);
     assert!(is_over(&drained));
-}
-
-#[test]
-fn a_drain_with_nothing_held_ends_at_once() {
-    assert!(is_over(&arbiter().begin_drain(DrainUntil::NoHolder)));
+    // With nothing held, it ends at once.
+    assert!(is_over(&arbiter.begin_drain(DrainUntil::NoHolder)));
 }
 
 #[test]
@@ -436,28 +394,6 @@ fn a_drain_ends_with_the_last_lease() {
     assert!(drained.try_recv().is_err_and(|error| error.is_empty()));
     arbiter.advance(FOREVER);
     assert!(is_over(&drained));
-}
-
-#[test]
-fn idle_keys_go_by_themselves() {
-    let arbiter = arbiter();
-    let holder = arbiter.connect(ConnId(1), None);
-    let grant = granted(&holder, FOREVER);
-    release(&holder, grant);
-    arbiter.advance(Duration::from_secs(1));
-    until("the idle key is still there", || {
-        arbiter.snapshot(None, 1).0.is_empty()
-    });
-}
-
-#[test]
-fn a_seat_counts_until_it_is_dropped() {
-    let (arbiter, holder, waiter) = arbiter_and_two();
-    granted(&holder, FOREVER);
-    assert_eq!(arbiter.seat_count(), 2);
-    holder.leave(AtClose::Release);
-    assert_eq!(arbiter.seat_count(), 1);
-    granted(&waiter, FOREVER);
 }
 
 #[test]

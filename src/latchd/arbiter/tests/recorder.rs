@@ -5,7 +5,8 @@ use crate::latchd::table::{Change, HolderRecord, News, Proof, ProofRules, Record
 use crate::wire::terms::Terms;
 use crate::wire::token::{Fence, Salt, Token};
 
-/// Keeps the changes, in short: `+fence` and `-fence`.
+/// Keeps the changes, in short: `+fence`, `-fence`, and `dead fence` if the client may come back with
+/// the token.
 #[derive(Clone, Default)]
 struct Notes(Arc<Mutex<Vec<String>>>);
 
@@ -13,7 +14,8 @@ impl Recorder for Notes {
     fn record(&mut self, changes: Vec<Change>) {
         let describe = |change: Change| match change.news {
             News::Held(_) => format!("+{}", change.fence),
-            News::Ended | News::Dead(_) => format!("-{}", change.fence),
+            News::Ended => format!("-{}", change.fence),
+            News::Dead(_) => format!("dead {}", change.fence),
         };
         self.0.lock().extend(changes.into_iter().map(describe));
     }
@@ -37,44 +39,6 @@ impl Notes {
     fn all(&self) -> Vec<String> {
         self.0.lock().clone()
     }
-}
-
-/// Keeps the fences of the grants that are over, but whose clients may come back with their tokens.
-#[derive(Clone, Default)]
-struct Dead(Arc<Mutex<Vec<Fence>>>);
-
-impl Recorder for Dead {
-    fn record(&mut self, changes: Vec<Change>) {
-        let dead = changes
-            .into_iter()
-            .filter(|change| matches!(change.news, News::Dead(_)));
-        self.0.lock().extend(dead.map(|change| change.fence));
-    }
-
-    fn is_written(&self, _: &str) -> bool {
-        true
-    }
-
-    fn stop(&mut self) {}
-}
-
-/// A socket that must not be used.
-struct Unused;
-
-impl ClientSocket for Unused {
-    fn peer(&self) -> String {
-        "elsewhere".into()
-    }
-
-    fn send_grant(&self, _: Grant) -> bool {
-        panic!("the journal does not have the grant yet");
-    }
-
-    fn has_hung_up(&self) -> bool {
-        false
-    }
-
-    fn shut_down(&self) {}
 }
 
 #[test]
@@ -108,7 +72,11 @@ fn with_a_journal_each_thread_sends_its_own_grant() {
     let arbiter = arbiter();
     Notes::of(&arbiter);
     let holder = arbiter.connect(ConnId(1), None);
-    let waiter = arbiter.connect(ConnId(2), Some(Arc::new(Unused)));
+    let unused = Socket {
+        send_grant: Box::new(|_| panic!("the journal does not have the grant yet")),
+        ..Socket::default()
+    };
+    let waiter = arbiter.connect(ConnId(2), Some(Arc::new(unused)));
     let grant = granted(&holder, FOREVER);
     let blocked = Blocked::start(&arbiter, waiter, |seat| acquire(seat, FOREVER));
     holder
@@ -157,10 +125,7 @@ fn the_record_closes_in_the_visit_that_leaves_adopters_alone() {
     let grant = granted(&other, FOREVER);
     let blocked = Blocked::start(&arbiter, adopter, |seat| acquire(seat, FOREVER));
     let waiting = arbiter.connect(ConnId(3), None);
-    assert!(matches!(
-        waiting.enqueue(&lock(FOREVER)),
-        Ok(Answer::Queued(_))
-    ));
+    enqueue(&waiting);
     let closed = arbiter.close_record_once_all_can_adopt();
     assert!(closed.try_recv().is_err_and(|error| error.is_empty()));
     // The grant that follows is in the record.
@@ -186,10 +151,7 @@ fn a_phase_one_grant_of_another_client_is_waited_for() {
     let (arbiter, holder, other) = arbiter_and_two();
     holder.set_abilities(ADOPTS);
     let grant = granted(&holder, FOREVER);
-    assert!(matches!(
-        other.enqueue(&lock(FOREVER)),
-        Ok(Answer::Queued(_))
-    ));
+    enqueue(&other);
     release(&holder, grant);
     let closed = arbiter.close_record_once_all_can_adopt();
     assert!(closed.try_recv().is_err_and(|error| error.is_empty()));
@@ -239,23 +201,21 @@ fn a_client_that_leaves_is_waited_for_until_its_slots_are_free() {
 #[test]
 fn only_a_client_that_may_come_back_leaves_a_dead_grant() {
     let (arbiter, adopter, other) = arbiter_and_two();
-    let (dead, rules) = (
-        Dead::default(),
-        ProofRules {
-            salt_key: SaltKey([7; 16]),
-            dead: [].into(),
-        },
-    );
+    let notes = Notes::default();
+    let rules = ProofRules {
+        salt_key: SaltKey([7; 16]),
+        dead: [].into(),
+    };
     let lasting = Recording::Lasting {
         longest_ordinary: FOREVER,
     };
-    arbiter.record_with(lasting, Box::new(dead.clone()));
+    arbiter.record_with(lasting, Box::new(notes.clone()));
     arbiter.make_proofs(rules);
     granted(&other, FOREVER);
     other.leave(AtClose::Release);
-    assert_eq!(*dead.0.lock(), []);
+    assert_eq!(notes.all(), [""; 0]);
     adopter.set_abilities(ADOPTS);
     let grant = granted(&adopter, FOREVER);
     adopter.leave(AtClose::Release);
-    assert_eq!(*dead.0.lock(), [grant.token.fence]);
+    assert_eq!(notes.all(), [format!("dead {}", grant.token.fence)]);
 }

@@ -7,69 +7,15 @@ use crate::wire::token::Fence;
 const OPERATOR: ConnId = ConnId(99);
 
 /// A socket that reports each grant and waits for leave to have sent it.
-struct SlowSocket {
-    sending: Sender<Grant>,
-    leave: Receiver<bool>,
-}
-
-impl ClientSocket for SlowSocket {
-    fn peer(&self) -> String {
-        "elsewhere".into()
-    }
-
-    fn send_grant(&self, grant: Grant) -> bool {
-        self.sending.send(grant).expect("it is received");
-        self.leave.recv_timeout(PATIENCE).expect("it is sent")
-    }
-
-    fn has_hung_up(&self) -> bool {
-        false
-    }
-
-    fn shut_down(&self) {}
-}
-
-/// A socket of a peer that has gone.
-struct DeadSocket;
-
-impl ClientSocket for DeadSocket {
-    fn peer(&self) -> String {
-        "gone".into()
-    }
-
-    fn send_grant(&self, _: Grant) -> bool {
-        false
-    }
-
-    fn has_hung_up(&self) -> bool {
-        true
-    }
-
-    fn shut_down(&self) {}
-}
-
-/// A socket during whose look for a hang-up another thread visits the table.
-struct VisitedSocket {
-    arbiter: Arc<Arbiter>,
-    sending: Sender<Grant>,
-}
-
-impl ClientSocket for VisitedSocket {
-    fn peer(&self) -> String {
-        "elsewhere".into()
-    }
-
-    fn send_grant(&self, grant: Grant) -> bool {
-        self.sending.send(grant).expect("it is received");
-        true
-    }
-
-    fn has_hung_up(&self) -> bool {
-        self.arbiter.counters();
-        false
-    }
-
-    fn shut_down(&self) {}
+fn slow_socket(sending: Sender<Grant>, leave: Receiver<bool>) -> Arc<Socket> {
+    let send_grant = move |grant| {
+        sending.send(grant).expect("it is received");
+        leave.recv_timeout(PATIENCE).expect("it is sent")
+    };
+    Arc::new(Socket {
+        send_grant: Box::new(send_grant),
+        ..Socket::default()
+    })
 }
 
 /// A waiter whose grants go through a socket.
@@ -84,11 +30,7 @@ fn served(arbiter: &Arc<Arbiter>, conn: u64, wait_timeout: Duration) -> Served {
     let (sending, sent) = bounded(9);
     let (leave, leaves) = bounded(9);
     let (telling, is_long) = bounded(9);
-    let socket = SlowSocket {
-        sending,
-        leave: leaves,
-    };
-    let waiter = arbiter.connect(ConnId(conn), Some(Arc::new(socket)));
+    let waiter = arbiter.connect(ConnId(conn), Some(slow_socket(sending, leaves)));
     let blocked = Blocked::start(arbiter, waiter, move |seat| {
         wait_and_tell(seat, wait_timeout, &telling)
     });
@@ -146,9 +88,15 @@ fn a_grant_that_its_own_session_found_is_sent_by_no_other_thread() {
     let holder = arbiter.connect(ConnId(1), None);
     granted(&holder, Duration::from_secs(10));
     let (sending, sent) = bounded(9);
-    let socket = VisitedSocket {
-        arbiter: Arc::clone(&arbiter),
-        sending,
+    // Another thread visits the table during its look for a hang-up.
+    let visited = Arc::clone(&arbiter);
+    let socket = Socket {
+        send_grant: Box::new(move |grant| sending.send(grant).is_ok()),
+        has_hung_up: Box::new(move || {
+            visited.counters();
+            false
+        }),
+        ..Socket::default()
     };
     let waiter = arbiter.connect(ConnId(2), Some(Arc::new(socket)));
     let answer = waiter.acquire(&lock(FOREVER));
@@ -178,7 +126,11 @@ fn a_grant_for_a_peer_that_has_gone_passes_on() {
     let holder = arbiter.connect(ConnId(1), None);
     let grant = granted(&holder, FOREVER);
     let dead = [2, 3].map(|conn| {
-        let seat = arbiter.connect(ConnId(conn), Some(Arc::new(DeadSocket)));
+        let dead = Socket {
+            has_hung_up: Box::new(|| true),
+            ..Socket::default()
+        };
+        let seat = arbiter.connect(ConnId(conn), Some(Arc::new(dead)));
         Blocked::start(&arbiter, seat, |seat| acquire(seat, FOREVER))
     });
     let next = arbiter.connect(ConnId(4), None);
@@ -194,12 +146,15 @@ fn a_grant_for_a_peer_that_has_gone_passes_on() {
 }
 
 #[test]
-fn the_drain_sends_nothing_to_those_it_dismisses() {
+fn a_waiter_dismissed_by_the_drain_hears_so_despite_a_hang_up_and_is_sent_nothing() {
     let arbiter = arbiter();
     let holder = arbiter.connect(ConnId(1), None);
     granted(&holder, FOREVER);
     let waiter = served(&arbiter, 2, FOREVER);
-    arbiter.begin_drain(DrainUntil::NoHolder);
+    let mut state = arbiter.state.lock();
+    state.table.begin_drain(arbiter.clock.now());
+    hang_up_unnoticed(&mut state);
+    arbiter.unlock_and_wake(state);
     assert_eq!(waiter.blocked.end().1.answer, DRAINING);
     assert!(waiter.sending.is_empty());
 }
@@ -216,13 +171,10 @@ fn one_visit_sends_few_grants_and_all_waiters_get_theirs() {
     let (sending, sent) = bounded(COUNT as usize);
     let (leave, leaves) = bounded(COUNT as usize);
     (0..COUNT).for_each(|_| leave.send(false).expect("there is room"));
-    let socket: Arc<dyn ClientSocket> = Arc::new(SlowSocket {
-        sending,
-        leave: leaves,
-    });
+    let socket = slow_socket(sending, leaves);
     let waiters: Vec<Blocked> = (2..2 + u64::from(COUNT))
         .map(|conn| {
-            let waiter = arbiter.connect(ConnId(conn), Some(Arc::clone(&socket)));
+            let waiter = arbiter.connect(ConnId(conn), Some(socket.clone()));
             Blocked::start(&arbiter, waiter, move |seat| {
                 waited(seat, seat.acquire(&slot_of(COUNT)), FOREVER).answer
             })
@@ -296,7 +248,7 @@ fn a_broken_grant_passes_on_and_its_token_is_dead() {
 fn a_break_cuts_off_a_client_that_then_has_nothing() {
     let arbiter = arbiter();
     let [holder, operator] = [ConnId(1), OPERATOR].map(|conn| {
-        let socket = Arc::new(Peer::default());
+        let socket = Arc::new(Socket::default());
         (arbiter.connect(conn, Some(socket.clone())), socket)
     });
     let ask = |key| Ask::plain(key, Kind::Lock, Limit::ONE, FOREVER);
@@ -311,14 +263,14 @@ fn a_break_cuts_off_a_client_that_then_has_nothing() {
     assert!(matches!(enqueued, Ok(Answer::Queued(_))));
     for key in ["one", "other", "waited for"] {
         assert!(arbiter.break_grants(key, None, OPERATOR));
-        assert!(!holder.1 .0.load(Ordering::SeqCst), "{key}");
+        assert!(!holder.1.is_shut_down.load(Ordering::SeqCst), "{key}");
     }
     // The last break was that of the operator's own grant, and the waiter has it now.
-    assert!(!operator.1 .0.load(Ordering::SeqCst));
+    assert!(!operator.1.is_shut_down.load(Ordering::SeqCst));
     let collected = holder.0.collect("waited for", Kind::Lock);
     assert!(matches!(collected, Ok(Answer::Granted(_))));
     assert!(arbiter.break_grants("waited for", None, OPERATOR));
-    assert!(holder.1 .0.load(Ordering::SeqCst));
+    assert!(holder.1.is_shut_down.load(Ordering::SeqCst));
 }
 
 /// The virtual time of the last request may be long ago.
@@ -327,10 +279,7 @@ fn a_disconnect_that_passes_a_grant_on_gives_a_whole_lease() {
     let arbiter = arbiter();
     let [holder, first] = [1, 2].map(|conn| arbiter.connect(ConnId(conn), None));
     let grant = granted(&holder, FOREVER);
-    assert!(matches!(
-        first.enqueue(&lock(FOREVER)),
-        Ok(Answer::Queued(_))
-    ));
+    enqueue(&first);
     let waiter = served(&arbiter, 3, FOREVER);
     release(&holder, grant);
     arbiter.advance(Duration::from_secs(2));
@@ -349,10 +298,8 @@ fn a_disconnect_that_passes_a_grant_on_gives_a_whole_lease() {
 #[test]
 fn a_status_keeps_no_connection_open() {
     let arbiter = arbiter();
-    let (sending, _sent) = bounded(1);
-    let (_leave, leave) = bounded(1);
-    let socket: Arc<dyn ClientSocket> = Arc::new(SlowSocket { sending, leave });
-    let holder = arbiter.connect(ConnId(1), Some(Arc::clone(&socket)));
+    let socket = Arc::new(Socket::default());
+    let holder = arbiter.connect(ConnId(1), Some(socket.clone()));
     granted(&holder, FOREVER);
     let status = arbiter.queue("k", 1).expect("it is held");
     holder.leave(AtClose::Release);
