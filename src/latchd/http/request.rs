@@ -501,15 +501,15 @@ mod tests {
 
     #[test]
     fn a_body_may_have_any_type_and_one_length() {
-        for (headers, is_fit) in [
-            ("Content-Type: Application/JSON; charset=utf-8\r\n", true),
-            ("Content-Type: application/x-www-form-urlencoded\r\n", true),
-            ("Content-Type: text/plain\r\n", true),
-            ("", true),
+        for headers in [
+            "Content-Type: Application/JSON; charset=utf-8\r\n",
+            "Content-Type: application/x-www-form-urlencoded\r\n",
+            "Content-Type: text/plain\r\n",
+            "",
         ] {
             let head = "POST /v1/sessions HTTP/1.0\r\nContent-Length: 2\r\n";
             let asked = change(&format!("{head}{headers}\r\n{{}}"));
-            assert_eq!(asked.is_ok(), is_fit, "{headers}: {asked:?}");
+            assert!(asked.is_ok(), "{headers}: {asked:?}");
         }
         for len in [
             "4097",

@@ -12,6 +12,14 @@ impl World {
         self.remember();
     }
 
+    /// Keeps a grant of `k` for a minute.
+    fn keep_with(&mut self, token: Token, status: Option<u8>) {
+        let table = &mut self.table;
+        let kept = table.keep("k", token, secs(60), status, |_| None, self.now);
+        assert!(kept.is_ok());
+        self.remember();
+    }
+
     /// Remembers the events that were noted, as of a client with the tag "t".
     fn remember(&mut self) {
         let events: Vec<ClaimEvent> = self.table.take_events().collect();
@@ -285,18 +293,12 @@ fn a_history_begins_with_the_first_status() {
 #[test]
 fn a_kept_grant_is_past_once_its_status_is_told_and_only_once() {
     let mut world = World::new();
-    let keep = |world: &mut World, token, status| {
-        let table = &mut world.table;
-        let kept = table.keep("k", token, secs(60), status, |_| None, world.now);
-        assert!(kept.is_ok());
-        world.remember();
-    };
     let token = world.held(1, "k");
     world.advance(secs(2));
-    keep(&mut world, token, Some(0));
+    world.keep_with(token, Some(0));
     assert_eq!(world.past("k"), ["Kept(0) 0 2"]);
     // A client without an answer repeats it.
-    keep(&mut world, token, Some(0));
+    world.keep_with(token, Some(0));
     world.advance(secs(60));
     world.expire();
     world.remember();
@@ -304,7 +306,7 @@ fn a_kept_grant_is_past_once_its_status_is_told_and_only_once() {
 
     // Without a status, it is a reservation: it is over when its time is.
     let token = world.held(1, "k");
-    keep(&mut world, token, None);
+    world.keep_with(token, None);
     world.advance(secs(60));
     world.expire();
     world.remember();
@@ -312,7 +314,7 @@ fn a_kept_grant_is_past_once_its_status_is_told_and_only_once() {
 
     // A client that adopts it has work of its own under it.
     let token = world.held(1, "k");
-    keep(&mut world, token, Some(1));
+    world.keep_with(token, Some(1));
     for _ in 0..2 {
         assert_eq!(world.adopt(3, "k", token, 10), Ok(()));
     }
@@ -405,16 +407,11 @@ fn an_overdue_job_is_not_said_to_run_or_to_be_on_time() {
     // It is overdue all the same: a reservation holds the key, too.
     let token = world.held(1, "k");
     assert_eq!(state(&world), "did-not-run");
-    let kept = |world: &mut World, status| {
-        let table = &mut world.table;
-        let kept = table.keep("k", token, secs(60), status, |_| None, world.now);
-        assert!(kept.is_ok());
-        world.remember();
-        state(world)
-    };
-    assert_eq!(kept(&mut world, None), "did-not-run");
+    world.keep_with(token, None);
+    assert_eq!(state(&world), "did-not-run");
     // The work has ended, whoever keeps the key from others.
-    assert_eq!(kept(&mut world, Some(1)), "did-not-succeed");
+    world.keep_with(token, Some(1));
+    assert_eq!(state(&world), "did-not-succeed");
     world.release_with("k", token, None);
     assert_eq!(state(&world), "did-not-succeed");
     world.advance(secs(61));
