@@ -220,11 +220,6 @@ mod tests {
     use std::net::{SocketAddr, TcpListener};
 
     #[test]
-    fn the_checksum_is_crc_32_ieee() {
-        assert_eq!(crc32(b"123456789"), 0xcbf4_3926);
-    }
-
-    #[test]
     fn keys_go_to_the_servers_that_other_clients_send_them_to() {
         // crc32 of the key modulo the number of servers, by an independent implementation (zlib).
         for (key, shards) in [

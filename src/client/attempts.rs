@@ -125,16 +125,4 @@ mod tests {
             assert_eq!(tells("/run/socket", error), by_path, "{error}");
         }
     }
-
-    #[test]
-    fn a_server_is_gone_once_it_has_refused_since_it_accepted() {
-        let server = "alone".parse().expect("an address");
-        let refused = Error::unreachable(&server, Errno::CONNREFUSED.into());
-        let mut attempts = Attempts::new(Moment::now());
-        assert!(!attempts.failed(&refused));
-        attempts.refused_since = Some(Moment::now() - REFUSED_FOR);
-        assert!(attempts.failed(&refused));
-        attempts.refused_since = None;
-        assert!(!attempts.failed(&refused));
-    }
 }

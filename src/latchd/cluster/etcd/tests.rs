@@ -4,13 +4,14 @@ use std::net::TcpListener;
 use std::path::Path;
 use std::thread;
 
+use tempfile::NamedTempFile;
+
 use super::*;
 
 /// A member that gives these answers, one to each request, each over a connection of its own where
 /// it ends with the stream.
 fn member(answers: Vec<String>) -> (Member, thread::JoinHandle<Vec<String>>) {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-    let port = listener.local_addr().expect("an address").port();
+    let (listener, member) = listening();
     let serve = move || {
         let (mut stream, _) = listener.accept().expect("a client");
         let mut requests = Vec::new();
@@ -20,14 +21,17 @@ fn member(answers: Vec<String>) -> (Member, thread::JoinHandle<Vec<String>>) {
         }
         requests
     };
-    (at(port), thread::spawn(serve))
+    (member, thread::spawn(serve))
 }
 
-fn at(port: u16) -> Member {
-    Member {
-        address: format!("127.0.0.1:{port}"),
+/// A member that accepts connections, and answers only if the test does.
+fn listening() -> (TcpListener, Member) {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let member = Member {
+        address: listener.local_addr().expect("an address").to_string(),
         speaks_tls: false,
-    }
+    };
+    (listener, member)
 }
 
 fn request(stream: &mut impl Read) -> String {
@@ -50,6 +54,13 @@ fn ok(body: &str) -> String {
     format!("HTTP/1.1 200 OK\r\nContent-Length: {len}\r\n\r\n{body}")
 }
 
+/// The head of an answer in chunks.
+const HEAD: &str = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n";
+
+fn chunk(text: &str) -> String {
+    format!("{:x}\r\n{text}\r\n", text.len())
+}
+
 fn refused(status: u16, code: u64) -> String {
     refused_because(status, code, "no")
 }
@@ -66,6 +77,14 @@ fn refused_because(status: u16, code: u64, why: &str) -> String {
 /// A gateway that even a late machine answers in time.
 fn gateway(members: &[Member]) -> Gateway {
     Gateway::new(&settings(members, None), Duration::from_secs(60))
+}
+
+/// A gateway that asks as the user `u`, and the file of its password, `p`.
+fn gateway_with_user(member: Member, timeout: Duration) -> (Gateway, NamedTempFile) {
+    let file = NamedTempFile::new().expect("there is room");
+    fs::write(file.path(), "p").expect("there is room");
+    let settings = settings(&[member], Some(("u", file.path())));
+    (Gateway::new(&settings, timeout), file)
 }
 
 fn settings(members: &[Member], user: Option<(&str, &Path)>) -> ClusterSettings {
@@ -118,10 +137,7 @@ fn a_refusal_leaves_the_connection_usable() {
 
 #[test]
 fn the_next_request_goes_to_the_next_member() {
-    let dead = TcpListener::bind("127.0.0.1:0").expect("a port");
-    let port = dead.local_addr().expect("an address").port();
-    drop(dead);
-    let dead = at(port);
+    let (_, dead) = listening();
     let (silent, _requests) = member(vec![refused(503, 14)]);
     let (good, _requests) = member(vec![ok(r#"{"ID":"1"}"#)]);
     let mut gateway = gateway(&[dead.clone(), silent.clone(), good]);
@@ -136,8 +152,6 @@ fn the_next_request_goes_to_the_next_member() {
 
 #[test]
 fn an_expired_token_is_replaced_with_the_password_of_that_time() {
-    let directory = tempfile::tempdir().expect("there is room");
-    let file = directory.path().join("password");
     let token = |token: &str| ok(&format!(r#"{{"token":"{token}"}}"#));
     let expired = refused(401, 16);
     // Of a token that etcd has signed, after any change of users.
@@ -145,11 +159,10 @@ fn an_expired_token_is_replaced_with_the_password_of_that_time() {
     for refusal in [expired, old] {
         let answers = vec![token("a.1"), refusal, token("b.2"), ok(r#"{"ID":"1"}"#)];
         let (member, requests) = member(answers);
-        let settings = settings(&[member], Some(("u", &file)));
-        let mut gateway = Gateway::new(&settings, Duration::from_secs(5));
-        fs::write(&file, "\"p\\").expect("there is room");
+        let (mut gateway, file) = gateway_with_user(member, Duration::from_secs(5));
+        fs::write(file.path(), "\"p\\").expect("there is room");
         gateway.authenticate().expect("it is accepted");
-        fs::write(&file, "new").expect("there is room");
+        fs::write(file.path(), "new").expect("there is room");
         assert_eq!(gateway.grant_lease(10), Ok(1));
         let requests = requests.join().expect("no panic");
         assert!(requests[0].ends_with(r#"{"name":"u","password":"\"p\\"}"#));
@@ -162,8 +175,6 @@ fn an_expired_token_is_replaced_with_the_password_of_that_time() {
 /// With a client certificate, etcd refuses a request without a token with code 7, not 3.
 #[test]
 fn authentication_that_is_turned_on_is_noticed_by_any_code() {
-    let file = tempfile::NamedTempFile::new().expect("there is room");
-    fs::write(file.path(), "p").expect("there is room");
     for (status, code) in [(400, 3), (403, 7), (401, 16)] {
         let off = refused_because(400, FAILED_PRECONDITION, "authentication is not enabled");
         let token = ok(r#"{"token":"a.1"}"#);
@@ -171,8 +182,7 @@ fn authentication_that_is_turned_on_is_noticed_by_any_code() {
         let no = refused(status, code);
         let answers = vec![off, granted.clone(), no, token, granted];
         let (member, requests) = member(answers);
-        let settings = settings(&[member], Some(("u", file.path())));
-        let mut gateway = Gateway::new(&settings, Duration::from_secs(60));
+        let (mut gateway, _file) = gateway_with_user(member, Duration::from_secs(60));
         assert_eq!(gateway.grant_lease(10), Ok(1), "code {code}");
         assert_eq!(gateway.grant_lease(10), Ok(1), "code {code}");
         let requests = requests.join().expect("no panic");
@@ -183,12 +193,9 @@ fn authentication_that_is_turned_on_is_noticed_by_any_code() {
 
 #[test]
 fn a_user_who_lacks_a_permission_is_asked_for_one_token() {
-    let file = tempfile::NamedTempFile::new().expect("there is room");
-    fs::write(file.path(), "p").expect("there is room");
     let token = ok(r#"{"token":"a.1"}"#);
     let (member, requests) = member(vec![token, refused(403, 7), refused(403, 7)]);
-    let settings = settings(&[member], Some(("u", file.path())));
-    let mut gateway = Gateway::new(&settings, Duration::from_secs(60));
+    let (mut gateway, _file) = gateway_with_user(member, Duration::from_secs(60));
     for _ in 0..2 {
         let denied = gateway.grant_lease(10).expect_err("a refusal");
         let (code, message) = (PERMISSION_DENIED, "no".to_owned());
@@ -199,8 +206,7 @@ fn a_user_who_lacks_a_permission_is_asked_for_one_token() {
 
 #[test]
 fn a_slow_check_of_the_password_is_waited_for() {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-    let port = listener.local_addr().expect("an address").port();
+    let (listener, member) = listening();
     let timeout = Duration::from_millis(600);
     let serve = move || {
         let (mut stream, _) = listener.accept().expect("a client");
@@ -212,21 +218,16 @@ fn a_slow_check_of_the_password_is_waited_for() {
         request(&mut stream);
     };
     let slow = thread::spawn(serve);
-    let file = tempfile::NamedTempFile::new().expect("there is room");
-    fs::write(file.path(), "p").expect("there is room");
-    let settings = settings(&[at(port)], Some(("u", file.path())));
-    let mut gateway = Gateway::new(&settings, timeout);
+    let (mut gateway, _file) = gateway_with_user(member, timeout);
     assert_eq!(gateway.grant_lease(10), Ok(1));
     slow.join().expect("no panic");
 }
 
 #[test]
 fn a_watch_ends_with_the_first_event() {
-    let chunk = |text: &str| format!("{:x}\r\n{text}\r\n", text.len());
-    let head = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n";
     let created = chunk("{\"result\":{\"created\":true}}\n");
     let event = chunk("{\"result\":{\"events\":[{}]}}\n");
-    let (member, _requests) = member(vec![format!("{head}{created}{event}")]);
+    let (member, _requests) = member(vec![format!("{HEAD}{created}{event}")]);
     let mut gateway = gateway(&[member]);
     let began = Instant::now();
     assert_eq!(gateway.watch(b"k", 1, Duration::from_secs(60)), Ok(()));
@@ -235,9 +236,7 @@ fn a_watch_ends_with_the_first_event() {
 
 #[test]
 fn a_watch_without_events_ends_in_time() {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-    let port = listener.local_addr().expect("an address").port();
-    let silent = at(port);
+    let (_listener, silent) = listening();
     let time = Duration::from_millis(100);
     let began = Instant::now();
     assert_eq!(gateway(&[silent]).watch(b"k", 1, time), Ok(()));
@@ -246,11 +245,9 @@ fn a_watch_without_events_ends_in_time() {
 
 #[test]
 fn a_watch_that_ends_without_an_event_is_a_failure() {
-    let chunk = |text: &str| format!("{:x}\r\n{text}\r\n", text.len());
-    let head = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n";
     let canceled = chunk("{\"result\":{\"canceled\":true}}\n");
     for answer in [canceled, chunk("{}\n"), chunk("")] {
-        let (member, _requests) = member(vec![format!("{head}{answer}\r\n")]);
+        let (member, _requests) = member(vec![format!("{HEAD}{answer}\r\n")]);
         let watched = gateway(&[member]).watch(b"k", 1, Duration::from_secs(60));
         assert!(
             matches!(watched, Err(EtcdFailure::NoAnswer { .. })),
@@ -261,19 +258,17 @@ fn a_watch_that_ends_without_an_event_is_a_failure() {
 
 #[test]
 fn a_watch_that_says_nothing_new_without_end_ends_in_time() {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-    let port = listener.local_addr().expect("an address").port();
+    let (listener, member) = listening();
     let serve = move || {
         let (mut stream, _) = listener.accept().expect("a client");
         request(&mut stream);
         let lines = "{\"result\":{}}\n".repeat(1000);
-        let chunk = format!("{:x}\r\n{lines}\r\n", lines.len());
-        let head = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n";
-        stream.write_all(head.as_bytes()).expect("a reader");
+        let chunk = chunk(&lines);
+        stream.write_all(HEAD.as_bytes()).expect("a reader");
         while stream.write_all(chunk.as_bytes()).is_ok() {}
     };
     let endless = thread::spawn(serve);
-    let mut gateway = gateway(&[at(port)]);
+    let mut gateway = gateway(&[member]);
     assert_eq!(gateway.watch(b"k", 1, Duration::from_secs(1)), Ok(()));
     drop(gateway);
     endless
@@ -320,9 +315,7 @@ fn what_names_no_revision_is_no_answer_about_keys() {
 
 #[test]
 fn a_member_that_is_silent_has_timed_out() {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-    let port = listener.local_addr().expect("an address").port();
-    let silent = at(port);
+    let (_listener, silent) = listening();
     let settings = settings(std::slice::from_ref(&silent), None);
     let mut gateway = Gateway::new(&settings, Duration::from_millis(100));
     let failure = gateway.grant_lease(10).expect_err("silence");
