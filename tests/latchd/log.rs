@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::auth::connect_from;
-use crate::support::limited::limit_to;
+use crate::support::limited::{behind, limit_to, with_surroundings_of};
 use crate::support::stalls::fairly;
 use crate::support::syslog::Syslog;
 use crate::support::{eventually, parse_grant, Client, Daemon, Signal, PATIENCE};
@@ -50,31 +50,22 @@ fn a_log_that_nobody_reads_holds_up_no_command() {
 
 #[test]
 fn a_closed_stderr_delays_no_command_and_leaks_nothing() {
-    let daemon = chatty();
-    let mut command = Command::new("sh");
-    command
-        .args(["-c", "exec \"$0\" \"$@\" 2>&-"])
-        .arg(daemon.get_program())
-        .args(daemon.get_args());
-    for (name, value) in daemon.get_envs() {
-        match value {
-            Some(value) => command.env(name, value),
-            None => command.env_remove(name),
-        };
-    }
-    command.stdin(Stdio::null()).stdout(Stdio::piped());
+    let plain = chatty();
+    let closing = ["sh", "-c", "exec \"$0\" \"$@\" 2>&-"];
+    let command = with_surroundings_of(&plain, behind(&closing, &plain));
     answers_promptly(&Daemon::from_command(command));
 }
 
 #[test]
 fn a_full_disk_under_the_log_holds_up_no_command() {
-    let full = OpenOptions::new()
-        .write(true)
-        .open("/dev/full")
-        .expect("Linux has it");
-    let mut command = chatty();
-    command.stderr(full);
-    answers_promptly(&Daemon::from_command(command));
+    let full = OpenOptions::new().write(true).open("/dev/full");
+    let mut to_stderr = chatty();
+    to_stderr.stderr(full.expect("Linux has it"));
+    let mut to_file = chatty();
+    to_file.args(["--log-file", "/dev/full"]);
+    for command in [to_stderr, to_file] {
+        answers_promptly(&Daemon::from_command(command));
+    }
 }
 
 #[test]
@@ -164,10 +155,16 @@ fn what_a_client_sends_is_escaped_in_the_log() {
 }
 
 #[test]
-fn a_key_that_looks_like_a_log_line_stays_one_quoted_value() {
+fn only_a_key_that_looks_like_a_log_line_is_quoted() {
     let daemon = Daemon::from_command(chatty());
     let mut client = daemon.connect();
-    for key in ["a=b", "granted=k", "quote\"key=v", "back\\slash"] {
+    for key in [
+        "a=b",
+        "granted=k",
+        "quote\"key=v",
+        "back\\slash",
+        "jobs/nightly:7",
+    ] {
         assert!(
             parse_grant(&client.request("l", key, "0"), "ok").is_some(),
             "{key:?}"
@@ -175,7 +172,7 @@ fn a_key_that_looks_like_a_log_line_stays_one_quoted_value() {
     }
 
     let log = log_after(&daemon, client);
-    for quoted in [r#"key="a=b""#, r#"key="granted=k""#] {
+    for quoted in [r#"key="a=b""#, r#"key="granted=k""#, "key=jobs/nightly:7"] {
         assert!(log.contains(quoted), "no {quoted} in:\n{log}");
     }
     for forms in [
@@ -190,14 +187,6 @@ fn a_key_that_looks_like_a_log_line_stays_one_quoted_value() {
     for bare in ["key=a=b", "key=granted", "key=quote", "key=back"] {
         assert!(!log.contains(bare), "{bare} is not quoted in:\n{log}");
     }
-}
-
-#[test]
-fn a_plain_key_stands_in_the_log_as_it_is() {
-    let daemon = Daemon::from_command(chatty());
-    let mut client = daemon.connect();
-    client.acquire("jobs/nightly:7", 0);
-    assert!(log_after(&daemon, client).contains("key=jobs/nightly:7"));
 }
 
 // ---- it gives nothing away -------------------------------------------------------------------
@@ -239,27 +228,6 @@ fn no_token_appears_whole_in_the_log() {
 }
 
 #[test]
-fn the_secret_of_auth_never_appears_in_the_log() {
-    let mut command = chatty();
-    command.env("LATCHD_AUTH_TOKEN", "the-right-secret");
-    let daemon = Daemon::from_command(command);
-    let mut stranger = daemon.connect();
-    assert_eq!(
-        stranger.request("auth", "_", "a-wrong-secret"),
-        "error_auth"
-    );
-    stranger.expect_eof();
-    let mut client = daemon.connect();
-    assert_eq!(client.request("auth", "_", "the-right-secret"), "ok");
-    assert_eq!(client.request("auth", "_", "the-right-secret"), "error");
-
-    let log = log_after(&daemon, client);
-    for secret in ["the-right-secret", "a-wrong-secret"] {
-        assert!(!log.contains(secret), "{secret} in:\n{log}");
-    }
-}
-
-#[test]
 fn a_cap_that_refuses_a_claim_is_named() {
     let two_keys = "l\na\n0\nl\nb\n0\n";
     for (cap, commands) in [
@@ -285,7 +253,7 @@ fn a_cap_that_refuses_a_claim_is_named() {
 }
 
 #[test]
-fn no_admin_token_appears_in_the_log() {
+fn no_secret_of_the_server_appears_in_the_log() {
     let directory = tempfile::tempdir().expect("there is room");
     let path = directory.path().join("admin");
     fs::write(&path, "the-admin-secret\n").expect("the directory is ours");
@@ -299,6 +267,7 @@ fn no_admin_token_appears_in_the_log() {
         client
     };
     let mut holder = client();
+    assert_eq!(holder.request("auth", "_", "the-auth-secret"), "error");
     let token = holder.acquire_for("k", 0, 60).token;
     let mut operator = client();
     assert_eq!(
@@ -316,21 +285,6 @@ fn no_admin_token_appears_in_the_log() {
     for secret in ["the-auth", "the-admin", "a-wrong", &token[16..]] {
         assert!(!log.contains(secret), "{secret} in:\n{log}");
     }
-}
-
-// ---- it says what happened -------------------------------------------------------------------
-
-#[test]
-fn the_server_says_where_it_listens() {
-    let daemon = Daemon::start(&[]);
-    let expected = format!("listening addr=127.0.0.1:{}", daemon.port());
-    daemon.wait_for_log(&expected, PATIENCE);
-    let log = daemon.log();
-    let line = log
-        .lines()
-        .find(|line| line.contains("listening"))
-        .expect("just found");
-    assert!(line.ends_with(&expected), "{line:?} says more than that");
 }
 
 // ---- it can be read, by people and by programs -------------------------------------------------
@@ -490,30 +444,16 @@ fn every_line_is_a_level_a_verb_and_values_with_names() {
 }
 
 #[test]
-fn lines_have_no_timestamp_only_where_journald_reads_them() {
-    for (named, timestamps) in [
-        ("this", false),
-        ("", true),
-        ("8:12345", true),
-        ("nonsense", true),
-        ("this and more", true),
-    ] {
-        let log = log_to_file(&[], &[], named);
-        assert_eq!(has_timestamps(&log), timestamps, "{named:?}:\n{log}");
-    }
-}
-
-#[test]
-fn timestamps_can_be_turned_on_and_off() {
-    for named in ["this", "", "8:12345"] {
-        for (when, timestamps) in [("always", true), ("never", false)] {
-            let by_flag = log_to_file(&["--log-timestamps", when], &[], named);
-            assert_eq!(has_timestamps(&by_flag), timestamps, "{by_flag}");
-            let by_variable = log_to_file(&[], &[("LATCHD_LOG_TIMESTAMPS", when)], named);
-            assert_eq!(has_timestamps(&by_variable), timestamps, "{by_variable}");
+fn lines_have_no_timestamp_only_where_journald_reads_them_or_one_asks_for_that() {
+    for named in ["this", "", "8:12345", "nonsense", "this and more"] {
+        for (when, timestamps) in [
+            ("auto", named != "this"),
+            ("always", true),
+            ("never", false),
+        ] {
+            let log = log_to_file(when, named);
+            assert_eq!(has_timestamps(&log), timestamps, "{named:?} {when}:\n{log}");
         }
-        let by_flag = log_to_file(&["--log-timestamps", "auto"], &[], named);
-        assert_eq!(has_timestamps(&by_flag), named != "this", "{by_flag}");
     }
 }
 
@@ -591,13 +531,6 @@ fn a_log_file_that_cannot_be_opened_is_named() {
             format!("latchd: cannot open the log file {shown}: {reason}\n")
         );
     }
-}
-
-#[test]
-fn a_full_disk_under_a_log_file_holds_up_no_command() {
-    let mut command = logging_to(Path::new("/dev/full"));
-    command.env("RUST_LOG", "trace");
-    answers_promptly(&Daemon::from_command(command));
 }
 
 #[test]
@@ -681,7 +614,7 @@ fn a_syslog_that_reads_nothing_holds_up_no_command() {
 
 /// The log of a server whose stderr is a file, and whose JOURNAL_STREAM names that file (`this`),
 /// something else, or nothing.
-fn log_to_file(args: &[&str], variables: &[(&str, &str)], named: &str) -> String {
+fn log_to_file(when: &str, named: &str) -> String {
     let directory = tempfile::tempdir().expect("there is room");
     let path = directory.path().join("stderr");
     let stderr = File::create(&path).expect("there is room");
@@ -690,8 +623,7 @@ fn log_to_file(args: &[&str], variables: &[(&str, &str)], named: &str) -> String
     let mut command = Daemon::command();
     command
         .args(["--port", "0", "--print-port"])
-        .args(args)
-        .envs(variables.iter().copied())
+        .env("LATCHD_LOG_TIMESTAMPS", when)
         .stderr(stderr);
     if !named.is_empty() {
         command.env("JOURNAL_STREAM", named.replacen("this", &this, 1));

@@ -132,29 +132,6 @@ fn a_server_that_fails_under_inetd_says_why_in_the_syslog() {
 }
 
 #[test]
-fn a_server_that_fails_is_started_by_inetd_once_a_second() {
-    needs!(root);
-    let inetd = needs!("inetd");
-    let Some(syslog) = Syslog::new() else { return };
-    let inetd = Inetd::start_with(&inetd, Some(&syslog), 1, |line| {
-        edited(&line, "--fence-state-file ", "--fence-state-file /nowhere")
-    });
-    let began = Instant::now();
-    let _client = TcpStream::connect(inetd.addrs[0]).expect("inetd listens");
-    let mut start_count = 0;
-    while start_count < 4 {
-        let message = syslog.next();
-        // inetd has messages of its own.
-        let is_ours = message.starts_with("<27>latchd[");
-        let says_why = message.contains("]: cannot use the fence file /nowhere/");
-        assert_eq!(is_ours, says_why, "{message}");
-        start_count += u32::from(is_ours);
-    }
-    let took = began.elapsed();
-    assert!(took >= Duration::from_secs(3), "four starts in {took:?}");
-}
-
-#[test]
 fn the_log_of_a_server_under_inetd_is_in_the_syslog() {
     needs!(root);
     let inetd = needs!("inetd");
@@ -173,30 +150,54 @@ fn the_log_of_a_server_under_inetd_is_in_the_syslog() {
 // ---- descriptor 0 ----------------------------------------------------------------------------
 
 #[test]
-fn a_connected_socket_is_refused_in_one_line() {
+fn a_descriptor_that_does_not_listen_is_refused_in_one_line() {
+    let wrong = "it is a connected socket, but all connections must reach one process: use wait, \
+                 not nowait";
+    let deaf = "it is not a listening stream socket";
     let (tcp, _peer) = tcp_pair();
     let (unix, _unix_peer) = UnixStream::pair().expect("descriptors are left");
-    for connected in [OwnedFd::from(tcp), OwnedFd::from(unix)] {
-        let mut command = Daemon::command();
-        command.arg("--inetd").stdin(connected);
-        assert_eq!(
-            refusal(&mut command),
-            "latchd: cannot listen on descriptor 0: it is a connected socket, but all connections \
-             must reach one process: use wait, not nowait\n"
-        );
+    let connected = [("TCP", OwnedFd::from(tcp)), ("Unix", unix.into())];
+    let connected = connected.map(|(what, descriptor)| (what, descriptor, wrong));
+    let others = deaf_descriptors().into_iter();
+    let others = others.map(|(what, descriptor)| (what, descriptor, deaf));
+    for (what, descriptor, why) in connected.into_iter().chain(others) {
+        let again = descriptor.try_clone().expect("descriptors are left");
+        for (mut command, place) in [
+            (on_stdin(descriptor), "cannot listen on descriptor 0"),
+            (
+                as_systemd_does(again, "$$"),
+                "LISTEN_FDS: cannot listen on descriptor 3",
+            ),
+        ] {
+            let (status, said) = finished(&mut command);
+            assert_eq!(said, format!("latchd: {place}: {why}\n"), "{what}");
+            assert_eq!(status.code(), Some(1), "{what}");
+        }
     }
 }
 
 #[test]
-fn a_descriptor_0_that_does_not_listen_is_refused() {
-    for (what, descriptor) in deaf_descriptors() {
-        let mut command = Daemon::command();
-        command.arg("--inetd").stdin(descriptor);
-        assert_eq!(
-            refusal(&mut command),
-            "latchd: cannot listen on descriptor 0: it is not a listening stream socket\n",
-            "{what}"
-        );
+fn addresses_beside_inherited_sockets_are_refused() {
+    let listener = || TcpListener::bind("127.0.0.1:0").expect("a port is free");
+    for (option, value) in [
+        ("--host", "127.0.0.1"),
+        ("--port", "0"),
+        ("--port", "off"),
+        ("--unix", "/tmp/latchd-options"),
+        ("--unix-mode", "0600"),
+        ("--unix-group", "0"),
+    ] {
+        let variable = option[2..].to_uppercase().replace('-', "_");
+        let variable = format!("DFLOCKD_{variable}");
+        let mut by_option = on_stdin(listener());
+        by_option.args([option, value]);
+        let mut by_variable = as_systemd_does(listener(), "$$");
+        by_variable.env(&variable, value);
+        for (mut command, origin) in [(by_option, option), (by_variable, &variable)] {
+            let (status, said) = finished(&mut command);
+            let expected = format!("latchd: {origin}: the sockets are inherited\n");
+            assert_eq!((status.code(), said), (Some(2), expected));
+        }
     }
 }
 
@@ -295,23 +296,33 @@ fn an_mptcp_socket_is_served() {
 #[test]
 fn blocking_and_other_inherited_sockets_do_not_spin() {
     let directory = world_readable_directory();
+    let ways: [fn(OwnedFd) -> Command; 3] = [
+        on_stdin,
+        |it| as_systemd_does(it, "$$"),
+        |it| {
+            let mut command = as_systemd_does(it, "$$");
+            command.arg("--inetd");
+            command
+        },
+    ];
     let mut servers = Vec::new();
     for is_nonblocking in [false, true] {
-        let tcp = TcpListener::bind("127.0.0.1:0").expect("a port is free");
-        tcp.set_nonblocking(is_nonblocking).expect("a socket");
-        let client = Client::tcp(tcp.local_addr().expect("it is bound"));
-        servers.push((Daemon::from_command(on_stdin(tcp)), client));
+        for (number, way) in ways.into_iter().enumerate() {
+            let tcp = TcpListener::bind("127.0.0.1:0").expect("a port is free");
+            tcp.set_nonblocking(is_nonblocking).expect("a socket");
+            let addr = tcp.local_addr().expect("it is bound");
+            let mut command = way(tcp.into());
+            command.arg("--print-port");
+            let daemon = Daemon::from_command(command);
+            assert_eq!(daemon.addr(), addr);
+            servers.push((daemon, Client::tcp(addr)));
 
-        let path = directory.path().join(format!("socket-{is_nonblocking}"));
-        let unix = UnixListener::bind(&path).expect("there is room");
-        unix.set_nonblocking(is_nonblocking).expect("a socket");
-        let client = Client::unix(&path);
-        servers.push((Daemon::from_command(on_stdin(unix)), client));
-
-        let tcp = TcpListener::bind("127.0.0.1:0").expect("a port is free");
-        tcp.set_nonblocking(is_nonblocking).expect("a socket");
-        let client = Client::tcp(tcp.local_addr().expect("it is bound"));
-        servers.push((Daemon::from_command(as_systemd_does(tcp, "$$")), client));
+            let path = directory.path().join(format!("{number}-{is_nonblocking}"));
+            let unix = UnixListener::bind(&path).expect("there is room");
+            unix.set_nonblocking(is_nonblocking).expect("a socket");
+            let client = Client::unix(&path);
+            servers.push((Daemon::from_command(way(unix.into())), client));
+        }
     }
 
     // All of them are up, hold a key and have somebody waiting for it.
@@ -400,22 +411,6 @@ fn the_units_command_serves_a_tcp_socket_of_systemd() {
 }
 
 #[test]
-fn a_unix_socket_of_systemd_is_served_and_left_in_its_place() {
-    let activate = needs!("systemd-socket-activate");
-    let directory = world_readable_directory();
-    let path = directory.path().join("socket");
-    let place = path.to_str().expect("UTF-8");
-    let daemon = activated(
-        &activate,
-        &[place],
-        &[program("latchd"), "--idle-exit", "1"],
-    );
-    Client::unix(&path).acquire("k", 0);
-    leaves_when_idle(&daemon);
-    assert!(path.exists(), "it belongs to systemd");
-}
-
-#[test]
 fn all_sockets_of_systemd_lead_to_the_same_locks() {
     let activate = needs!("systemd-socket-activate");
     let directory = world_readable_directory();
@@ -436,6 +431,7 @@ fn all_sockets_of_systemd_lead_to_the_same_locks() {
     }
     drop(holder);
     leaves_when_idle(&daemon);
+    assert!(path.exists(), "it belongs to systemd");
 }
 
 #[test]
@@ -447,27 +443,6 @@ fn listen_fds_meant_for_another_process_are_ignored() {
     let daemon = Daemon::from_command(command);
     assert_ne!(daemon.addr(), inherited);
     daemon.connect().acquire("k", 0);
-}
-
-#[test]
-fn a_listen_fd_that_does_not_listen_is_refused() {
-    let (connected, _peer) = tcp_pair();
-    let deaf = "it is not a listening stream socket";
-    let wrong = "it is a connected socket, but all connections must reach one process: use wait, \
-                 not nowait";
-    let mut descriptors: Vec<(&str, OwnedFd, &str)> = deaf_descriptors()
-        .into_iter()
-        .map(|(what, descriptor)| (what, descriptor, deaf))
-        .collect();
-    descriptors.push(("connected", connected.into(), wrong));
-    for (what, descriptor, why) in descriptors {
-        let mut command = as_systemd_does(descriptor, "$$");
-        assert_eq!(
-            refusal(&mut command),
-            format!("latchd: LISTEN_FDS: cannot listen on descriptor 3: {why}\n"),
-            "{what}"
-        );
-    }
 }
 
 // ---- signals and the process -----------------------------------------------------------------
@@ -594,18 +569,6 @@ fn a_supervisor_with_a_watchdog_is_told_again_and_again() {
         }
         assert!(daemon.wait_exit(PATIENCE).is_some_and(|s| s.success()));
     }
-}
-
-#[test]
-fn a_supervisor_is_told_that_an_idle_server_leaves() {
-    let directory = world_readable_directory();
-    let path = directory.path().join("notify");
-    let supervisor = UnixDatagram::bind(&path).expect("there is room");
-    let args = ["--idle-exit", "1"];
-    let daemon = notifying(path.to_str().expect("UTF-8"), free_addr(), &args);
-    assert!(told(&supervisor).starts_with("READY=1\n"));
-    assert!(told(&supervisor).starts_with("STOPPING=1\n"));
-    assert!(daemon.wait_exit(PATIENCE).is_some_and(|s| s.success()));
 }
 
 #[test]
@@ -1216,7 +1179,7 @@ impl Drop for Host {
 // ---- what a supervisor does ------------------------------------------------------------------
 
 /// A server whose descriptor 0 is `listener`.
-fn on_stdin(listener: impl Into<OwnedFd>) -> Command {
+pub fn on_stdin(listener: impl Into<OwnedFd>) -> Command {
     let mut command = Daemon::command();
     command.arg("--inetd").stdin(listener.into());
     command
@@ -1224,7 +1187,7 @@ fn on_stdin(listener: impl Into<OwnedFd>) -> Command {
 
 /// A server whose descriptor 3 is `descriptor`, announced to the process `listen_pid`; `$$` is its
 /// own.
-fn as_systemd_does(descriptor: impl Into<OwnedFd>, listen_pid: &str) -> Command {
+pub fn as_systemd_does(descriptor: impl Into<OwnedFd>, listen_pid: &str) -> Command {
     let script = format!(
         "exec 3<&0 </dev/null; export LISTEN_FDS=1 LISTEN_PID={listen_pid}; exec \"$0\" \"$@\""
     );
@@ -1311,16 +1274,9 @@ fn deaf_descriptors() -> Vec<(&'static str, OwnedFd)> {
     let open = |path| OwnedFd::from(File::open(path).expect("Linux has it"));
     vec![
         ("/dev/null", open("/dev/null")),
-        ("a terminal", open("/dev/ptmx")),
-        ("a file", open("/proc/self/stat")),
-        ("a directory", open("/")),
         (
             "UDP",
             UdpSocket::bind("127.0.0.1:0").expect("a port").into(),
-        ),
-        (
-            "datagrams",
-            UnixDatagram::unbound().expect("a socket").into(),
         ),
         ("an unbound socket", unbound),
         ("a socket for packets", packets),
@@ -1332,13 +1288,6 @@ fn tcp_pair() -> (TcpStream, TcpStream) {
     let addr = listener.local_addr().expect("it is bound");
     let peer = TcpStream::connect(addr).expect("it listens");
     (listener.accept().expect("somebody has connected").0, peer)
-}
-
-/// The one line that a server says which exits with 1.
-fn refusal(command: &mut Command) -> String {
-    let (status, said) = finished(command);
-    assert_eq!(status.code(), Some(1), "{status}: {said}");
-    said
 }
 
 // ---- the machine -----------------------------------------------------------------------------

@@ -437,7 +437,7 @@ fn timestamps(text: &str) -> Result<Timestamps, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::shared::cli::rows::Form;
+    use crate::shared::cli::rows::{Form, Row};
     use std::collections::HashMap;
 
     fn lease(flag: Option<&str>, variables: &[(&str, &str)]) -> Result<u64, String> {
@@ -484,6 +484,54 @@ mod tests {
         let bad = ("LATCHD_DEFAULT_LEASE_TTL_S", "soon");
         assert_eq!(lease(Some("1"), &[bad]), Ok(1));
         assert_eq!(lease(Some("1m30s"), &[]), Ok(90));
+    }
+
+    #[test]
+    fn each_number_has_its_range() {
+        let (count, time) = (MAX_COUNT as u64, MAX_SECONDS);
+        let ranges = [
+            (
+                "max-locks max-slots max-per-connection max-waiters-total",
+                1,
+                count,
+            ),
+            ("http-max-waiting", 1, count),
+            (
+                "max-waiters max-connections max-connections-per-ip max-kept",
+                0,
+                count,
+            ),
+            (
+                "default-lease-ttl lease-sweep-interval gc-interval",
+                1,
+                time,
+            ),
+            ("max-keep-time read-timeout settle", 1, time),
+            (
+                "gc-max-idle max-hold write-timeout shutdown-timeout idle-exit",
+                0,
+                time,
+            ),
+            ("etcd-ttl", 5, 300),
+        ];
+        let is_number = |row: &&Row| matches!(row.form, Form::Valued("count" | "time"));
+        for row in Options::COMMAND.rows.iter().filter(is_number) {
+            let option = row.long();
+            let is_it = |name: &str| name == &option[2..];
+            let range = ranges.iter().find(|it| it.0.split(' ').any(is_it));
+            let (_, least, most) = range.unwrap_or_else(|| panic!("no range of {option}"));
+            let is_in_range = |value: i128| {
+                let arguments = [option.as_str(), &value.to_string()].map(OsString::from);
+                let refusal = match read(arguments.into_iter(), &|_| None).0 {
+                    Parsed::Usage(reason) => reason,
+                    _ => String::new(),
+                };
+                !refusal.contains(&format!("invalid value '{value}' for {option}"))
+            };
+            let (least, most) = (i128::from(*least), i128::from(*most));
+            let around = [least - 1, least, most, most + 1].map(is_in_range);
+            assert_eq!(around, [false, true, true, false], "{option}");
+        }
     }
 
     #[test]

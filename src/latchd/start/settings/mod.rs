@@ -220,6 +220,9 @@ mod tests {
         assert!(!options.auto_release());
         let (options, _) = read_all(&["--no-auto-release-on-disconnect=no"], &[]).expect("fine");
         assert!(options.auto_release());
+        let old = ("DFLOCKD_AUTO_RELEASE_ON_DISCONNECT", "no");
+        let (options, _) = read_all(&[], &[old]).expect("it is alone");
+        assert!(!options.auto_release());
         assert!(read_all(&[no, "--auto-release-on-disconnect"], &[]).is_err());
     }
 
