@@ -3,12 +3,11 @@
 
 use std::collections::HashSet;
 use std::fs;
-use std::process::Command;
 
 use crate::support::callgrind;
-use crate::support::limited::{behind, with_surroundings_of};
+use crate::support::limited::limited;
 use crate::support::needs::{needs, Program};
-use crate::support::{eventually, program, Client, Daemon, Signal, PATIENCE};
+use crate::support::{eventually, Client, Daemon, Signal, PATIENCE};
 
 const PAIR_COUNT: usize = 50;
 
@@ -39,10 +38,7 @@ fn an_uncontended_pair_is_two_receives_and_two_sends() {
     let trace = directory.path().join("trace");
     let (strace, trace_path) = (strace.path().to_string_lossy(), trace.to_string_lossy());
     let wrapper = [&strace, "-D", "-f", "-qq", "-o", &trace_path];
-    let mut plain = Command::new(program("latchd"));
-    plain.args(["--port", "0", "--print-port"]);
-    let command = with_surroundings_of(&Daemon::command(), behind(&wrapper, &plain));
-    let daemon = Daemon::from_command(command);
+    let daemon = Daemon::from_command(limited(&wrapper));
     let mut client: Client = daemon.connect();
     for _ in 0..PAIR_COUNT {
         let grant = client.acquire("k", 10);
@@ -76,8 +72,6 @@ fn a_session_reads_and_writes_in_the_frame_of_its_loop() {
     let valgrind = needs!("valgrind");
     let directory = tempfile::tempdir().expect("there is room");
     let profile = directory.path().join("profile");
-    let mut plain = Command::new(program("latchd"));
-    plain.args(["--port", "0", "--print-port"]);
     let out = format!("--callgrind-out-file={}", profile.display());
     let wrapper = [
         &valgrind.path().to_string_lossy(),
@@ -88,8 +82,7 @@ fn a_session_reads_and_writes_in_the_frame_of_its_loop() {
         "--separate-callers60=rustix::net::send_recv::recv",
         "--separate-callers60=rustix::net::send_recv::send",
     ];
-    let command = with_surroundings_of(&Daemon::command(), behind(&wrapper, &plain));
-    let daemon = Daemon::from_command(command);
+    let daemon = Daemon::from_command(limited(&wrapper));
     let mut client = daemon.connect();
     for _ in 0..3 {
         let grant = client.acquire("k", 10);
@@ -136,15 +129,12 @@ fn a_pair_costs_no_more_instructions_than_on_record() {
 /// The instructions that each of 1000 more pairs costs the server.
 fn cost_of_pair(valgrind: &Program, holder_count: usize) -> f64 {
     let count = |pair_count| {
-        let mut plain = Command::new(program("latchd"));
-        plain.args(["--port", "0", "--print-port"]);
         let wrapper = [
             &valgrind.path().to_string_lossy(),
             "--tool=callgrind",
             "--callgrind-out-file=/dev/null",
         ];
-        let command = with_surroundings_of(&Daemon::command(), behind(&wrapper, &plain));
-        let daemon = Daemon::from_command(command);
+        let daemon = Daemon::from_command(limited(&wrapper));
         let holders: Vec<Client> = (0..holder_count)
             .map(|holder| {
                 let mut client: Client = daemon.connect();

@@ -2,22 +2,18 @@
 //! file's writes and `fsync`, and randomness (`fences`), threads and descriptors that run out
 //! (`limits`, `machine`), a full disk and a dead reader under the log (`log`).
 
-use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::fences::{inject, may_attach};
-use crate::support::limited::{behind, is_served, with_surroundings_of};
+use crate::fences::{inject, tracer};
+use crate::support::limited::{is_served, limited};
 use crate::support::needs::needs;
-use crate::support::{eventually, parse_grant, processor_time, program, Client, Daemon, PATIENCE};
+use crate::support::{eventually, parse_grant, processor_time, Client, Daemon, PATIENCE};
 
 /// The system is out of something: clients keep what they have, new ones wait in the backlog.
 #[test]
 fn while_accept_fails_the_clients_that_are_there_are_served() {
-    let strace = needs!("strace");
-    if !may_attach(&strace) {
-        return;
-    }
+    let Some(strace) = tracer() else { return };
     for error in ["EMFILE", "ENFILE", "ENOBUFS", "ENOMEM"] {
         let daemon = Daemon::start(&[]);
         let mut early = daemon.connect();
@@ -44,10 +40,7 @@ fn while_accept_fails_the_clients_that_are_there_are_served() {
 /// What concerns one peer stops no other.
 #[test]
 fn an_aborted_connection_delays_no_other() {
-    let strace = needs!("strace");
-    if !may_attach(&strace) {
-        return;
-    }
+    let Some(strace) = tracer() else { return };
     for error in ["ECONNABORTED", "EPROTO", "EHOSTUNREACH"] {
         let daemon = Daemon::start(&["--debug"]);
         let recover = inject(
@@ -65,10 +58,7 @@ fn an_aborted_connection_delays_no_other() {
 /// Without a watch the server would not notice that a waiter has gone: it lets no such client wait.
 #[test]
 fn a_client_that_cannot_be_watched_does_not_wait() {
-    let strace = needs!("strace");
-    if !may_attach(&strace) {
-        return;
-    }
+    let Some(strace) = tracer() else { return };
     // In seconds: neither the wait nor the lease ends during the test, however slow strace is.
     const LONG: u64 = 3600;
     let daemon = Daemon::start(&[]);
@@ -106,10 +96,7 @@ fn a_client_that_cannot_be_watched_does_not_wait() {
 
 #[test]
 fn a_lock_outlives_a_reply_that_cannot_be_sent() {
-    let strace = needs!("strace");
-    if !may_attach(&strace) {
-        return;
-    }
+    let Some(strace) = tracer() else { return };
     for error in ["EPIPE", "ECONNRESET", "EIO", "ENOBUFS", "ENOMEM"] {
         let daemon = Daemon::start(&[]);
         let mut holder = daemon.connect();
@@ -130,10 +117,7 @@ fn a_lock_outlives_a_reply_that_cannot_be_sent() {
 
 #[test]
 fn a_log_file_that_cannot_be_written_holds_up_no_command() {
-    let strace = needs!("strace");
-    if !may_attach(&strace) {
-        return;
-    }
+    let Some(strace) = tracer() else { return };
     let directory = tempfile::tempdir().expect("there is room");
     for error in ["EIO", "ENOSPC", "EPIPE"] {
         let path = directory.path().join(error);
@@ -172,10 +156,7 @@ fn without_getrandom_tokens_are_random_all_the_same() {
         let inject = format!("inject=getrandom:error={error}");
         let strace = strace.path().to_string_lossy();
         let wrapper = [&strace, "-D", "-f", "-qq", "-o", "/dev/null", "-e", &inject];
-        let mut plain = Command::new(program("latchd"));
-        plain.args(["--port", "0", "--print-port"]);
-        let command = with_surroundings_of(&Daemon::command(), behind(&wrapper, &plain));
-        let daemon = Daemon::from_command(command);
+        let daemon = Daemon::from_command(limited(&wrapper));
         let mut client: Client = daemon.connect();
         let tokens = ["a", "b"].map(|key| client.acquire(key, 0).token);
         assert_ne!(tokens[0][16..], tokens[1][16..], "{error}");

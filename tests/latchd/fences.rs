@@ -14,7 +14,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crate::support::clock::{clear_up_after, with_a_clock_of_its_own};
 use crate::support::limited::{copy_program, limit_to, with_surroundings_of};
-use crate::support::needs::{needs, skipped, Program};
+use crate::support::needs::{needs, programs, skipped, Program};
 use crate::support::stalls::lateness_during;
 use crate::support::{
     come_to_rest, eventually, fence, parse_grant, program, wait_for_exit, Client, Daemon, Event,
@@ -41,201 +41,86 @@ fn fences_rise_over_three_hundred_kills_at_full_speed() {
     fences_rise_over_kills(&needs!("libfaketimeMT.so.1"), 300);
 }
 
-#[test]
-fn only_with_a_file_fences_survive_a_clock_set_back() {
-    let libfaketime = needs!("libfaketimeMT.so.1");
-    let directory = tempfile::tempdir().expect("there is room");
-    let path = directory.path().join("fences");
-
-    let without = |clock| first_fence(&OtherClock::start(&libfaketime, clock, &latchd(None)));
-    let with = |clock| {
-        first_fence(&OtherClock::start(
-            &libfaketime,
-            clock,
-            &latchd(Some(&path)),
-        ))
-    };
-
-    let now = with("+0");
-    // This is also how we know that the clock is really another one.
-    let yesterday = without("-1d");
-    assert!(
-        yesterday + DAY - DAY / 24 < now && now < yesterday + DAY + DAY / 24,
-        "a day lies between {yesterday} and {now}"
-    );
-    let after_setback = with("-1d");
-    assert!(now < after_setback, "{after_setback} after {now}");
-    assert!(
-        after_setback <= now + RANGE + 1,
-        "more than a range was skipped"
-    );
-    let tomorrow = with("+1d");
-    assert!(tomorrow > now + DAY - DAY / 24, "the clock is not ignored");
-    assert!(with("+0") > tomorrow);
-}
-
 // ---- the file --------------------------------------------------------------------------------
 
 #[test]
-fn the_checksum_of_this_test_is_crc_64_go_iso() {
-    assert_eq!(crc_64_go_iso(b"123456789"), 0xb909_56c7_75a4_1001);
-}
-
-#[test]
-fn the_file_is_as_documented_and_ahead_of_every_fence() {
-    let directory = tempfile::tempdir().expect("there is room");
-    let path = directory.path().join("fences");
-    let mut last = 0;
-    for seq in 1..=5 {
-        let began = now();
-        let daemon = Daemon::from_command(latchd(Some(&path)));
-        let fence = first_fence(&daemon);
-        assert!(fence > last && fence >= began);
-
-        let content = fs::read(&path).expect("it was made");
-        let slots: Vec<&[u8]> = content.chunks(32).collect();
-        assert_eq!(slots.len(), if seq == 1 { 1 } else { 2 });
-        let newest = record_in(slots[usize::from(seq % 2 == 0)]).expect("a whole record");
-        assert_eq!(newest.seq, seq);
-        assert!(newest.ceiling > fence, "in use before it is on the disk");
-        assert!(newest.ceiling <= fence + RANGE, "more than a range");
-        if seq > 1 {
-            let older = record_in(slots[usize::from(seq % 2 == 1)]).expect("a whole record");
-            assert_eq!(older.seq, seq - 1);
-            assert!(fence > older.ceiling);
-        }
-        let mode = fs::metadata(&path).expect("it is there").permissions();
-        assert_eq!(mode.mode() & 0o7777, 0o600);
-        last = newest.ceiling;
-        daemon.signal(Signal::KILL);
-    }
-}
-
-#[test]
-fn fences_go_on_right_after_what_a_file_has_reserved() {
-    let ahead = now() + 365 * DAY; // so that the clock has no say
-    let older = ahead - 5 * RANGE;
-    for (content, seq) in [
-        (ahead.to_be_bytes().to_vec(), 2), // the format before this one
-        (record(1, ahead).to_vec(), 2),
-        ([record(1, older), record(2, ahead)].concat(), 3),
-        ([record(3, ahead), record(2, older)].concat(), 4),
-        (
-            [record(u64::MAX - 2, ahead), record(u64::MAX - 3, older)].concat(),
-            u64::MAX - 1,
-        ),
-    ] {
-        let (_directory, path) = file_of(&content);
-        let daemon = Daemon::from_command(latchd(Some(&path)));
-        assert_eq!(first_fence(&daemon), ahead + 1, "{content:x?}");
-        let content = fs::read(&path).expect("it is there");
-        let slot = &content[if seq % 2 == 0 { 32..64 } else { 0..32 }];
-        let extended = record_in(slot).expect("a whole record");
-        assert_eq!((extended.seq, extended.ceiling), (seq, ahead + 1 + RANGE));
-    }
-}
-
-#[test]
-fn a_torn_slot_costs_a_warning_and_no_order() {
-    let ahead = now() + 365 * DAY;
-    let (older, newer) = (record(6, ahead), record(7, ahead + RANGE));
-    // Slot 0 holds the newer one. Wherever the tear is, what is left decides.
-    for (torn_slot, survivor) in [(0, ahead), (1, ahead + RANGE)] {
-        for torn_at in [0, 9, 20, 31] {
-            let mut content = [newer, older].concat();
-            content[torn_slot * 32 + torn_at] ^= 0x10;
-            let (_directory, path) = file_of(&content);
-            let daemon = Daemon::from_command(latchd(Some(&path)));
-            assert_eq!(first_fence(&daemon), survivor + 1);
-            daemon.wait_for_log("WARN fence-file-torn path=", PATIENCE);
-            assert_eq!(daemon.log().matches("fence-file-torn").count(), 1);
-
-            // The torn slot is the one that is written next, and then all is well again.
-            daemon.signal(Signal::KILL);
-            daemon.wait_exit(PATIENCE);
-            let daemon = Daemon::from_command(latchd(Some(&path)));
-            assert_eq!(first_fence(&daemon), survivor + 1 + RANGE + 1);
-            assert!(!daemon.log().contains("fence-file-torn"));
-        }
-    }
-    // Cut in the second slot.
-    let content = [&record(1, ahead)[..], &record(2, ahead + RANGE)[..20]].concat();
-    let (_directory, path) = file_of(&content);
-    let daemon = Daemon::from_command(latchd(Some(&path)));
-    assert_eq!(first_fence(&daemon), ahead + 1);
-    daemon.wait_for_log("WARN fence-file-torn path=", PATIENCE);
-}
-
-#[test]
-fn the_newest_record_torn_falls_back_to_the_clock() {
-    let (_directory, path) = file_of(&[record(1, 5), [0x55; 32]].concat());
+fn fences_go_on_after_the_clock_and_after_what_a_file_has_reserved() {
     let began = now();
-    let fence = first_fence(&Daemon::from_command(latchd(Some(&path))));
+    let (_directory, path) = file_of(5);
+    let start = || Daemon::from_command(latchd(Some(&path)));
+    let fence = first_fence(&start());
     assert!(began <= fence && fence <= now());
-}
 
-#[test]
-fn an_unusable_fence_file_is_refused_and_left_as_it_is() {
-    let whole = [record(1, 7), record(2, 9)].concat();
-    let mut both_torn = whole.clone();
-    both_torn[17] ^= 1;
-    both_torn[60] ^= 1;
-    let cases: [(&[u8], &str); 12] = [
-        (b"x", "its content is not that of a fence file"),
-        (b"123456789", "its content is not that of a fence file"),
-        (&[0; 31], "its content is not that of a fence file"),
-        (&[0; 32], "its content is not that of a fence file"),
-        (&[0; 64], "its content is not that of a fence file"),
-        (&[b'x'; 65], "its content is not that of a fence file"),
-        (
-            &[&whole[..], b"\n"].concat(),
-            "its content is not that of a fence file",
-        ),
-        (&[b'x'; 100_000], "its content is not that of a fence file"),
-        (b"dflfnc1\n", "it is cut short"),
-        (&whole[..31], "it is cut short"),
-        (&both_torn, "no record in it is whole"),
-        // Whole records, but each in the other's place.
-        (
-            &[record(2, 9), record(1, 7)].concat(),
-            "no record in it is whole",
-        ),
-    ];
-    for (content, why) in cases {
-        let (_directory, path) = file_of(content);
-        refuses(latchd(Some(&path)), &path, why);
-        assert_eq!(fs::read(&path).expect("still there"), content);
+    let ahead = now() + 365 * DAY; // so that the clock has no say
+    let (_directory, path) = file_of(ahead);
+    let start = || Daemon::from_command(latchd(Some(&path)));
+    let kill = |daemon: Daemon| {
+        daemon.signal(Signal::KILL);
+        daemon.wait_exit(PATIENCE);
+    };
+    let ranges = [1, 2].map(|number| ahead + number + (number - 1) * RANGE);
+    for first in ranges {
+        let daemon = start();
+        assert_eq!(first_fence(&daemon), first);
+        assert!(!daemon.log().contains("fence-file-torn"));
+        kill(daemon);
     }
+    // The record of the last range is in the second slot. Without it, the range counts as unused.
+    let mut content = fs::read(&path).expect("it was made");
+    content[41] ^= 0x10;
+    fs::write(&path, content).expect("it is ours");
+    let daemon = start();
+    assert_eq!(first_fence(&daemon), ranges[1]);
+    daemon.wait_for_log("WARN fence-file-torn path=", PATIENCE);
+    assert_eq!(daemon.log().matches("fence-file-torn").count(), 1);
+    kill(daemon);
+    let daemon = start();
+    assert_eq!(first_fence(&daemon), ranges[1] + RANGE + 1);
+    assert!(!daemon.log().contains("fence-file-torn"));
 }
 
 #[test]
-fn what_is_no_file_is_refused_in_one_line() {
+fn a_fence_file_that_cannot_be_used_is_named_in_one_line_and_left_as_it_is() {
     let directory = tempfile::tempdir().expect("there is room");
-    let file = directory.path().join("file");
-    fs::write(&file, [record(1, 7), record(2, 9)].concat()).expect("there is room");
     let at = |name: &str| directory.path().join(name);
+    let user = Daemon::from_command(latchd(Some(&at("used"))));
+    for (name, content) in [
+        ("foreign", &b"a list of what to buy, longer than a slot"[..]),
+        ("magic", b"dflfnc1\n"),
+        ("torn", b"dflfnc1\n, and what follows is no record of it"),
+        ("end", &[0xff; 8]),
+    ] {
+        fs::write(at(name), content).expect("there is room");
+    }
     fs::create_dir(at("directory")).expect("there is room");
-    symlink(&file, at("link")).expect("there is room");
+    symlink(at("end"), at("link")).expect("there is room");
     symlink("nowhere", at("dangling")).expect("there is room");
+    fs::hard_link(at("used"), at("used-too")).expect("there is room");
     mkfifo(&at("fifo"));
 
     let missing = format!("no such directory: {}", at("missing").display());
     for (name, why) in [
         ("directory", "it is not a regular file"),
+        ("fifo", "it is not a regular file"),
+        ("/dev/null", "it is not a regular file"),
         ("link", "it is a symbolic link"),
         ("dangling", "it is a symbolic link"),
-        ("fifo", "it is not a regular file"),
         ("missing/fences", missing.as_str()),
-        ("file/fences", "not a directory"),
+        ("end/fences", "not a directory"),
+        ("used", "another server is using it"),
+        ("used-too", "another server is using it"),
+        ("foreign", "its content is not that of a fence file"),
+        ("magic", "it is cut short"),
+        ("torn", "no record in it is whole"),
+        ("end", "its fences have come to their end"),
     ] {
+        let content = || at(name).is_file().then(|| fs::read(at(name)).ok());
+        let before = content();
         refuses(latchd(Some(&at(name))), &at(name), why);
+        assert_eq!(content(), before, "{name}");
     }
-    refuses(
-        latchd(Some(Path::new("/dev/null"))),
-        Path::new("/dev/null"),
-        "it is not a regular file",
-    );
     assert!(!at("nowhere").exists(), "a link was followed");
+    first_fence(&user);
 }
 
 #[test]
@@ -245,7 +130,7 @@ fn what_permissions_forbid_is_refused_in_one_line() {
     let copy = directory.path().join("latchd");
     copy_program(program("latchd"), &copy);
     let file = directory.path().join("fences");
-    fs::write(&file, record(1, 7)).expect("there is room");
+    fs::write(&file, [0; 8]).expect("there is room");
 
     for mode in [0o000, 0o400, 0o200] {
         open_to_all(&file, mode);
@@ -278,79 +163,12 @@ fn a_file_of_ours_in_a_directory_that_is_not_ours_will_do() {
     copy_program(program("latchd"), &copy);
     let ahead = now() + DAY;
     let file = directory.path().join("fences");
-    fs::write(&file, record(1, ahead)).expect("there is room");
+    fs::write(&file, ahead.to_be_bytes()).expect("there is room");
     open_to_all(&file, 0o666);
     open_to_all(directory.path(), 0o555);
     let daemon = Daemon::from_command(as_nobody(&copy, &file));
     assert_eq!(first_fence(&daemon), ahead + 1);
     open_to_all(directory.path(), 0o755); // so that it can be removed
-}
-
-#[test]
-fn two_servers_never_share_a_file() {
-    let directory = tempfile::tempdir().expect("there is room");
-    let path = directory.path().join("fences");
-    let first = Daemon::from_command(latchd(Some(&path)));
-    let before = fs::read(&path).expect("it was made");
-    refuses(latchd(Some(&path)), &path, "another server is using it");
-    let hard_link = directory.path().join("link");
-    fs::hard_link(&path, &hard_link).expect("there is room");
-    refuses(
-        latchd(Some(&hard_link)),
-        &hard_link,
-        "another server is using it",
-    );
-    assert_eq!(fs::read(&path).expect("still there"), before);
-
-    let fence = first_fence(&first);
-    first.signal(Signal::KILL);
-    first.wait_exit(PATIENCE);
-    assert!(first_fence(&Daemon::from_command(latchd(Some(&path)))) > fence);
-}
-
-#[test]
-fn at_the_end_of_the_numbers_nothing_wraps() {
-    let last_start = u64::MAX - RANGE - 1;
-    let (_directory, path) = file_of(&record(1, last_start));
-    let daemon = Daemon::from_command(latchd(Some(&path)));
-    assert_eq!(first_fence(&daemon), last_start + 1);
-    daemon.signal(Signal::KILL);
-    daemon.wait_exit(PATIENCE);
-    refuses(
-        latchd(Some(&path)),
-        &path,
-        "its fences have come to their end",
-    );
-
-    for content in [
-        record(1, last_start + 1).to_vec(),
-        record(1, u64::MAX).to_vec(),
-        u64::MAX.to_be_bytes().to_vec(),
-        [record(u64::MAX, 7), record(u64::MAX - 1, 6)].concat(),
-    ] {
-        let (_directory, path) = file_of(&content);
-        refuses(
-            latchd(Some(&path)),
-            &path,
-            "its fences have come to their end",
-        );
-        assert_eq!(fs::read(&path).expect("still there"), content);
-    }
-}
-
-/// Ten times, because the thread that writes the log may be quick enough.
-#[test]
-fn a_server_that_cannot_start_writes_all_of_its_log_first() {
-    let (_directory, path) = file_of(&record(u64::MAX, 7));
-    for _ in 0..10 {
-        let mut command = latchd(Some(&path));
-        let output = command.output().expect("it was built");
-        let stderr = String::from_utf8_lossy(&output.stderr);
-        let lines: Vec<&str> = stderr.lines().collect();
-        assert_eq!(lines.len(), 2, "{stderr}");
-        assert!(lines[0].contains(" WARN fence-file-torn "), "{stderr}");
-        assert!(lines[1].ends_with("fences have come to their end"));
-    }
 }
 
 // ---- a disk that refuses ---------------------------------------------------------------------
@@ -360,14 +178,15 @@ fn a_disk_that_refuses_at_the_start_is_named_in_one_line() {
     let strace = needs!("strace");
     for (calls, injected, why) in [
         ("fsync,fdatasync", "error=EIO:when=1", "input/output error"),
-        ("fsync,fdatasync", "error=EIO:when=2", "input/output error"), // the directory's
+        // One call for the directory, and two for the file.
+        ("fsync,fdatasync", "error=EIO:when=3", "input/output error"),
         ("fsync,fdatasync", "error=ENOSPC", "no space left on device"),
         ("pwrite64", "error=ENOSPC", "no space left on device"),
         ("pwrite64", "error=EIO", "input/output error"),
         ("pwrite64", "error=EROFS", "read-only file system"),
         ("flock", "error=ENOLCK", "its file system has no locks"),
     ] {
-        let (directory, path) = file_of(&record(1, 7));
+        let (directory, path) = file_of(7);
         refuses(
             under_strace(
                 &strace,
@@ -400,20 +219,9 @@ fn out_of_fences_waiters_stay_and_are_served_later() {
 
 #[test]
 #[ignore = "long: cargo test --test latchd out_of_fences -- --ignored"]
-fn out_of_fences_on_a_full_disk_nobody_is_lost() {
-    let [libfaketime, strace] = needs!("libfaketimeMT.so.1", "strace");
-    if may_attach(&strace) {
-        refusing_disk(&libfaketime, |daemon| {
-            inject(&strace, daemon, "pwrite64:error=ENOSPC")
-        });
-    }
-}
-
-#[test]
-#[ignore = "long: cargo test --test latchd out_of_fences -- --ignored"]
 fn out_of_fences_on_a_failing_disk_nobody_is_lost() {
-    let [libfaketime, strace] = needs!("libfaketimeMT.so.1", "strace");
-    if may_attach(&strace) {
+    let libfaketime = needs!("libfaketimeMT.so.1");
+    if let Some(strace) = tracer() {
         refusing_disk(&libfaketime, |daemon| {
             inject(&strace, daemon, "fsync,fdatasync:error=EIO")
         });
@@ -424,11 +232,8 @@ fn out_of_fences_on_a_failing_disk_nobody_is_lost() {
 
 #[test]
 fn slow_kernel_randomness_delays_only_those_who_ask_for_a_grant() {
-    let strace = needs!("strace");
+    let Some(strace) = tracer() else { return };
     const DELAY: Duration = Duration::from_secs(30);
-    if !may_attach(&strace) {
-        return;
-    }
     let daemon = Daemon::from_command(latchd(None));
     let mut holder = daemon.connect();
     let grant = holder.acquire_for("held", 0, 60);
@@ -470,10 +275,7 @@ fn slow_kernel_randomness_delays_only_those_who_ask_for_a_grant() {
 
 #[test]
 fn without_kernel_randomness_waiters_are_served_all_the_same() {
-    let strace = needs!("strace");
-    if !may_attach(&strace) {
-        return;
-    }
+    let Some(strace) = tracer() else { return };
     let daemon = Daemon::from_command(latchd(None));
     let mut holder = daemon.connect();
     let grant = holder.acquire_for("k", 0, 60);
@@ -555,6 +357,9 @@ fn fences_rise_over_kills(libfaketime: &Program, count: u32) {
         total += fences.len();
     }
     println!("{total} fences over {count} restarts");
+    // This is how we know that the clock is really another one.
+    let without_file = OtherClock::start(libfaketime, "-1d", &latchd(None));
+    assert!(first_fence(&without_file) < last);
 }
 
 /// Locks and unlocks until the server is gone; gives the fences.
@@ -796,11 +601,12 @@ pub fn inject(strace: &Program, daemon: &Daemon, what: &str) -> Box<dyn FnOnce()
     Box::new(move || end(strace))
 }
 
-/// Whether strace may attach to a process that it has not started: a matter of the user, of
+/// strace, if it may attach to a process that it has not started: a matter of the user, of
 /// ptrace_scope, and of the capabilities in a container.
-pub fn may_attach(strace: &Program) -> bool {
+pub fn tracer() -> Option<Program> {
+    let [tracer] = programs(["strace"])?;
     let mut sleeper = Command::new("sleep").arg("60").spawn().expect("sleep");
-    let mut strace = strace.command();
+    let mut strace = tracer.command();
     strace.args(["-o", "/dev/null", "-p", &sleeper.id().to_string()]);
     let mut strace = strace.stderr(Stdio::piped()).spawn().expect("strace");
     let mut said = BufReader::new(strace.stderr.take().expect("it is a pipe"));
@@ -811,11 +617,11 @@ pub fn may_attach(strace: &Program) -> bool {
         let _ = child.kill();
         child.wait().expect("it is our child");
     }
-    let may = line.contains(" attached");
-    if !may {
+    if !line.contains(" attached") {
         skipped(&["right to trace another process"]);
+        return None;
     }
-    may
+    Some(tracer)
 }
 
 /// Ends a strace so that it lets go of the process it is attached to.
@@ -951,11 +757,12 @@ fn open_to_all(path: &Path, mode: u32) {
     fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("it is ours");
 }
 
-/// A file with this content, and the directory that goes with it.
-fn file_of(content: &[u8]) -> (tempfile::TempDir, PathBuf) {
+/// A file in which all fences up to `ceiling` are used, in the format of older versions of dflockd,
+/// and the directory that goes with it.
+fn file_of(ceiling: u64) -> (tempfile::TempDir, PathBuf) {
     let directory = tempfile::tempdir().expect("there is room");
     let path = directory.path().join("fences");
-    fs::write(&path, content).expect("there is room");
+    fs::write(&path, ceiling.to_be_bytes()).expect("there is room");
     (directory, path)
 }
 
@@ -963,48 +770,4 @@ fn file_of(content: &[u8]) -> (tempfile::TempDir, PathBuf) {
 fn now() -> u64 {
     let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH);
     u64::try_from(since_epoch.expect("after 1970").as_nanos()).expect("before 2554")
-}
-
-// ---- the format, read from its description alone ---------------------------------------------
-
-struct Record {
-    seq: u64,
-    ceiling: u64,
-}
-
-fn record_in(slot: &[u8]) -> Option<Record> {
-    let number = |at: usize| Some(u64::from_be_bytes(slot.get(at..at + 8)?.try_into().ok()?));
-    let is_whole = slot.len() == 32
-        && slot.starts_with(b"dflfnc1\n")
-        && number(24)? == crc_64_go_iso(&slot[..24]);
-    is_whole.then_some(Record {
-        seq: number(8)?,
-        ceiling: number(16)?,
-    })
-}
-
-fn record(seq: u64, ceiling: u64) -> [u8; 32] {
-    let mut record = Vec::from(*b"dflfnc1\n");
-    record.extend(seq.to_be_bytes());
-    record.extend(ceiling.to_be_bytes());
-    record.extend(crc_64_go_iso(&record).to_be_bytes());
-    record.try_into().expect("four times eight bytes")
-}
-
-/// By long division, most significant bit first: x^64 + x^4 + x^3 + x + 1 divides the message with
-/// its bytes mirrored, and the remainder is mirrored at the end.
-fn crc_64_go_iso(message: &[u8]) -> u64 {
-    const DIVISOR: u64 = 0x1b;
-    let mut remainder = u64::MAX;
-    for byte in message {
-        remainder ^= u64::from(byte.reverse_bits()) << 56;
-        for _ in 0..8 {
-            let carry = remainder >> 63 == 1;
-            remainder <<= 1;
-            if carry {
-                remainder ^= DIVISOR;
-            }
-        }
-    }
-    !remainder.reverse_bits()
 }

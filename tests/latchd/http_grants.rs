@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{json, Value};
 
-use super::fences::{inject, may_attach};
+use super::fences::{inject, tracer};
 use super::http::{daemon_with_door, exchange, json as get_json};
 use super::restart::Service;
 use crate::support::footprint::{worst_case_mb, Footprint};
@@ -198,10 +198,7 @@ fn a_grant_for_a_client_that_has_left_passes_on() {
 
 #[test]
 fn a_grant_passes_on_if_its_client_leaves_before_it_is_written() {
-    let strace = needs!("strace");
-    if !may_attach(&strace) {
-        return;
-    }
+    let Some(strace) = tracer() else { return };
     let service = Service::new(&["--http-grants", "--http", "127.0.0.1:0", "--settle", "60"]);
     let daemon = service.start();
     let addr = door_of(&daemon);
@@ -388,58 +385,20 @@ fn a_waiting_request_takes_no_more_memory_than_is_said() {
 }
 
 #[test]
-fn the_published_examples_of_dflockd_work_with_curl() {
+fn curl_gets_a_lock_in_one_line_and_leaves_no_waiter_behind() {
     let curl = needs!("curl");
     let (daemon, door) = granting(&[]);
-    let program = curl;
-    let curl = |arguments: &[&str]| -> String {
-        let mut command = program.command();
-        command.args(["-sS", "--max-time", "30"]).args(arguments);
-        let output = command.output().expect("it starts");
-        assert!(output.status.success(), "{output:?}");
-        String::from_utf8(output.stdout).expect("text")
+    let claim = |seconds: &str, key: &str, body: &str| {
+        let mut command = curl.command();
+        command.args(["-fsS", "--max-time", seconds, "-X", "POST", "-d", body]);
+        command.arg(format!("http://{}/v1/locks/{key}", door.addr));
+        command.output().expect("it starts")
     };
-    let url = |path: &str| format!("http://{}{path}", door.addr);
-    let json = |text: &str| -> Value { serde_json::from_str(text).expect("JSON") };
-    let opened = json(&curl(&["-X", "POST", &url("/v1/sessions")]));
-    let id = opened["session_id"].as_str().expect("a name");
-    let header = format!("X-Dflockd-Session: {id}");
-    let lock = url("/v1/locks/deploy-job");
-    let asked = r#"{"acquire_timeout_s": 10, "lease_ttl_s": 60}"#;
-    let granted = json(&curl(&["-X", "POST", &lock, "-H", &header, "-d", asked]));
-    assert_eq!(
-        (&granted["status"], &granted["lease_ttl_s"]),
-        (&json!("ok"), &json!(60))
-    );
-    let release = format!(r#"{{"token": {}}}"#, granted["token"]);
-    let (typed, path) = ("Content-Type: application/json", format!("{lock}/release"));
-    let status = ["-w", "%{http_code}"];
-    let arguments = [
-        "-X", "POST", &path, "-H", &header, "-H", typed, "-d", &release,
-    ];
-    assert_eq!(curl(&[&arguments[..], &status].concat()), "204");
-    curl(&["-X", "POST", &lock, "-H", &header, "-d", asked]);
-    let session = url(&format!("/v1/sessions/{id}"));
-    assert_eq!(
-        curl(&[&["-X", "DELETE", &session][..], &status].concat()),
-        "204"
-    );
-    daemon.connect().acquire("deploy-job", 0);
-    // One line is enough for a script.
-    let line = [
-        "-f",
-        "-X",
-        "POST",
-        &url("/v1/locks/k"),
-        "-d",
-        r#"{"acquire_timeout_s":10}"#,
-    ];
-    assert_eq!(json(&curl(&line))["lease_ttl_s"], 33);
-    // A client that curl interrupts leaves no waiter behind.
-    let mut waits = program.command();
-    waits.args(["-s", "--max-time", "1", "-d", r#"{"acquire_timeout_s":60}"#]);
-    let status = waits.arg(url("/v1/locks/k")).status().expect("it starts");
-    assert_eq!(status.code(), Some(28));
+    let granted = claim("30", "k", r#"{"acquire_timeout_s":10}"#);
+    let granted: Value = serde_json::from_slice(&granted.stdout).expect("JSON");
+    assert_eq!(granted["lease_ttl_s"], 33);
+    let interrupted = claim("1", "k", r#"{"acquire_timeout_s":60}"#);
+    assert_eq!(interrupted.status.code(), Some(28));
     daemon.wait_for_waiters("k", 0);
 }
 
@@ -490,74 +449,15 @@ fn a_client_behind_haproxy_that_leaves_gives_up_its_claim() {
     door.post("/v1/locks/k", waiting(0)).token();
 }
 
-/// What a client that was made from dflockd's description of its API relies on: the name of each
-/// operation, its path, the fields that a request may have (`!`: always has), and those that an
-/// answer has (`!`: always).
-const OPERATIONS: &[(&str, &str, &str, &str)] = &[
-    (
-        "createSession",
-        "/v1/sessions",
-        "",
-        "session_id! idle_timeout_s!",
-    ),
-    ("deleteSession", "/v1/sessions/{id}", "", ""),
-    ("pingSession", "/v1/sessions/{id}/ping", "", ""),
-    (
-        "acquireLock",
-        "/v1/locks/{key}",
-        "acquire_timeout_s! lease_ttl_s",
-        "status! token lease_ttl_s",
-    ),
-    ("releaseLock", "/v1/locks/{key}/release", "token!", ""),
-    (
-        "renewLock",
-        "/v1/locks/{key}/renew",
-        "token! lease_ttl_s",
-        "remaining_s!",
-    ),
-    (
-        "enqueueLock",
-        "/v1/locks/{key}/enqueue",
-        "lease_ttl_s",
-        "status! token lease_ttl_s",
-    ),
-    (
-        "waitLock",
-        "/v1/locks/{key}/wait",
-        "timeout_s!",
-        "status! token lease_ttl_s",
-    ),
-    (
-        "acquireSemaphore",
-        "/v1/semaphores/{key}",
-        "acquire_timeout_s! limit! lease_ttl_s",
-        "status! token lease_ttl_s",
-    ),
-    (
-        "releaseSemaphore",
-        "/v1/semaphores/{key}/release",
-        "token!",
-        "",
-    ),
-    (
-        "renewSemaphore",
-        "/v1/semaphores/{key}/renew",
-        "token! lease_ttl_s",
-        "remaining_s!",
-    ),
-    (
-        "enqueueSemaphore",
-        "/v1/semaphores/{key}/enqueue",
-        "limit! lease_ttl_s",
-        "status! token lease_ttl_s",
-    ),
-    (
-        "waitSemaphore",
-        "/v1/semaphores/{key}/wait",
-        "timeout_s!",
-        "status! token lease_ttl_s",
-    ),
-];
+/// The columns of each row of `operations.txt`.
+fn operations() -> impl Iterator<Item = [&'static str; 4]> {
+    let lines = include_str!("operations.txt").lines();
+    let rows = lines.filter(|line| !line.starts_with('#'));
+    rows.map(|row| {
+        let columns: Vec<&str> = row.split('|').map(str::trim).collect();
+        columns.try_into().expect("four columns")
+    })
+}
 
 #[test]
 fn a_client_made_from_the_description_of_dflockd_fits() {
@@ -585,14 +485,14 @@ fn a_client_made_from_the_description_of_dflockd_fits() {
     ids.sort_unstable();
     ids.dedup();
     assert_eq!(ids.len(), count, "{ids:?}");
-    for (id, path, asked, answered) in OPERATIONS {
-        let method = if *id == "deleteSession" {
+    for [id, path, asked, answered] in operations() {
+        let method = if id == "deleteSession" {
             "delete"
         } else {
             "post"
         };
         let operation = &described["paths"][path][method];
-        assert_eq!(operation["operationId"], *id, "{path}");
+        assert_eq!(operation["operationId"], id, "{path}");
         let schema_in = |body: &Value| body["content"]["application/json"]["schema"].clone();
         let is_required = |schema: &Value, name: &str| {
             let required = schema["required"].as_array().map(Vec::as_slice);
@@ -623,11 +523,7 @@ fn a_client_made_from_the_description_of_dflockd_fits() {
         }
     }
     let words = |id: &str| {
-        let path = OPERATIONS
-            .iter()
-            .find(|(it, ..)| it == &id)
-            .expect("it is there")
-            .1;
+        let [_, path, ..] = operations().find(|it| it[0] == id).expect("it is there");
         let content = &described["paths"][path]["post"]["responses"]["200"]["content"];
         content["application/json"]["schema"]["properties"]["status"]["enum"].clone()
     };

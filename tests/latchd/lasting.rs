@@ -2,96 +2,18 @@
 
 use std::fs;
 use std::process::Command;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::Mutex;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::process::{prlimit, Pid, Resource, Rlimit};
 
-use crate::fences::{inject, may_attach};
+use crate::fences::{inject, tracer};
 use crate::restart::{displace, held, obstruct, stop, unobstruct, Service};
 use crate::settling::kill;
-use crate::support::at_the_end::AtTheEnd;
-use crate::support::needs::needs;
 use crate::support::{
     eventually, fence, parse_grant, program, waiter_count, Client, Daemon, Event, Grant, Signal,
     PATIENCE,
 };
-
-/// A client that keeps keys of its own, each for an hour, and releases some.
-fn keep_and_release(client: &mut Client, name: usize, confirmed: &Mutex<Vec<(String, String)>>) {
-    let mut ask = |command: &str, key: &str, argument: &str| {
-        client
-            .try_send(format!("{command}\n{key}\n{argument}\n").as_bytes())
-            .ok()?;
-        match client.next_event(PATIENCE) {
-            Event::Line(line) => Some(String::from_utf8(line).expect("UTF-8")),
-            _ => None,
-        }
-    };
-    let mut round = |key: &str| -> Option<()> {
-        let grant = parse_grant(&ask("l", key, "60 5")?, "ok")?;
-        let kept = ask("keep", key, &format!("{} 3600", grant.token))?;
-        if kept != "ok 3600" {
-            return Some(());
-        }
-        let mine = (key.to_owned(), grant.token.clone());
-        confirmed.lock().expect("no panic").push(mine.clone());
-        if key.ends_with('3') {
-            // From here on it may have ended.
-            confirmed.lock().expect("no panic").retain(|it| *it != mine);
-            assert_eq!(ask("r", key, &grant.token)?, "ok");
-            // Nobody else asks for this key.
-            let again = parse_grant(&ask("l", key, "0 5")?, "ok");
-            assert!(again.is_some(), "it is not free");
-        }
-        Some(())
-    };
-    let stamp = Instant::now();
-    let mut count = 0;
-    while round(&format!("{name}-{stamp:?}-{count}").replace(' ', "")).is_some() && count < 200 {
-        count += 1;
-    }
-}
-
-#[test]
-fn every_kept_grant_that_was_confirmed_survives_a_crash() {
-    const ROUNDS: u64 = 6;
-    let service = Service::new(&["--settle", "1", "--max-locks", "100000"]);
-    let mut daemon = service.start();
-    let (confirmed, is_over) = (Mutex::new(Vec::new()), AtomicBool::new(false));
-    thread::scope(|scope| {
-        let _end = AtTheEnd(&is_over);
-        for name in 0..3 {
-            let (service, confirmed, is_over) = (&service, &confirmed, &is_over);
-            scope.spawn(move || {
-                while !is_over.load(Ordering::Relaxed) {
-                    match Client::try_unix(&service.socket()) {
-                        Some(mut client) => keep_and_release(&mut client, name, confirmed),
-                        None => thread::sleep(Duration::from_millis(1)),
-                    }
-                }
-            });
-        }
-        for round in 0..ROUNDS {
-            let before = confirmed.lock().expect("no panic").len();
-            eventually(PATIENCE, "grants are kept", || {
-                confirmed.lock().expect("no panic").len() > before + 5
-            });
-            thread::sleep(Duration::from_millis(7 * round));
-            kill(&daemon);
-            let sure = confirmed.lock().expect("no panic").clone();
-            daemon = service.start();
-            let mut observer = service.connect();
-            for (key, token) in &sure {
-                assert_eq!(observer.request("n", key, token), "ok 33", "{key}");
-            }
-        }
-        is_over.store(true, Ordering::Relaxed);
-        kill(&daemon);
-    });
-}
 
 /// Whether the file has the grant: its end may be in a later line.
 fn is_in_file(service: &Service, grant: &Grant) -> bool {
@@ -102,10 +24,7 @@ fn is_in_file(service: &Service, grant: &Grant) -> bool {
 
 #[test]
 fn replies_wait_for_the_disk_only_if_they_concern_the_file() {
-    let strace = needs!("strace");
-    if !may_attach(&strace) {
-        return;
-    }
+    let Some(strace) = tracer() else { return };
     for is_replaced in [true, false] {
         let service = Service::new(&["--settle", "60"]);
         let daemon = service.start();
@@ -200,10 +119,7 @@ fn a_disk_that_is_full_within_a_batch_loses_nothing_that_was_told() {
 /// A client that does not hear of its grant cannot come back for it.
 #[test]
 fn a_server_that_ends_first_tells_of_what_it_has_granted() {
-    let strace = needs!("strace");
-    if !may_attach(&strace) {
-        return;
-    }
+    let Some(strace) = tracer() else { return };
     let service = Service::new(&[]);
     let daemon = service.start();
     let (mut holder, mut other) = (service.connect(), service.connect());
@@ -231,30 +147,6 @@ fn a_server_that_ends_first_tells_of_what_it_has_granted() {
         .connect()
         .request("adopt", "k", &format!("{} 9", grant.token));
     assert_eq!(adopted, "ok 9");
-}
-
-/// A request has no room for so many.
-#[test]
-fn many_slot_numbers_survive_a_crash_in_the_file() {
-    let service = Service::new(&["--settle", "60"]);
-    let first = service.start();
-    let mut client = service.connect();
-    client.request("hello", "_", "adopt");
-    let reply = client.request("sl", "s", "0 1000 5 slots=100");
-    let grant = parse_grant(&reply, "ok").expect(&reply);
-    let asked = format!("holders {}", fence(&grant.token));
-    let numbers = |client: &mut Client| {
-        let shown = client.request("stats", &asked, "s");
-        let (_, numbers) = shown.split_once("slot_numbers\":[").expect(&shown);
-        numbers.split(']').next().map(str::to_owned)
-    };
-    let before = numbers(&mut client);
-    kill(&first);
-    let _second = service.start();
-    let mut client = service.connect();
-    let adopted = client.request("adopt", "s", &format!("{} 5", grant.token));
-    assert_eq!(adopted, "ok 5");
-    assert_eq!(numbers(&mut client), before);
 }
 
 /// The adoption changes nothing that the file must have.
@@ -318,30 +210,6 @@ fn a_grant_is_as_old_after_every_end_of_the_server() {
 }
 
 #[test]
-fn a_claim_that_a_full_disk_refuses_gets_the_reason() {
-    let service = Service::new(&["--settle", "60"]);
-    let server = service.start();
-    let (mut knows, mut does_not) = (service.connect(), service.connect());
-    knows.request("hello", "_", "adopt not_written");
-    let kept = knows.acquire("kept", 0);
-    obstruct(&service);
-    for _ in 0..2 {
-        assert_eq!(knows.request("l", "k", "0 61"), "error_not_written");
-        assert_eq!(does_not.request("l", "k", "0 61"), "error");
-        server.wait_for_log("state-not-written", PATIENCE);
-    }
-    let keep = format!("{} 600", kept.token);
-    assert_eq!(knows.request("keep", "kept", &keep), "error_not_written");
-    assert_eq!(does_not.request("keep", "kept", &keep), "error");
-    let unwritten = |client: &mut Client| shown(client, "counters", "_", "state_unwritten_s");
-    eventually(PATIENCE, "the gauge counts", || unwritten(&mut knows) > 0.0);
-    unobstruct(&service);
-    server.wait_for_log("state-written-again", PATIENCE);
-    assert_eq!(unwritten(&mut knows), 0.0);
-    knows.acquire_for("k", 0, 61);
-}
-
-#[test]
 fn latch_says_that_a_disk_is_full_and_tries_again() {
     let service = Service::new(&["--settle", "60"]);
     let _server = service.start();
@@ -373,24 +241,6 @@ fn latch_says_that_a_disk_is_full_and_tries_again() {
     });
 }
 
-/// The file lacks the end of another grant of the key, on which the client does not rely.
-#[test]
-fn a_long_lease_is_renewed_although_another_end_is_not_written() {
-    let service = Service::new(&["--settle", "60"]);
-    let server = service.start();
-    let (mut first, mut second) = (service.connect(), service.connect());
-    let [one, other] = [&mut first, &mut second].map(|client| {
-        let reply = client.request("sl", "s", "0 2 6000");
-        parse_grant(&reply, "ok").expect(&reply)
-    });
-    obstruct(&service);
-    assert_eq!(first.request("sr", "s", &one.token), "ok");
-    server.wait_for_log("state-not-written", PATIENCE);
-    let renewal = format!("{} 6000", other.token);
-    assert_eq!(second.request("sn", "s", &renewal), "ok 6000");
-    unobstruct(&service);
-}
-
 /// The system calls by which the file is appended to: strace injects the signal at the entry of
 /// each.
 const APPEND: [&str; 2] = ["write:signal=KILL", "fdatasync:signal=KILL"];
@@ -407,10 +257,7 @@ const REPLACE: [&str; 6] = [
 
 #[test]
 fn a_kill_at_any_call_of_a_write_loses_nothing_that_was_told() {
-    let strace = needs!("strace");
-    if !may_attach(&strace) {
-        return;
-    }
+    let Some(strace) = tracer() else { return };
     let replaced = REPLACE.map(|call| (call, true));
     for (call, is_replaced) in replaced.into_iter().chain(APPEND.map(|call| (call, false))) {
         let service = Service::new(&["--settle", "60"]);

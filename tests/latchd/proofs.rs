@@ -112,45 +112,6 @@ fn a_token_proves_no_more_than_was_granted() {
     }
 }
 
-/// The server had noticed the end of the first client, and did not write it down.
-#[test]
-fn a_token_of_a_client_without_hello_proves_nothing() {
-    let service = Service::new(&["--settle", "600"]);
-    let first = service.start();
-    let mut cut = service.connect();
-    let old = cut.acquire_for("k", 0, 60);
-    drop(cut);
-    let mut holder = service.connect();
-    holder.request("hello", "_", "adopt");
-    let living = holder.acquire_for("k", 5, 60);
-    kill(&first);
-    let _second = service.start();
-    let mut late = service.connect();
-    let adopted = late.request("adopt", "k", &format!("{} 60", old.token));
-    assert_eq!(adopted, "error");
-    let adopted = late.request("adopt", "k", &format!("{} 60", living.token));
-    assert_eq!(adopted, "ok 60");
-    // The key is free for others only when the server has settled.
-    assert_eq!(late.request("r", "k", &living.token), "ok");
-    assert_eq!(service.connect().request("l", "k", "0"), "timeout");
-}
-
-/// A frame that a proxy or a stopped host sends late.
-#[test]
-fn the_token_of_a_lease_that_ran_out_proves_nothing() {
-    let service = Service::new(&["--settle", "600"]);
-    let first = service.start();
-    let (_client, grant) = held(&service, "k", 1);
-    let mut next = service.connect();
-    next.acquire_for("k", 5, 60);
-    kill(&first);
-    let _second = service.start();
-    let adopted = service
-        .connect()
-        .request("adopt", "k", &format!("{} 60", grant.token));
-    assert_eq!(adopted, "error");
-}
-
 /// How many more instructions one refusal may take than another: whether a fence is held, dead or
 /// too high shows in how long it is looked up. Stopping at the first reason would save more than
 /// twice as many.

@@ -12,7 +12,7 @@ use std::time::Duration;
 use rustix::fs::FlockOperation;
 use tempfile::TempDir;
 
-use crate::fences::{inject, may_attach};
+use crate::fences::{inject, tracer};
 use crate::support::at_the_end::AtTheEnd;
 use crate::support::clock::{clear_up_after, with_a_clock_of_its_own};
 use crate::support::limited::{behind, with_surroundings_of};
@@ -165,10 +165,7 @@ fn a_start_that_fails_late_leaves_the_file() {
 /// The closed file is in its place by then, and would soon be out of date.
 #[test]
 fn a_server_that_cannot_sync_the_directory_opens_the_file_again() {
-    let strace = needs!("strace");
-    if !may_attach(&strace) {
-        return;
-    }
+    let Some(strace) = tracer() else { return };
     let service = Service::new(&[]);
     let first = service.start();
     let (mut client, grant) = held(&service, "k", 600);
@@ -298,35 +295,6 @@ fn twenty_restarts_in_a_row_lose_no_lock_and_give_none_twice() {
     drop(daemon);
 }
 
-#[test]
-fn a_kill_during_the_stop_leaves_all_holders_or_none() {
-    let service = Service::new(&[]);
-    let mut outcomes = HashMap::new();
-    for round in 0..16 {
-        let daemon = service.start();
-        let holders: Vec<_> = (0..8)
-            .map(|number| held(&service, &format!("k{round}-{number}"), 600))
-            .collect();
-        daemon.signal(Signal::TERM);
-        thread::sleep(Duration::from_millis(80 + 3 * round));
-        daemon.signal(Signal::KILL);
-        daemon.wait_exit(PATIENCE).expect("it ends");
-        let next = service.start();
-        let mut client = service.connect();
-        let alive = holders.iter().enumerate().filter(|(number, (_, grant))| {
-            client.request("r", &format!("k{round}-{number}"), &grant.token) == "ok"
-        });
-        *outcomes.entry(alive.count()).or_insert(0) += 1;
-        next.signal(Signal::KILL);
-        next.wait_exit(PATIENCE).expect("it ends");
-        service.begin_anew();
-    }
-    assert!(
-        outcomes.keys().all(|alive| [0, 8].contains(alive)),
-        "{outcomes:?}"
-    );
-}
-
 /// The steps of a server with the names and the contents of its files, and with its sockets.
 const STEPS: &str = "openat,flock,fsync,rename,unlink,unlinkat,bind,listen,socket";
 
@@ -380,10 +348,7 @@ fn a_kill_between_any_two_steps_of_a_start_shares_no_lock() {
 
 #[test]
 fn a_kill_between_any_two_steps_of_a_stop_shares_no_lock() {
-    let strace = needs!("strace");
-    if !may_attach(&strace) {
-        return;
-    }
+    let Some(strace) = tracer() else { return };
     let service = Service::new(&[]);
     let mut outcomes = HashMap::new();
     for step in 1.. {

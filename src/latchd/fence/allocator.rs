@@ -417,6 +417,7 @@ mod tests {
             file_of(&[u64::MAX]),
             u64::MAX.to_be_bytes().to_vec(),
             file_of(&[u64::MAX - 3]),
+            encode(u64::MAX, 5).0.to_vec(),
         ] {
             let refusal = first_fence(&used_up).expect_err("no number is left");
             assert_eq!(refusal.to_string(), why);

@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flipped_bit_leaves_the_other_record() {
+    fn a_flipped_bit_or_a_cut_leaves_the_other_record() {
         let whole = file_of(&[20, 30]);
         for bit in 0..whole.len() * 8 {
             let mut rotten = whole.clone();
@@ -191,6 +191,8 @@ mod tests {
             assert!(recovered.is_torn, "bit {bit}");
             assert!(recovered.ceiling >= Some(20), "bit {bit}");
         }
+        let cut = recover(&file_of(&[5, 7, 9])[..SLOT_LEN]).expect("one record is whole");
+        assert!(cut.is_torn && cut.ceiling == Some(9));
     }
 
     #[test]
