@@ -25,106 +25,35 @@ const LEASE: Duration = Duration::from_secs(1);
 // ---- waiters that are no more ----------------------------------------------------------------
 
 #[test]
-fn a_killed_waiter_leaves_the_queue_and_the_next_is_served() {
-    let daemon = Daemon::start(&[]);
-    let mut holder = daemon.connect();
-    let held = holder.acquire("k", 0);
-    let doomed = Puppet::start(&daemon);
-    doomed.send(0, "l", "k", "30");
-    daemon.wait_for_waiters("k", 1);
-    let mut next = daemon.connect();
-    next.send("l\nk\n30\n");
-    daemon.wait_for_waiters("k", 2);
-
-    doomed.kill();
-    daemon.wait_for_waiters("k", 1);
-
-    assert_eq!(holder.request("r", "k", &held.token), "ok");
-    assert_eq!(
-        fence(&granted(&mut next)),
-        fence(&held.token) + 1,
-        "nobody was granted in between"
-    );
-}
-
-#[test]
-fn a_half_closed_waiter_is_dismissed_and_never_granted() {
-    let daemon = Daemon::start(&[]);
-    let mut holder = daemon.connect();
-    let held = holder.acquire("k", 0);
-
-    let worst = on_time(
-        Duration::from_millis(50),
-        "dismissal of a half-closed waiter",
-        || {
-            let mut worst = Duration::ZERO;
-            for _ in 0..20 {
-                let mut waiter = daemon.connect();
-                waiter.send("l\nk\n30\n");
-                daemon.wait_for_waiters("k", 1);
-                let began = Instant::now();
-                waiter.half_close();
-                waiter.expect("error");
-                worst = worst.max(began.elapsed());
-                waiter.expect_eof();
-            }
-            worst
-        },
-    );
-
-    println!("dismissed after {worst:?} at most");
-    assert_eq!(holder.request("r", "k", &held.token), "ok");
-    assert_eq!(fence(&holder.acquire("k", 0).token), fence(&held.token) + 1);
-}
-
-#[test]
-fn a_waiter_that_hung_up_before_its_wait_began_is_dismissed_too() {
-    let daemon = Daemon::start(&[]);
-    let _held = daemon.connect().acquire("other", 0);
-    let mut holder = daemon.connect();
-    let held = holder.acquire("k", 0);
-    let mut waiter = daemon.connect();
-    waiter.send("ping\n_\n_\nl\nk\n30\n");
-    waiter.half_close();
-    waiter.expect("ok");
-    waiter.expect("error");
-    waiter.expect_eof();
-    assert_eq!(holder.request("r", "k", &held.token), "ok");
-    assert_eq!(fence(&holder.acquire("k", 0).token), fence(&held.token) + 1);
-}
-
-#[test]
 fn a_stopped_waiter_keeps_its_place_and_costs_one_lease() {
-    fair_test(a_stopped_waiter_keeps_its_place_and_costs_one_lease_once);
-}
+    fair_test(|| {
+        let daemon = Daemon::start(&[]);
+        let mut holder = daemon.connect();
+        let held = holder.acquire("k", 0);
+        let stopped = Puppet::start(&daemon);
+        stopped.send(0, "l", "k", "30 1");
+        daemon.wait_for_waiters("k", 1);
+        let mut next = daemon.connect();
+        next.send("l\nk\n30\n");
+        daemon.wait_for_waiters("k", 2);
+        stopped.signal(Signal::STOP);
 
-fn a_stopped_waiter_keeps_its_place_and_costs_one_lease_once() {
-    let daemon = Daemon::start(&[]);
-    let mut holder = daemon.connect();
-    let held = holder.acquire("k", 0);
-    let stopped = Puppet::start(&daemon);
-    stopped.send(0, "l", "k", "30 1");
-    daemon.wait_for_waiters("k", 1);
-    let mut next = daemon.connect();
-    next.send("l\nk\n30\n");
-    daemon.wait_for_waiters("k", 2);
-    stopped.signal(Signal::STOP);
+        let began = Instant::now();
+        assert_eq!(holder.request("r", "k", &held.token), "ok");
+        let token = granted(&mut next);
 
-    let began = Instant::now();
-    assert_eq!(holder.request("r", "k", &held.token), "ok");
-    let token = granted(&mut next);
-
-    let cost = began.elapsed();
-    assert_eq!(
-        fence(&token),
-        fence(&held.token) + 2,
-        "the stopped one had its turn"
-    );
-    assert!(cost >= LEASE, "the lease was cut short: {cost:?}");
-    in_time!(
-        cost < LEASE + Duration::from_secs(1),
-        "its lease was not all it cost: {cost:?}"
-    );
+        let cost = began.elapsed();
+        assert_eq!(
+            fence(&token),
+            fence(&held.token) + 2,
+            "the stopped one had its turn"
+        );
+        assert!(cost >= LEASE, "the lease was cut short: {cost:?}");
+        in_time!(
+            cost < LEASE + Duration::from_secs(1),
+            "its lease was not all it cost: {cost:?}"
+        );
+    });
 }
 
 #[test]
@@ -218,90 +147,6 @@ fn an_expired_lease_passes_the_key_on_at_once_and_never_early() {
         },
     );
     println!("passed on {worst:?} after the end of the lease at most");
-}
-
-#[test]
-fn a_renewed_lease_passes_on_at_its_new_end() {
-    fair_test(a_renewed_lease_passes_on_at_its_new_end_once);
-}
-
-fn a_renewed_lease_passes_on_at_its_new_end_once() {
-    let daemon = Daemon::start(&[]);
-    let (mut holder, mut waiter) = (daemon.connect(), daemon.connect());
-    let began = Instant::now();
-    let grant = holder.acquire_for("k", 0, 1);
-    waiter.send("l\nk\n30\n");
-    thread::sleep(Duration::from_millis(500));
-    let asked = Instant::now();
-    let renewed = holder.request("n", "k", &format!("{} 1", grant.token));
-    in_time!(renewed == "ok 1" || began.elapsed() < LEASE, "renewed late");
-    assert_eq!(renewed, "ok 1");
-    granted(&mut waiter);
-    let took = asked.elapsed();
-    assert!(took >= LEASE, "passed on early, after {took:?}");
-    in_time!(
-        took < LEASE + Duration::from_millis(500),
-        "passed on late, after {took:?}"
-    );
-    assert_eq!(holder.request("n", "k", &grant.token), "error");
-}
-
-#[test]
-fn a_holder_that_hangs_up_passes_its_key_on_at_once() {
-    let daemon = Daemon::start(&[]);
-    let worst = on_time(
-        Duration::from_millis(50),
-        "hand-over after a hang-up",
-        || {
-            let mut worst = Duration::ZERO;
-            for round in 0..30 {
-                let (mut holder, mut waiter) = (daemon.connect(), daemon.connect());
-                holder.acquire("k", 5);
-                waiter.send("l\nk\n30\n");
-                daemon.wait_for_waiters("k", 1);
-                let began = Instant::now();
-                match round % 2 {
-                    0 => drop(holder),
-                    _ => holder.half_close(),
-                }
-                granted(&mut waiter);
-                worst = worst.max(began.elapsed());
-            }
-            worst
-        },
-    );
-    println!("passed on {worst:?} after the hang-up at most");
-}
-
-#[test]
-fn without_auto_release_a_lost_holder_keeps_only_its_lease() {
-    fair_test(without_auto_release_a_lost_holder_keeps_only_its_lease_once);
-}
-
-fn without_auto_release_a_lost_holder_keeps_only_its_lease_once() {
-    let daemon = Daemon::start(&["--no-auto-release-on-disconnect"]);
-    let (mut holder, mut quitter, mut next) =
-        (daemon.connect(), daemon.connect(), daemon.connect());
-    // Some steps lie within it.
-    let lease = 3 * LEASE;
-    let asked = Instant::now();
-    let held = holder.acquire_for("k", 0, lease.as_secs());
-    quitter.send("l\nk\n30\n");
-    daemon.wait_for_waiters("k", 1);
-    next.send("l\nk\n30\n");
-    daemon.wait_for_waiters("k", 2);
-
-    drop(quitter);
-    daemon.wait_for_waiters("k", 1);
-    drop(holder);
-
-    assert_eq!(fence(&granted(&mut next)), fence(&held.token) + 1);
-    let took = asked.elapsed();
-    assert!(took >= lease, "the lease was cut short: {took:?}");
-    in_time!(
-        took < lease + Duration::from_millis(500),
-        "the key came late: {took:?}"
-    );
 }
 
 /// Its hang-up arrives just before the release, and the server may notice it only later.
@@ -464,125 +309,64 @@ fn a_hundred_stopped_clients_do_not_hold_up_a_hundred_others() {
 }
 
 #[test]
-fn a_client_that_never_reads_is_dropped_and_its_lease_ends() {
-    fair_test(a_client_that_never_reads_is_dropped_and_its_lease_ends_once);
-}
-
-fn a_client_that_never_reads_is_dropped_and_its_lease_ends_once() {
-    const LEASE: Duration = Duration::from_secs(5);
-    let daemon = Daemon::start(&["--write-timeout", "2"]);
-    let mut deaf = daemon.connect();
-    deaf.acquire_for("k", 0, LEASE.as_secs());
-    let granted = Instant::now();
-    let mut waiter = daemon.connect();
-    waiter.send("l\nk\n30\n");
-    daemon.wait_for_waiters("k", 1);
-
-    let began = Instant::now();
-    let mut writer = deaf.writer();
-    // Far more than all buffers on the way hold, until the server has hung up.
-    let flood = thread::spawn(move || {
-        let requests = b"stats\n_\n_\n".repeat(1000);
-        while began.elapsed() < PATIENCE && writer.write_all(&requests).is_ok() {}
-    });
-    let mut other = daemon.connect();
-    let mut worst = Duration::ZERO;
-    while other.stats()["connections"].as_u64() >= Some(3) {
-        let asked = Instant::now();
-        assert_eq!(other.request("ping", "_", "_"), "ok");
-        worst = worst.max(asked.elapsed());
-        thread::sleep(Duration::from_millis(20));
-        in_time!(
-            began.elapsed() < PATIENCE,
-            "the deaf client was never dropped"
-        );
-    }
-
-    let took = began.elapsed();
-    println!("dropped after {took:?}; meanwhile a ping took {worst:?} at most");
-    assert!(
-        took >= Duration::from_secs(2),
-        "dropped before the write timeout: {took:?}"
-    );
-    // Each of several writes may use up the timeout, but all together must not take it twice.
-    in_time!(
-        took < Duration::from_millis(3500),
-        "dropped long after the write timeout: {took:?}"
-    );
-    in_time!(worst < Duration::from_millis(500), "a ping took {worst:?}");
-    let token = parse_grant(&waiter.line(), "ok").expect("its turn").token;
-    assert!(granted.elapsed() > LEASE - Duration::from_millis(100));
-    assert_eq!(waiter.request("r", "k", &token), "ok");
-    flood.join().unwrap();
-    // It finds what it left unread, perhaps, and then the end.
-    while let Event::Line(_) = deaf.next_event(PATIENCE) {}
-    assert!(
-        matches!(deaf.next_event(PATIENCE), Event::Eof | Event::Reset),
-        "the connection is still open"
-    );
-}
-
-#[test]
 fn lines_that_trickle_in_are_cut_off_at_the_read_timeout() {
-    fair_test(lines_that_trickle_in_are_cut_off_at_the_read_timeout_once);
-}
-
-fn lines_that_trickle_in_are_cut_off_at_the_read_timeout_once() {
-    let daemon = Daemon::start(&["--read-timeout", "1"]);
-    raise_our_own_limit();
-    let mut slow: Vec<Client> = (0..amount(100, 2000)).map(|_| daemon.connect()).collect();
-    let began = Instant::now();
-    let mut first = daemon.connect();
-    let mut cut_off_after = None;
-    let mut worst = Duration::ZERO;
-    // Each byte is progress, but the deadline is that of the whole line.
-    while began.elapsed() < Duration::from_millis(2000) || cut_off_after.is_none() {
+    fair_test(|| {
+        let daemon = Daemon::start(&["--read-timeout", "1"]);
+        raise_our_own_limit();
+        let mut slow: Vec<Client> = (0..amount(100, 2000)).map(|_| daemon.connect()).collect();
+        let began = Instant::now();
+        let mut first = daemon.connect();
+        let mut cut_off_after = None;
+        let mut worst = Duration::ZERO;
+        // Each byte is progress, but the deadline is that of the whole line.
+        while began.elapsed() < Duration::from_millis(2000) || cut_off_after.is_none() {
+            in_time!(
+                began.elapsed() < Duration::from_secs(5),
+                "the bytes move the deadline"
+            );
+            for client in &mut slow {
+                let _ = client.try_send(b"x"); // the server may have hung up by now
+            }
+            let asked = Instant::now();
+            let mut fresh = daemon.connect();
+            fresh.acquire("k", 5);
+            worst = worst.max(asked.elapsed());
+            drop(fresh);
+            let _ = first.try_send(b"x");
+            if cut_off_after.is_none() && first.next_event(Duration::ZERO) != Event::Nothing {
+                cut_off_after = Some(began.elapsed());
+            }
+            thread::sleep(Duration::from_millis(100));
+        }
+        let is_early = |after: &Duration| *after < Duration::from_millis(900);
+        assert!(
+            !cut_off_after.as_ref().is_some_and(is_early),
+            "{cut_off_after:?}: early"
+        );
+        println!("a new client had its lock within {worst:?}");
         in_time!(
-            began.elapsed() < Duration::from_secs(5),
-            "the bytes move the deadline"
+            worst < Duration::from_secs(1),
+            "a new client had to wait for {worst:?}"
         );
         for client in &mut slow {
-            let _ = client.try_send(b"x"); // the server may have hung up by now
+            // A byte sent after the server's close may have turned the end of its stream into a
+            // reset, and taken the reply with it.
+            match client.next_event(PATIENCE) {
+                Event::Line(line) => assert_eq!(line, b"error"),
+                Event::Reset => continue,
+                other => panic!(
+                    "after the read timeout came {}",
+                    crate::support::described(&other)
+                ),
+            }
+            let end = client.next_event(PATIENCE);
+            assert!(
+                matches!(end, Event::Eof | Event::Reset),
+                "then came {}",
+                crate::support::described(&end)
+            );
         }
-        let asked = Instant::now();
-        let mut fresh = daemon.connect();
-        fresh.acquire("k", 5);
-        worst = worst.max(asked.elapsed());
-        drop(fresh);
-        let _ = first.try_send(b"x");
-        if cut_off_after.is_none() && first.next_event(Duration::ZERO) != Event::Nothing {
-            cut_off_after = Some(began.elapsed());
-        }
-        thread::sleep(Duration::from_millis(100));
-    }
-    let is_early = |after: &Duration| *after < Duration::from_millis(900);
-    assert!(
-        !cut_off_after.as_ref().is_some_and(is_early),
-        "{cut_off_after:?}: early"
-    );
-    println!("a new client had its lock within {worst:?}");
-    in_time!(
-        worst < Duration::from_secs(1),
-        "a new client had to wait for {worst:?}"
-    );
-    for client in &mut slow {
-        // A byte sent after the server's close may have turned the end of its stream into a reset,
-        // and taken the reply with it.
-        match client.next_event(PATIENCE) {
-            Event::Line(line) => assert_eq!(line, b"error"),
-            Event::Reset => continue,
-            other => panic!(
-                "after the read timeout came {}",
-                crate::support::described(&other)
-            ),
-        }
-        let end = client.next_event(PATIENCE);
-        assert!(
-            matches!(end, Event::Eof | Event::Reset),
-            "then came {}",
-            crate::support::described(&end)
-        );
-    }
+    });
 }
 
 // ---- helpers ---------------------------------------------------------------------------------

@@ -1,6 +1,5 @@
 //! Caps are exact, however many race for them, and what the system refuses is no disaster.
 
-use std::io::Write;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -68,56 +67,6 @@ fn racing_clients_never_hold_more_keys_than_max_locks() {
     );
 }
 
-/// Idle keys count too, but go when their room is needed: while no more keys are in use than the
-/// cap allows, none may be refused.
-#[test]
-fn as_many_users_as_max_locks_are_never_refused() {
-    let daemon = Daemon::start(&[
-        "--max-locks",
-        "8",
-        "--gc-interval",
-        "1",
-        "--gc-max-idle",
-        "0",
-    ]);
-    race(&daemon, 8, |client, number, round| {
-        let key = format!("k{number}-{round}");
-        let command = if round % 2 == 0 {
-            ("l", "0")
-        } else {
-            ("sl", "0 3")
-        };
-        let reply = client.request(command.0, &key, command.1);
-        let grant =
-            parse_grant(&reply, "ok").unwrap_or_else(|| panic!("{key} was refused: {reply}"));
-        let release = if round % 2 == 0 { "r" } else { "sr" };
-        assert_eq!(client.request(release, &key, &grant.token), "ok");
-        0
-    });
-}
-
-#[test]
-fn exactly_max_waiters_of_racing_clients_are_queued() {
-    const RACERS: usize = 16;
-    let daemon = Daemon::start(&["--max-waiters", "3"]);
-    let mut holder = daemon.connect();
-    holder.acquire_for("k", 0, 30);
-    let mut clients: Vec<Client> = (0..RACERS).map(|_| daemon.connect()).collect();
-    for round in 0..100 {
-        let replies = at_once(&mut clients, |client| client.request("e", "k", ""));
-        let mut queued_count = 0;
-        for (client, reply) in clients.iter_mut().zip(replies) {
-            match reply.as_str() {
-                "queued" => queued_count += 1,
-                "error_max_waiters" => continue,
-                other => panic!("{other} in round {round}"),
-            }
-            assert_eq!(client.request("w", "k", "0"), "timeout"); // gives up its place
-        }
-        assert_eq!(queued_count, 3, "in round {round}");
-    }
-}
-
 #[test]
 fn exactly_max_slots_are_held_by_clients_that_race_for_them() {
     let daemon = Daemon::start(&["--max-slots", "100"]);
@@ -146,26 +95,6 @@ fn exactly_max_slots_are_held_by_clients_that_race_for_them() {
 }
 
 #[test]
-fn a_greedy_connection_gets_its_share_of_slots_and_no_more() {
-    const ASKED: usize = 20_000;
-    let daemon = Daemon::start(&[]);
-    let mut greedy = daemon.connect();
-    let mut writer = greedy.writer();
-    let asking = thread::spawn(move || {
-        let requests = "sl\nk\n0 1048576 9223372036\n".repeat(ASKED);
-        writer.write_all(requests.as_bytes())
-    });
-    let replies: Vec<String> = (0..ASKED).map(|_| greedy.line()).collect();
-    assert!(asking.join().unwrap().is_ok());
-    let (granted, refused): (Vec<_>, Vec<_>) =
-        replies.iter().partition(|reply| reply.starts_with("ok "));
-    assert_eq!(granted.len(), 256); // a quarter of --max-locks
-    assert!(refused.iter().all(|reply| *reply == "error_max_locks"));
-    let reply = daemon.connect().request("sl", "k", "0 1048576");
-    assert!(reply.starts_with("ok "), "{reply}");
-}
-
-#[test]
 fn exactly_max_connections_of_racing_clients_are_served() {
     const RACERS: usize = 24;
     let daemon = Daemon::start_directly(Scheme::Plain, &["--max-connections", "9"]);
@@ -191,30 +120,28 @@ fn exactly_max_connections_of_racing_clients_are_served() {
 
 #[test]
 fn over_max_connections_the_stream_ends_without_a_byte() {
-    fair_test(over_max_connections_the_stream_ends_without_a_byte_once);
-}
-
-fn over_max_connections_the_stream_ends_without_a_byte_once() {
-    let daemon = Daemon::start(&["--max-connections", "3"]);
-    let mut served: Vec<Client> = (0..3).map(|_| daemon.connect()).collect();
-    assert!(served.iter_mut().all(is_served));
-    for _ in 0..10 {
-        daemon.connect().expect_eof();
-        drop(served.pop());
-        let left_at = Instant::now();
-        eventually(PATIENCE, "the place is free again", || {
-            let mut client = daemon.connect();
-            let fits = is_served(&mut client);
-            served.extend(fits.then_some(client));
-            fits
-        });
-        // Within 100 ms, with tenfold slack for a machine that is shared.
-        in_time!(left_at.elapsed() < Duration::from_secs(1));
-    }
-    assert!(
-        served.iter_mut().all(is_served),
-        "the others were disturbed"
-    );
+    fair_test(|| {
+        let daemon = Daemon::start(&["--max-connections", "3"]);
+        let mut served: Vec<Client> = (0..3).map(|_| daemon.connect()).collect();
+        assert!(served.iter_mut().all(is_served));
+        for _ in 0..10 {
+            daemon.connect().expect_eof();
+            drop(served.pop());
+            let left_at = Instant::now();
+            eventually(PATIENCE, "the place is free again", || {
+                let mut client = daemon.connect();
+                let fits = is_served(&mut client);
+                served.extend(fits.then_some(client));
+                fits
+            });
+            // Within 100 ms, with tenfold slack for a machine that is shared.
+            in_time!(left_at.elapsed() < Duration::from_secs(1));
+        }
+        assert!(
+            served.iter_mut().all(is_served),
+            "the others were disturbed"
+        );
+    });
 }
 
 #[test]
@@ -281,40 +208,36 @@ fn one_address_gets_no_more_than_its_connections() {
 
 #[test]
 fn out_of_descriptors_the_server_serves_on_without_spinning() {
-    fair_test(out_of_descriptors_the_server_serves_on_without_spinning_once);
-}
-
-fn out_of_descriptors_the_server_serves_on_without_spinning_once() {
-    // The cap is far beyond the descriptors: the system says no, not the server.
-    let mut command = limited(&["prlimit", "--nofile=64"]);
-    command.args(["--max-connections", "1000"]);
-    survives_a_crowd(&Daemon::from_command(command));
+    fair_test(|| {
+        // The cap is far beyond the descriptors: the system says no, not the server.
+        let mut command = limited(&["prlimit", "--nofile=64"]);
+        command.args(["--max-connections", "1000"]);
+        survives_a_crowd(&Daemon::from_command(command));
+    });
 }
 
 #[test]
 fn the_default_cap_on_connections_fits_the_descriptors() {
-    fair_test(the_default_cap_on_connections_fits_the_descriptors_once);
-}
+    fair_test(|| {
+        let command = limited(&["prlimit", "--nofile=64"]);
+        let daemon = Daemon::from_command(command);
+        survives_a_crowd(&daemon);
+        eventually(PATIENCE, "the crowd has left", || {
+            // It is refused while the rest of the crowd is at the cap.
+            let mut client = daemon.connect();
+            is_served(&mut client) && client.stats()["connections"] == 1
+        });
 
-fn the_default_cap_on_connections_fits_the_descriptors_once() {
-    let command = limited(&["prlimit", "--nofile=64"]);
-    let daemon = Daemon::from_command(command);
-    survives_a_crowd(&daemon);
-    eventually(PATIENCE, "the crowd has left", || {
-        // It is refused while the rest of the crowd is at the cap.
-        let mut client = daemon.connect();
-        is_served(&mut client) && client.stats()["connections"] == 1
+        // Over a cap of its own it hangs up, so nobody is left to wonder in the backlog.
+        let mut crowd: Vec<Client> = (0..100).map(|_| daemon.connect()).collect();
+        let served_count = crowd
+            .iter_mut()
+            .map(is_served)
+            .filter(|&served| served)
+            .count();
+        println!("{served_count} of 100 served with 64 descriptors");
+        assert!((16..64).contains(&served_count), "{served_count} served");
     });
-
-    // Over a cap of its own it hangs up, so nobody is left to wonder in the backlog.
-    let mut crowd: Vec<Client> = (0..100).map(|_| daemon.connect()).collect();
-    let served_count = crowd
-        .iter_mut()
-        .map(is_served)
-        .filter(|&served| served)
-        .count();
-    println!("{served_count} of 100 served with 64 descriptors");
-    assert!((16..64).contains(&served_count), "{served_count} served");
 }
 
 #[test]

@@ -185,13 +185,9 @@ fn a_grant_is_found_by_its_fence_among_any_number() {
         let found: serde_json::Value = serde_json::from_str(&found[3..]).expect("JSON");
         let key = &found["keys"][0];
         assert_eq!(key["holder_count"], COUNT);
-        let fences: Vec<&serde_json::Value> = key["holders"]
-            .as_array()
-            .expect("a list")
-            .iter()
-            .map(|holder| &holder["fence"])
-            .collect();
-        assert_eq!(fences, [fence.as_str()]);
+        let holders = key["holders"].as_array().expect("a list");
+        assert_eq!(holders.len(), 1);
+        assert_eq!(holders[0]["fence"], fence.as_str());
         let elsewhere = asking.request("stats", &format!("holders {fence}"), "other");
         assert_eq!(elsewhere, r#"ok {"keys":[]}"#);
     }
