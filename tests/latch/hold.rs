@@ -1,16 +1,13 @@
 //! `latch hold`: a lock over several steps of a script.
 
-use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::process::{ChildStdin, Stdio};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use crate::support::latch::{
-    fed, is_held, latch, output, signal, status, text, wait, wait_as_shell, Latch,
-};
+use crate::support::latch::{is_held, latch, wait, Latch};
 use crate::support::stalls::{fair_test, in_time};
 use crate::support::{eventually, Daemon, Signal, PATIENCE};
 use rustix::io::ioctl_fionread;
@@ -67,31 +64,6 @@ fn hold_keeps_the_lock_until_its_input_is_closed_once() {
 }
 
 #[test]
-fn what_hold_reads_before_the_end_is_ignored() {
-    let daemon = Daemon::start(&[]);
-    let output = fed(&mut latch(&daemon, &["hold", "k"]), &[b'x'; 100_000]);
-    assert_eq!(output.status.code(), Some(0), "{output:?}");
-    // A lock that is free is granted before a closed input counts.
-    let output = fed(&mut latch(&daemon, &["hold", "k"]), b"x");
-    assert_eq!(output.status.code(), Some(0), "{output:?}");
-    assert_eq!(text(&output.stdout).split_whitespace().count(), 2);
-}
-
-/// A shell gives /dev/null to a job that a script starts with `&`. Such a hold printed its line,
-/// exited with 0, and held nothing.
-#[test]
-fn hold_with_an_input_at_its_end_is_refused() {
-    let daemon = Daemon::start(&[]);
-    let output = fed(latch(&daemon, &["hold", "k"]).stdin(Stdio::null()), b"");
-    assert_eq!(output.status.code(), Some(64), "{output:?}");
-    let said =
-        "latch: standard input is at its end: give hold a pipe\nlatch: see latch hold --help\n";
-    assert_eq!(text(&output.stderr), said);
-    assert_eq!(text(&output.stdout), "");
-    assert!(!is_held(&daemon, "k"));
-}
-
-#[test]
 fn hold_keeps_the_lock_if_its_input_does_not_block() {
     let daemon = Daemon::start(&[]);
     let (mut script, stdin) = UnixStream::pair().expect("two descriptors");
@@ -109,68 +81,6 @@ fn hold_keeps_the_lock_if_its_input_does_not_block() {
     assert_eq!(hold.try_wait().expect("a child"), None);
     drop(script);
     assert_eq!(wait(&mut hold), Some(0));
-    assert!(!is_held(&daemon, "k"));
-}
-
-#[test]
-fn a_signal_releases_the_lock_and_ends_hold() {
-    let daemon = Daemon::start(&["--no-auto-release-on-disconnect"]);
-    for (number, sent) in [(15, Signal::TERM), (1, Signal::HUP)] {
-        let (mut hold, _stdin, _) = held(&daemon, &[]);
-        signal(&hold, sent);
-        assert_eq!(wait_as_shell(&mut hold), Some(128 + number));
-        // The server does not release it by itself.
-        assert!(!is_held(&daemon, "k"));
-    }
-}
-
-#[test]
-fn hold_says_at_once_that_the_lock_is_lost() {
-    let daemon = Daemon::start_alone(&[]);
-    let (mut hold, _stdin, _) = held(&daemon, &["--lease", "3600"]);
-    daemon.signal(Signal::KILL);
-    assert_eq!(wait(&mut hold), Some(70));
-    let said = complaint(&mut hold);
-    assert!(said.contains("the lock was lost: "), "{said}");
-    assert_eq!(said.lines().count(), 1, "{said}");
-}
-
-#[test]
-fn hold_gives_up_when_its_script_ends_during_the_wait() {
-    let daemon = Daemon::start(&[]);
-    let mut holder = daemon.connect();
-    holder.acquire("k", 0);
-    let began = Instant::now();
-    let output = output(&mut latch(&daemon, &["hold", "k"]));
-    assert_eq!(output.status.code(), Some(75), "{output:?}");
-    in_time!(output.stdout.is_empty() && began.elapsed() >= Duration::from_millis(1900));
-    let said = text(&output.stderr);
-    assert!(said.contains("input was closed before the grant"), "{said}");
-    assert_eq!(status(&daemon, &["hold", "k", "-E", "9"]), 9);
-    daemon.wait_for_waiters("k", 0);
-}
-
-#[test]
-fn a_held_lock_is_busy_for_hold_too() {
-    let daemon = Daemon::start(&[]);
-    let mut holder = daemon.connect();
-    holder.acquire("k", 0);
-    assert_eq!(status(&daemon, &["hold", "k", "--timeout", "0"]), 75);
-    let arguments = ["hold", "k", "--timeout", "0", "-E", "9"];
-    assert_eq!(status(&daemon, &arguments), 9);
-    assert_eq!(status(&daemon, &["hold", "k", "--", "true"]), 64);
-    assert_eq!(status(&daemon, &["hold", "k", "true"]), 64);
-}
-
-#[test]
-fn a_grant_that_hold_cannot_print_is_released() {
-    let daemon = Daemon::start(&["--no-auto-release-on-disconnect"]);
-    let mut command = latch(&daemon, &["hold", "k"]);
-    let full = File::options().write(true).open("/dev/full");
-    command.stdin(Stdio::piped());
-    let mut hold = Latch::start(command.stdout(full.expect("every Linux has it")));
-    let _stdin = hold.stdin.take();
-    assert_eq!(wait(&mut hold), Some(74));
     assert!(!is_held(&daemon, "k"));
 }
 

@@ -56,26 +56,6 @@ fn each_holder_has_a_number_of_its_own_and_the_lowest() {
 }
 
 #[test]
-fn only_slots_of_a_semaphore_have_numbers() {
-    let daemon = Daemon::start(&[]);
-    let options: [&[&str]; 4] = [
-        &[],
-        &["--shared"],
-        &["--limit", "3", "--slots", "2"],
-        &["--limit", "3", "--slots", "1"],
-    ];
-    let printed = options.map(|options| {
-        let script = ["--", "sh", "-c", PRINT];
-        let mut command = latch(&daemon, &[&["run", "k"], options, &script].concat());
-        // That of a command around it is about another key.
-        command.env("LATCH_SLOT", "7").env("LATCH_SLOTS", "7 8");
-        text(&output(&mut command).stdout)
-    });
-    let expected = ["none none\n", "none none\n", "none 0 1\n", "0 none\n"];
-    assert_eq!(printed, expected);
-}
-
-#[test]
 fn an_older_server_gives_no_number() {
     const TOKEN: &str = "0123456789abcdef0123456789abcdef";
     let (listener, addr) = listener();
@@ -135,42 +115,4 @@ fn a_number_outlives_a_restart_of_the_server() {
     eventually(PATIENCE, "the holder comes back", || second.renew());
     let next = [(); 2].map(|()| guard(daemon.addr()));
     assert_eq!(next.each_ref().map(Guard::slot_numbers), [[0], [3]]);
-}
-
-#[test]
-fn each_holder_picks_a_name_of_its_own() {
-    let daemon = Daemon::start(&[]);
-    let pool = client_of(&daemon);
-    let pick = |more: &[&str]| {
-        let print = ["--", "sh", "-c", "echo $LATCH_PICK"];
-        let picking = ["run", "pool", "-n", "--pick", "red,green,blue"];
-        let arguments = [&picking[..], more, &print].concat();
-        text(&output(&mut latch(&daemon, &arguments)).stdout)
-    };
-    assert_eq!(pick(&[]), "red\n");
-    let first = pool.semaphore("pool", 3).numbered().acquire();
-    assert_eq!(pick(&[]), "green\n");
-    assert_eq!(pick(&["--slots", "2"]), "green blue\n");
-    drop(first);
-    let file = tempfile::NamedTempFile::new().expect("there is room for a file");
-    std::fs::write(file.path(), "# hosts\nhost1\n\nhost2\n").expect("it is ours");
-    let path = file.path().to_str().expect("text");
-    let arguments = [
-        "run",
-        "hosts",
-        "--pick-from",
-        path,
-        "--",
-        "sh",
-        "-c",
-        "echo $LATCH_PICK",
-    ];
-    assert_eq!(
-        text(&output(&mut latch(&daemon, &arguments)).stdout),
-        "host1\n"
-    );
-}
-
-fn client_of(daemon: &Daemon) -> Client {
-    Client::new([Address::Tcp(daemon.addr().to_string())])
 }

@@ -5,15 +5,12 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
-use std::process::Stdio;
-use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use crate::support::latch::{latch, output, ready, run, started, status, text, wait, Latch};
+use crate::support::latch::{latch, output, run, started, status, text, wait};
 use crate::support::limited::program_for_all;
-use crate::support::silent::{free_addr, free_port, refusing_addr};
+use crate::support::silent::free_port;
 use crate::support::{fence, program, Daemon, Signal, PATIENCE};
 use latchd::client::{Address, Client, Error};
 
@@ -27,8 +24,6 @@ enum Manners {
     /// It closes the connection without a word.
     Closes,
 }
-
-const ALL_MANNERS: [Manners; 3] = [Manners::Refuses, Manners::RefusesAndCloses, Manners::Closes];
 
 /// A server that knows nothing for operators, in front of a daemon that does the rest.
 fn old_server(daemon: &Daemon, manners: Manners) -> SocketAddr {
@@ -81,66 +76,8 @@ fn stats(daemon: &Daemon, arguments: &[&str]) -> String {
     text(&output.stdout)
 }
 
-fn holders(daemon: &Daemon, key: &str) -> serde_json::Value {
-    let reply = daemon.connect().request("stats", "holders", key);
-    let json = reply.strip_prefix("ok ").expect("statistics");
-    serde_json::from_str::<serde_json::Value>(json).expect("JSON")["keys"][0].clone()
-}
-
 // ---------------------------------------------------------------------------------------------
 // Tags
-
-#[test]
-fn run_tells_the_server_its_command_host_and_number() {
-    let daemon = Daemon::start(&[]);
-    let directory = tempfile::tempdir().expect("a directory");
-    let (child, _) = started(&daemon, "k", &directory, &[], "eval \"$READY\"; sleep 60");
-    let host = rustix::system::uname();
-    let host = host.nodename().to_string_lossy();
-    let expected = format!("sh@{host} pid {}", child.id());
-    assert_eq!(holders(&daemon, "k")["holders"][0]["tag"], expected);
-    assert!(row(&stats(&daemon, &[]), "lock").contains(&expected));
-}
-
-#[test]
-fn a_tag_is_shown_with_holders_and_waiters() {
-    let daemon = Daemon::start(&[]);
-    let directory = tempfile::tempdir().expect("a directory");
-    let script = "eval \"$READY\"; sleep 60";
-    let options = ["--tag", "release 7"];
-    let (_holder, _) = started(&daemon, "k", &directory, &options, script);
-    let waits = ["run", "k", "--tag", "next one", "--", "true"];
-    let _waiter = Latch::start(&mut latch(&daemon, &waits));
-    daemon.wait_for_waiters("k", 1);
-    let waits = ["acquire", "k", "--tag", "ключ\u{9b}"];
-    let _second = Latch::start(&mut latch(&daemon, &waits));
-    daemon.wait_for_waiters("k", 2);
-    let _third = Latch::start(&mut latch(&daemon, &["acquire", "k"]));
-    daemon.wait_for_waiters("k", 3);
-    let key = stats(&daemon, &["k"]);
-    assert!(row(&key, "holder").ends_with(" release 7"), "{key}");
-    assert!(row(&key, "waiter 1").ends_with(" next one"), "{key}");
-    assert!(row(&key, "waiter 2").ends_with(" ключ\\xc2\\x9b"), "{key}");
-    assert!(row(&key, "waiter 3").contains(" latch@"), "{key}");
-    assert!(!key.contains('\u{9b}'), "{key}");
-}
-
-#[test]
-fn a_long_tag_is_cut_at_a_character() {
-    let daemon = Daemon::start(&[]);
-    let directory = tempfile::tempdir().expect("a directory");
-    let script = "eval \"$READY\"; sleep 60";
-    let long = format!("x{}", "ж".repeat(100));
-    let (child, _) = started(&daemon, "k", &directory, &["--tag", &long], script);
-    let tag = holders(&daemon, "k")["holders"][0]["tag"].clone();
-    assert_eq!(tag, format!("x{}", "ж".repeat(63)));
-    drop(child);
-    let (_child, _) = started(&daemon, "other", &directory, &["--tag", ""], script);
-    let tag = holders(&daemon, "other")["holders"][0]["tag"].clone();
-    assert_eq!(tag, serde_json::Value::Null, "an empty tag is none");
-    let two_lines = ["run", "k", "--tag", "one\ntwo", "--", "true"];
-    assert_eq!(status(&daemon, &two_lines), 64);
-}
 
 #[test]
 fn an_introduction_costs_no_round_trip() {
@@ -220,74 +157,6 @@ fn a_tag_with_a_line_end_is_not_sent() {
 // Statistics
 
 #[test]
-fn the_keys_with_most_waiters_come_first() {
-    let daemon = Daemon::start(&[]);
-    let mut holder = daemon.connect();
-    holder.acquire_for("z-quiet", 0, 60);
-    holder.acquire_for("a-quiet", 0, 60);
-    holder.acquire_for("busy", 0, 500);
-    for _ in 0..2 {
-        assert!(holder.request("sl", "pool", "0 2 60").starts_with("ok "));
-    }
-    let waiters = ["l\nbusy\n60\n", "l\nbusy\n60\n", "sl\npool\n60 2\n"].map(|request| {
-        let mut waiter = daemon.connect();
-        waiter.send(request);
-        waiter
-    });
-    daemon.wait_for_waiters("busy", 2);
-    daemon.wait_for_waiters("pool", 1);
-    let table = stats(&daemon, &[]);
-    let first: Vec<&str> = table.lines().map(|line| &line[..4]).collect();
-    assert_eq!(
-        first,
-        ["KIND", "lock", "sema", "sema", "lock", "lock", "4 in"],
-        "{table}"
-    );
-    let busy = row(&table, "busy");
-    let words: Vec<&str> = busy.split(' ').collect();
-    assert_eq!(words[..2], ["lock", "busy"], "{table}");
-    assert!(words[2].starts_with("127.0.0.1:"), "{table}");
-    // One slot, its age; the lease of 500 seconds; two waiters; without a tag.
-    assert_eq!(words[3], "1", "{table}");
-    assert_eq!(words[5..], ["s", "8", "m", "2", "-"], "{table}");
-    assert!(
-        row(&table, "pool").starts_with("semaphore 2/2 pool"),
-        "{table}"
-    );
-    let quiet = table.find("a-quiet").expect("listed");
-    assert!(quiet < table.find("z-quiet").expect("listed"), "{table}");
-    drop(waiters);
-}
-
-#[test]
-fn one_key_is_shown_in_full() {
-    let daemon = Daemon::start(&[]);
-    let [mut first, mut second, mut third] = [(); 3].map(|()| daemon.connect());
-    let grant = first.acquire_for("k", 0, 60);
-    second.send("l\nk\n60\n");
-    daemon.wait_for_waiters("k", 1);
-    third.send("l\nk\n60\n");
-    daemon.wait_for_waiters("k", 2);
-    let shown = stats(&daemon, &["k"]);
-    assert!(
-        shown.starts_with("k: lock, 1 of 1 held, 2 waiting\n"),
-        "{shown}"
-    );
-    let fence = u64::from_str_radix(&grant.token[..16], 16).expect("hex digits");
-    assert!(
-        row(&shown, "holder").ends_with(&format!(" {fence} -")),
-        "{shown}"
-    );
-    assert!(row(&shown, "waiter 2").contains("127.0.0.1:"), "{shown}");
-    assert_eq!(shown.lines().count(), 5, "{shown}");
-    let json = stats(&daemon, &["k", "--json"]);
-    let json: serde_json::Value = serde_json::from_str(&json).expect("JSON");
-    assert_eq!(json["keys"][0]["waiters"].as_array().map(Vec::len), Some(2));
-    assert_eq!(stats(&daemon, &["other"]), "other: not in use\n");
-    assert_eq!(status(&daemon, &["stats", "two words"]), 64);
-}
-
-#[test]
 fn an_older_server_has_a_table_without_names() {
     let daemon = Daemon::start(&[]);
     let mut holder = daemon.connect();
@@ -313,139 +182,8 @@ fn an_older_server_has_a_table_without_names() {
     assert!(json.starts_with("{\"connections\":"), "{json}");
 }
 
-#[test]
-fn ping_reports_each_of_several_servers() {
-    let [first, last] = [(); 2].map(|()| Daemon::start(&[]));
-    let (_port, dead) = refusing_addr();
-    let addresses = [first.addr(), dead, last.addr()].map(|addr| addr.to_string());
-    let output = run(&first, &["ping", "--shards", &addresses.join(",")]);
-    let answering = format!("{}: ok\n{}: ok\n", first.addr(), last.addr());
-    assert_eq!(text(&output.stdout), answering);
-    let reason = format!("latch: {dead}: connection refused; is latchd running there?\n");
-    assert_eq!(text(&output.stderr), reason);
-    assert_eq!(output.status.code(), Some(69));
-}
-
-#[test]
-fn a_watch_survives_a_restart_of_the_server() {
-    let addr = free_addr();
-    let start = || {
-        let mut command = Daemon::command();
-        command.args(["--print-port", "--port", &addr.port().to_string()]);
-        Daemon::from_command(command)
-    };
-    let first = start();
-    let mut command = latch(&first, &["stats", "--watch"]);
-    let mut child = Latch::start(command.stdout(Stdio::piped()).stderr(Stdio::piped()));
-    let (sender, lines) = mpsc::channel();
-    let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
-    let other = sender.clone();
-    thread::spawn(move || {
-        let lines = BufReader::new(stdout.expect("piped")).lines();
-        lines
-            .map_while(Result::ok)
-            .try_for_each(|line| sender.send(line))
-    });
-    thread::spawn(move || {
-        let lines = BufReader::new(stderr.expect("piped")).lines();
-        lines
-            .map_while(Result::ok)
-            .try_for_each(|line| other.send(line))
-    });
-    let expect = |text: &str| loop {
-        let line = lines.recv_timeout(PATIENCE);
-        let line = line.unwrap_or_else(|_| panic!("no {text}"));
-        if line.contains(text) {
-            return line;
-        }
-    };
-    // The time is written as in the log of the server.
-    let title = expect(&format!("Z  {addr}"));
-    assert_eq!(
-        title.find("Z  "),
-        Some("yyyy-mm-ddThh:mm:ss".len()),
-        "{title}"
-    );
-    expect("0 in use");
-    drop(first);
-    expect(&format!("latch: {addr}: "));
-    let second = start();
-    let mut holder = second.connect();
-    holder.acquire("after", 0);
-    expect("after");
-    assert!(child.try_wait().expect("a child").is_none());
-}
-
 // ---------------------------------------------------------------------------------------------
 // Breaking a grant
-
-/// A daemon with a Unix socket and an admin token, and the paths of both.
-fn guarded(directory: &tempfile::TempDir) -> (Daemon, [PathBuf; 2]) {
-    let paths = ["admin", "socket"].map(|name| directory.path().join(name));
-    fs::write(&paths[0], "open-sesame\n").expect("the directory is ours");
-    let texts = paths.each_ref().map(|path| path.to_str().expect("text"));
-    let daemon = Daemon::start(&["--admin-token-file", texts[0], "--unix", texts[1]]);
-    (daemon, paths)
-}
-
-#[test]
-fn a_broken_grant_ends_the_command_at_the_other_end() {
-    let directory = tempfile::tempdir().expect("a directory");
-    let (daemon, [_, socket]) = guarded(&directory);
-    let script = "trap 'echo ended; exit 0' TERM; eval \"$READY\"; while :; do sleep 0.1; done";
-    let arguments = [
-        "run",
-        "k",
-        "--lease",
-        "4",
-        "--kill-after",
-        "1",
-        "--",
-        "sh",
-        "-c",
-        script,
-    ];
-    let mut command = latch(&daemon, &arguments);
-    command.stdout(Stdio::piped()).stderr(Stdio::piped());
-    let (mut child, _) = ready(command, &directory);
-    let mut waiter = daemon.connect();
-    waiter.send("l\nk\n60\n");
-    daemon.wait_for_waiters("k", 1);
-    let server = socket.to_str().expect("text");
-    assert_eq!(status(&daemon, &["break", "k", "--server", server]), 0);
-    assert!(waiter.line().starts_with("ok "), "the next one has it");
-    assert_eq!(wait(&mut child), Some(70));
-    let read = |stream: &mut dyn Read| {
-        let mut said = String::new();
-        stream.read_to_string(&mut said).expect("a pipe");
-        said
-    };
-    assert_eq!(read(child.stdout.as_mut().expect("piped")), "ended\n");
-    let said = read(child.stderr.as_mut().expect("piped"));
-    assert!(said.ends_with(": an operator broke it\n"), "{said}");
-}
-
-#[test]
-fn a_client_that_asks_to_hear_of_breaks_is_told_of_its_own() {
-    let directory = tempfile::tempdir().expect("a directory");
-    let (daemon, [_, socket]) = guarded(&directory);
-    let server = socket.to_str().expect("text");
-    let mut holder = daemon.connect();
-    let (k, other) = (holder.acquire("k", 0), holder.acquire("other", 0));
-    assert_eq!(status(&daemon, &["break", "k", "--server", server]), 0);
-    assert_eq!(holder.request("r", "other", &other.token), "ok");
-    assert_eq!(holder.request("n", "k", &k.token), "error");
-    assert!(holder.request("hello", "_", "broken").starts_with("ok "));
-    for (command, token, reply) in [
-        ("n", &k.token, "error_broken"),
-        ("adopt", &k.token, "error_broken"),
-        ("r", &k.token, "error"),
-        ("n", &other.token, "error"),
-        ("adopt", &other.token, "error"),
-    ] {
-        assert_eq!(holder.request(command, "k", token), reply, "{command}");
-    }
-}
 
 /// A server as the README starts it, and the directory of its operator's socket.
 fn as_in_the_readme() -> (Daemon, tempfile::TempDir) {
@@ -660,100 +398,12 @@ fn a_plain_user_and_root_break_without_a_runtime_directory() {
 }
 
 #[test]
-fn a_refused_break_is_said_in_few_words() {
+fn an_older_server_breaks_no_grant() {
     let daemon = Daemon::start(&[]);
-    let mut holder = daemon.connect();
-    holder.acquire_for("k", 0, 60);
-    let refused = run(&daemon, &["break", "k"]);
-    assert_eq!(refused.status.code(), Some(77));
-    let said = text(&refused.stderr);
-    assert!(said.split_whitespace().count() <= 25, "{said}");
-    assert!(said.contains("needs root or the server's user"), "{said}");
-    assert!(said.contains("see --admin-token-file"), "{said}");
-}
-
-#[test]
-fn only_an_operator_breaks_a_grant() {
-    let directory = tempfile::tempdir().expect("a directory");
-    let (daemon, [admin, _]) = guarded(&directory);
-    let mut holder = daemon.connect();
-    let grant = holder.acquire_for("k", 0, 60);
-    let wrong = directory.path().join("wrong");
-    fs::write(&wrong, "sesame").expect("the directory is ours");
-    let breaks = |path: &PathBuf| {
-        let file = path.to_str().expect("text");
-        run(&daemon, &["break", "k", "--admin-token-file", file])
-    };
-    let refused = breaks(&wrong);
-    assert_eq!(refused.status.code(), Some(77));
-    let said = text(&refused.stderr);
-    let place = format!("latch: k at {}: ", daemon.addr());
-    assert!(said.starts_with(&place), "{said}");
-    assert!(
-        said.contains("the server refused the admin token"),
-        "{said}"
-    );
-    assert_eq!(holder.request("n", "k", &grant.token), "ok 33");
-    assert_eq!(breaks(&admin).status.code(), Some(0));
-    holder.expect_eof();
-}
-
-#[test]
-fn a_fence_names_the_grant_to_break() {
-    let directory = tempfile::tempdir().expect("a directory");
-    let (daemon, [_, socket]) = guarded(&directory);
-    let mut holder = daemon.connect();
-    let grant = holder.acquire_for("k", 0, 60);
-    let fence = u64::from_str_radix(&grant.token[..16], 16).expect("hex digits");
-    let server = socket.to_str().expect("text");
-    let breaks = |fence: u64| {
-        let fence = fence.to_string();
-        run(
-            &daemon,
-            &["break", "k", "--fence", &fence, "--server", server],
-        )
-    };
-    let other = breaks(fence - 1);
-    assert_eq!(other.status.code(), Some(70));
-    let said = text(&other.stderr);
-    assert_eq!(
-        said,
-        format!("latch: k at {server}: nobody holds this lock with this fence\n")
-    );
-    assert_eq!(breaks(fence).status.code(), Some(0));
-    holder.expect_eof();
-    let none = run(&daemon, &["break", "k", "--server", server]);
-    assert_eq!(none.status.code(), Some(70));
-    assert!(text(&none.stderr).ends_with(": nobody holds this lock\n"));
-}
-
-#[test]
-fn a_break_that_cannot_be_asked_for_has_its_status() {
-    let directory = tempfile::tempdir().expect("a directory");
-    let (daemon, _) = guarded(&directory);
-    let mut holder = daemon.connect();
-    holder.acquire_for("k", 0, 60);
-    let two_words = directory.path().join("two-words");
-    fs::write(&two_words, "open sesame").expect("the directory is ours");
-    for file in [two_words.to_str().expect("text"), "/nowhere/at/all"] {
-        let output = run(&daemon, &["break", "k", "--admin-token-file", file]);
-        assert_eq!(output.status.code(), Some(74), "{file}");
-        let expected = format!("latch: cannot use the admin token file {file}: ");
-        assert!(text(&output.stderr).starts_with(&expected), "{file}");
-    }
-    assert_eq!(status(&daemon, &["break", "k", "--fence", "soon"]), 64);
-    let (_port, dead) = refusing_addr();
-    assert_eq!(
-        status(&daemon, &["break", "k", "--server", &dead.to_string()]),
-        69
-    );
-    for manners in ALL_MANNERS {
+    daemon.connect().acquire_for("k", 0, 60);
+    for manners in [Manners::Refuses, Manners::RefusesAndCloses, Manners::Closes] {
         let addr = old_server(&daemon, manners).to_string();
         let output = run(&daemon, &["break", "k", "--server", &addr]);
         assert_eq!(output.status.code(), Some(76), "{manners:?}");
     }
-    let secret = Daemon::start(&["--auth-token", "secret"]);
-    let refused = run(&secret, &["break", "k"]);
-    assert_eq!(refused.status.code(), Some(77));
-    assert!(text(&refused.stderr).contains("auth token"));
 }

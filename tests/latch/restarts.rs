@@ -2,7 +2,7 @@
 //! crash.
 
 use std::fs;
-use std::io::{BufRead, BufReader, Read};
+use std::io::Read;
 use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
@@ -270,35 +270,6 @@ fn ctrl_c_ends_the_wait_for_a_release() {
     assert_eq!(status, Some(130), "{said}");
     let expected = "no server answers the release: the key is free in ";
     assert!(said.contains(expected), "{said}");
-}
-
-#[test]
-fn after_a_crash_a_command_says_when_grants_begin() {
-    let service = Service::new();
-    let first = service.start_with(&["--settle", "600"]);
-    first.signal(Signal::KILL);
-    first.wait_exit(PATIENCE).expect("it ends");
-    let second = service.start_with(&["--settle", "600"]);
-    let tried = run(&second, &["run", "k", "-n", "--", "true"]);
-    let expected = "not granted at once: the server has just restarted, grants begin in ";
-    assert!(text(&tried.stderr).contains(expected), "{tried:?}");
-    // Nobody holds the lock, so the job must not be skipped in silence.
-    for busy_ok in ["--busy-ok", "--busy-ok=1h"] {
-        let tried = run(&second, &["run", "k", "-n", busy_ok, "--", "true"]);
-        assert_eq!(tried.status.code(), Some(75), "{busy_ok}");
-        assert!(text(&tried.stderr).contains(expected), "{tried:?}");
-    }
-    let mut waiting = latch(&second, &["run", "k", "-v", "--", "true"]);
-    let mut waiting = Latch::start(waiting.stdout(Stdio::null()).stderr(Stdio::piped()));
-    let stderr = waiting.stderr.take().expect("piped");
-    let mut line = String::new();
-    BufReader::new(stderr).read_line(&mut line).expect("text");
-    let said = line.strip_prefix("latch: waiting for k: next in line; ");
-    let said =
-        said.and_then(|said| said.strip_prefix("the server has just restarted, grants begin in "));
-    assert!(matches!(said, Some("10 m\n" | "9 m\n")), "{line}");
-    signal(&waiting, Signal::TERM);
-    wait(&mut waiting);
 }
 
 /// How often a server crashes under jobs, each of which has a kind of lock of its own.

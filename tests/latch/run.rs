@@ -1,11 +1,8 @@
 //! `latch run`: the lock around a command, from the wait for it to its release or its loss.
 //! tests/supervise proves what becomes of the command itself.
 
-use std::ffi::OsStr;
 use std::fs;
 use std::io::{self, Write};
-use std::os::unix::ffi::OsStrExt;
-use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::thread;
@@ -13,13 +10,13 @@ use std::time::{Duration, Instant};
 
 use crate::reconnecting::{listener, Peer};
 use crate::support::latch::{
-    ended, fed, fill, is_gone, is_held, latch, number_in, output, process_1, ready, run, signal,
-    started, state, status, text, wait_as_shell, Latch,
+    fill, is_gone, is_held, latch, output, process_1, signal, started, state, text, wait_as_shell,
+    Latch,
 };
 use crate::support::needs::{needs, skipped};
 use crate::support::stalls::{fair_test, in_time};
-use crate::support::{eventually, program, wait_for_exit, Daemon, Signal, PATIENCE};
-use rustix::process::{kill_process, Pid};
+use crate::support::{eventually, program, Daemon, Signal, PATIENCE};
+use rustix::process::Pid;
 
 /// Stops a daemon until the value is dropped.
 struct StoppedDaemon<'a>(&'a Daemon);
@@ -46,82 +43,6 @@ fn lines_of(file: &Path) -> Vec<String> {
     text.lines().map(str::to_owned).collect()
 }
 
-fn has_stopped(pid: Pid) -> bool {
-    state(pid) == Some('T')
-}
-
-#[test]
-fn a_line_says_that_a_process_goes_on_without_the_lock() {
-    let daemon = Daemon::start(&[]);
-    let directory = directory();
-    let pid = directory.path().join("pid");
-    let script = format!("sleep 60 >/dev/null 2>&1 & echo $! >{}", pid.display());
-    for (option, said) in [
-        (
-            "-v",
-            "latch: 1 process goes on without the lock; see --leftovers\n",
-        ),
-        ("-q", ""),
-    ] {
-        let output = run(&daemon, &["run", "k", option, "--", "sh", "-c", &script]);
-        let pid = number_in(&pid).expect("it runs");
-        kill_process(pid, Signal::KILL).expect("it goes on");
-        assert_eq!(output.status.code(), Some(0), "{option}");
-        assert_eq!(text(&output.stderr), said);
-        assert!(!is_held(&daemon, "k"));
-    }
-}
-
-#[test]
-fn the_commands_exit_status_and_streams_pass_through() {
-    let daemon = Daemon::start(&[]);
-    let script = "cat; echo $LATCH_KEY >&2; exit 7";
-    let arguments = ["run", "k", "--", "sh", "-c", script];
-    let output = fed(&mut latch(&daemon, &arguments), b"in and out");
-    assert_eq!(output.status.code(), Some(7));
-    assert_eq!(
-        (&*output.stdout, &*output.stderr),
-        (&b"in and out"[..], &b"k\n"[..])
-    );
-    assert!(!is_held(&daemon, "k"));
-}
-
-#[test]
-fn the_words_of_the_command_are_passed_on_unchanged() {
-    let daemon = Daemon::start(&[]);
-    let words: [&[u8]; 6] = [b"--", b"--help", b"", b"a b", b"\xff\n", b"$HOME"];
-    let mut command = latch(&daemon, &["run", "k", "--", "printf", "<%s>"]);
-    command.args(words.map(OsStr::from_bytes));
-    let expected: Vec<u8> = words
-        .iter()
-        .flat_map(|word| [b"<", *word, b">"].concat())
-        .collect();
-    assert_eq!(output(&mut command).stdout, expected);
-}
-
-#[test]
-fn the_command_finds_key_token_and_fence_in_its_environment() {
-    let daemon = Daemon::start(&[]);
-    let output = run(
-        &daemon,
-        &[
-            "run",
-            "k",
-            "--",
-            "sh",
-            "-c",
-            "echo $LATCH_KEY $LATCH_TOKEN $LATCH_FENCE",
-        ],
-    );
-    let output = text(&output.stdout);
-    let words: Vec<&str> = output.split_whitespace().collect();
-    let [key, token, fence] = words[..] else {
-        panic!("{output}")
-    };
-    assert_eq!(key, "k");
-    assert_eq!(crate::support::fence(token).to_string(), fence);
-}
-
 #[test]
 fn the_lease_is_renewed_for_as_long_as_the_command_runs() {
     fair_test(the_lease_is_renewed_for_as_long_as_the_command_runs_once);
@@ -140,25 +61,6 @@ fn the_lease_is_renewed_for_as_long_as_the_command_runs_once() {
 
 // ---------------------------------------------------------------------------------------------
 // Signals
-
-#[test]
-fn a_signal_ends_a_wait_which_leaves_the_queue() {
-    let daemon = Daemon::start(&[]);
-    let mut holder = daemon.connect();
-    let grant = holder.acquire("k", 0);
-    let directory = directory();
-    let started = directory.path().join("started");
-    let command = ["run", "k", "--", "touch", started.to_str().expect("text")];
-    let mut child = Latch::start(&mut latch(&daemon, &command));
-    daemon.wait_for_waiters("k", 1);
-    signal(&child, Signal::TERM);
-    let status = wait_for_exit(&mut child, PATIENCE);
-    assert_eq!(status.signal(), Some(Signal::TERM.as_raw()));
-    daemon.wait_for_waiters("k", 0);
-    assert_eq!(holder.request("r", "k", &grant.token), "ok");
-    assert!(!started.exists(), "the command was started after all");
-    assert!(!is_held(&daemon, "k"));
-}
 
 #[test]
 fn kill_9_of_latch_ends_the_command_and_frees_the_lock() {
@@ -188,31 +90,6 @@ fn kill_9_of_latch_ends_the_command_and_frees_the_lock_once() {
 
 // ---------------------------------------------------------------------------------------------
 // Loss
-
-fn a_lost_lock_ends(script: &str, kill_after: &str) {
-    let daemon = Daemon::start_alone(&[]);
-    let directory = directory();
-    let options = ["--kill-after", kill_after];
-    let (mut child, command) = started(&daemon, "k", &directory, &options, script);
-    drop(daemon);
-    assert_eq!(wait_as_shell(&mut child), Some(70), "{script}");
-    assert!(is_gone(command), "{script}");
-}
-
-#[test]
-fn the_shortest_and_the_longest_kill_after_work() {
-    thread::scope(|scope| {
-        for (kill_after, script) in [
-            (
-                "0",
-                "trap '' TERM; eval \"$READY\"; while :; do sleep 1; done",
-            ),
-            ("18446744073709551615", "eval \"$READY\"; exec sleep 60"),
-        ] {
-            scope.spawn(|| a_lost_lock_ends(script, kill_after));
-        }
-    });
-}
 
 #[test]
 fn a_stopped_server_delays_the_end_by_the_tries_to_release() {
@@ -395,62 +272,6 @@ fn stop_beyond_the_lease(stop: impl for<'a> Fn(&'a Latch) -> Option<Box<dyn FnOn
 }
 
 #[test]
-fn after_a_stop_latch_checks_the_lock_at_once() {
-    fair_test(after_a_stop_latch_checks_the_lock_at_once_once);
-}
-
-fn after_a_stop_latch_checks_the_lock_at_once_once() {
-    let daemon = Daemon::start(&[]);
-    let directory = directory();
-    let token = directory.path().join("token");
-    let script = format!(
-        "echo $LATCH_TOKEN > {}; eval \"$READY\"; exec sleep 60",
-        token.display()
-    );
-    let (mut child, command) = started(&daemon, "k", &directory, &["--lease", "600"], &script);
-    signal(&child, Signal::STOP);
-    let token = &lines_of(&token)[0];
-    assert_eq!(daemon.connect().request("r", "k", token), "ok");
-    signal(&child, Signal::CONT);
-    // The next renewal is due only in some minutes.
-    assert_eq!(wait_as_shell(&mut child), Some(70));
-    assert!(is_gone(command));
-}
-
-#[test]
-fn a_lock_lost_before_the_end_of_the_command_is_reported() {
-    let daemon = Daemon::start(&[]);
-    let directory = directory();
-    let go_on = directory.path().join("go-on");
-    let script = format!(
-        "eval \"$READY\"; until [ -e {} ]; do sleep 0.02; done",
-        go_on.display()
-    );
-    let options = ["--lease", "2", "--kill-after", "1"];
-    let arguments = [&["run", "k"][..], &options, &["--", "sh", "-c", &script]].concat();
-    let mut command = latch(&daemon, &arguments);
-    command.stderr(Stdio::piped());
-    let (mut child, command) = ready(command, &directory);
-    signal(&child, Signal::STOP);
-    eventually(PATIENCE, "latch has stopped", || {
-        has_stopped(Pid::from_child(&child))
-    });
-    fs::write(&go_on, "").expect("written");
-    eventually(PATIENCE, "the command has ended", || {
-        matches!(state(command), None | Some('Z'))
-    });
-    let mut other = daemon.connect();
-    let grant = other.acquire("k", 10);
-    assert_eq!(other.request("r", "k", &grant.token), "ok");
-    signal(&child, Signal::CONT);
-    let (status, said) = ended(&mut child);
-    assert_eq!(status, Some(70), "{said}");
-    assert_eq!(said.lines().count(), 1, "{said}");
-    let expected = format!("latch: k at {}: the lock was lost: ", daemon.addr());
-    assert!(said.starts_with(&expected), "{said}");
-}
-
-#[test]
 fn a_lock_lost_before_the_command_starts_starts_none() {
     let (listener, addr) = listener();
     let directory = directory();
@@ -472,89 +293,6 @@ fn a_lock_lost_before_the_command_starts_starts_none() {
     thread::spawn(move || io::copy(&mut stderr, &mut io::sink()));
     assert_eq!(wait_as_shell(&mut child), Some(70));
     assert!(!Path::new(&ran).exists());
-}
-
-#[test]
-fn a_refused_release_is_reported() {
-    let daemon = Daemon::start(&[]);
-    let script = "latch release k $LATCH_TOKEN; exit 4";
-    let output = run(&daemon, &["run", "k", "--", "sh", "-c", script]);
-    let said = text(&output.stderr);
-    assert_eq!(output.status.code(), Some(70), "{said}");
-    let expected = format!(
-        "latch: k at {}: the lock was lost: the server refused the request\n",
-        daemon.addr()
-    );
-    assert_eq!(said, expected);
-}
-
-#[test]
-fn a_lease_too_short_for_kill_after_gives_a_warning() {
-    let daemon = Daemon::start(&[]);
-    for (options, expected) in [
-        (
-            ["--lease", "19"],
-            "latch: k: the lease of 19 s is less than twice --kill-after: \
-                             a command that ignores SIGTERM may outlast it\n",
-        ),
-        (["--lease", "20"], ""),
-        (["--kill-after", "16"], ""),
-        (
-            ["--kill-after", "17"],
-            "latch: k: the lease of 33 s is less than twice --kill-after: \
-                                  a command that ignores SIGTERM may outlast it\n",
-        ),
-    ] {
-        let arguments = [&["run", "k"][..], &options, &["--", "echo", "done"]].concat();
-        let output = run(&daemon, &arguments);
-        assert_eq!(output.status.code(), Some(0));
-        assert_eq!(text(&output.stderr), expected, "{options:?}");
-    }
-}
-
-#[test]
-fn a_command_that_cannot_start_keeps_no_lock_at_least() {
-    let daemon = Daemon::start(&["--max-kept", "10"]);
-    let missing = ["run", "k", "--at-least", "60", "--", "/nowhere/it"];
-    assert_eq!(status(&daemon, &missing), 127);
-    assert!(!is_held(&daemon, "k"));
-    let ran = ["run", "k", "--at-least", "60", "--", "sh", "-c", "nosuch"];
-    assert_eq!(status(&daemon, &ran), 127);
-    assert!(is_held(&daemon, "k"));
-}
-
-// ---------------------------------------------------------------------------------------------
-// Turns
-
-#[test]
-fn fifty_waiters_run_in_the_order_of_their_arrival() {
-    let daemon = Daemon::start(&[]);
-    let directory = directory();
-    let log = directory.path().join("log");
-    let mut holder = daemon.connect();
-    let grant = holder.acquire("k", 0);
-    let mut children: Vec<Latch> = (0..50)
-        .map(|number| {
-            let script = format!(
-                "echo in {number} >> {0}; sleep 0.01; echo out {number} >> {0}",
-                log.display()
-            );
-            let child = Latch::start(&mut latch(
-                &daemon,
-                &["run", "k", "--", "sh", "-c", &script],
-            ));
-            daemon.wait_for_waiters("k", number + 1);
-            child
-        })
-        .collect();
-    assert_eq!(holder.request("r", "k", &grant.token), "ok");
-    for child in &mut children {
-        assert_eq!(wait_as_shell(child), Some(0));
-    }
-    let expected: Vec<String> = (0..50)
-        .flat_map(|number| [format!("in {number}"), format!("out {number}")])
-        .collect();
-    assert_eq!(lines_of(&log), expected);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -600,198 +338,5 @@ fn without_proc_it_runs_the_command_all_the_same() {
         command.env("LATCH_SERVER", daemon.addr().to_string());
         let output = output(command.args(["bash", "-c", &script]));
         assert_eq!(output.status.code(), Some(5), "{output:?}");
-    }
-}
-
-/// What becomes of a command whose lock is released by its token, and what it says.
-fn after_a_loss(on_lost: &str) -> (Option<i32>, String) {
-    let daemon = Daemon::start_alone(&[]);
-    let directory = tempfile::tempdir().expect("a directory");
-    let said = directory.path().join("said");
-    let script = format!(
-        "trap 'echo usr1 >{0}; exit 7' USR1; eval \"$READY\"; \
-         for i in 1 2 3 4 5 6 7 8 9 10; do sleep 0.2; done; echo end >{0}",
-        said.display()
-    );
-    let options = ["--lease", "4", "--kill-after", "1", "--on-lost", on_lost];
-    let (mut child, command) = started(&daemon, "k", &directory, &options, &script);
-    let token = token_of(command);
-    let mut client = daemon.connect();
-    assert_eq!(client.request("r", "k", &token), "ok");
-    let status = wait_as_shell(&mut child);
-    (status, fs::read_to_string(&said).unwrap_or_default())
-}
-
-/// The token of the lock, from the environment of the command under it.
-fn token_of(command: Pid) -> String {
-    let command = command.as_raw_nonzero();
-    let environment = fs::read(format!("/proc/{command}/environ")).expect("it runs");
-    let environment = String::from_utf8_lossy(&environment).into_owned();
-    let mut variables = environment.split('\0');
-    let token = variables.find_map(|variable| variable.strip_prefix("LATCH_TOKEN="));
-    token.expect("it is set").to_owned()
-}
-
-#[test]
-fn the_command_gets_the_signal_of_its_choice_at_a_loss() {
-    assert_eq!(after_a_loss("usr1"), (Some(70), "usr1\n".into()));
-}
-
-#[test]
-fn a_command_may_go_on_after_a_loss() {
-    assert_eq!(after_a_loss("ignore"), (Some(0), "end\n".into()));
-}
-
-#[test]
-fn a_command_under_its_own_lock_is_told_so_or_runs_nested() {
-    let daemon = Daemon::start(&[]);
-    let nested = |options: &str| {
-        let script = format!("latch run k {options} -- echo inside");
-        run(&daemon, &["run", "k", "--", "sh", "-c", &script])
-    };
-    let waiting = nested("");
-    assert_eq!(waiting.status.code(), Some(75));
-    assert!(text(&waiting.stderr).contains("would wait for itself; see --nested"));
-    let inside = nested("--nested");
-    assert_eq!(inside.status.code(), Some(0));
-    assert_eq!(text(&inside.stdout), "inside\n");
-    // A token that holds no more does not count.
-    let mut command = latch(
-        &daemon,
-        &["run", "k", "--nested", "--", "printenv", "LATCH_FENCE"],
-    );
-    command
-        .env("LATCH_KEY", "k")
-        .env("LATCH_TOKEN", "0".repeat(32));
-    let alone = output(&mut command);
-    assert_eq!(alone.status.code(), Some(0));
-    assert_ne!(text(&alone.stdout).trim(), "0");
-    // Nor does the lock of another key.
-    let script = "latch run other -- echo inside";
-    let other = run(&daemon, &["run", "k", "--", "sh", "-c", script]);
-    assert_eq!(text(&other.stdout), "inside\n");
-}
-
-/// The output of `latch INNER` below `latch run k OUTER`.
-fn under(daemon: &Daemon, outer: &str, inner: &str) -> std::process::Output {
-    let script = format!("latch {inner}");
-    let mut arguments = vec!["run", "k"];
-    arguments.extend(outer.split_whitespace());
-    arguments.extend(["--", "sh", "-c", &script]);
-    run(daemon, &arguments)
-}
-
-#[test]
-fn nested_runs_only_under_a_lock_that_covers_it() {
-    let daemon = Daemon::start(&[]);
-    let cases = [
-        ("", "", 0),
-        ("", "--shared", 0),
-        ("--shared", "--shared", 0),
-        ("--shared", "", 75),
-        ("--limit 3 --slots 2", "--limit 3 --slots 2", 0),
-        ("--limit 3 --slots 2", "--limit 3", 0),
-        ("--limit 3", "--limit 3 --slots 3", 75),
-        ("--limit 3", "--limit 5", 76),
-        ("--limit 3", "", 76),
-        ("", "--limit 3", 76),
-    ];
-    for (outer, inner, expected) in cases {
-        let command = format!("run k {inner} --nested -- echo inside");
-        let ended = under(&daemon, outer, &command);
-        let seen = (ended.status.code(), text(&ended.stdout) == "inside\n");
-        assert_eq!(seen, (Some(expected), expected == 0), "{outer:?} {inner:?}");
-    }
-}
-
-#[test]
-fn nested_does_not_drop_the_time_of_at_least() {
-    let daemon = Daemon::start(&[]);
-    let ended = under(&daemon, "", "run k --nested --at-least 60 -- echo inside");
-    assert_eq!((ended.status.code(), &*text(&ended.stdout)), (Some(64), ""));
-    let said = text(&ended.stderr);
-    assert!(
-        said.contains("--at-least is not for a command that runs"),
-        "{said}"
-    );
-}
-
-#[test]
-fn no_command_waits_for_the_lock_under_which_it_runs() {
-    let daemon = Daemon::start(&[]);
-    let cases = [
-        ("", "wait k"),
-        ("", "acquire k"),
-        ("", "reserve k --for 60"),
-        ("", "hold k </dev/null"),
-        ("--shared", "wait k"),
-        ("--limit 2 --slots 2", "wait k --limit 2"),
-        ("--limit 2", "run k --limit 2 --slots 2 -- echo inside"),
-    ];
-    for (outer, inner) in cases {
-        let ended = under(&daemon, outer, inner);
-        assert_eq!(ended.status.code(), Some(75), "{outer:?} {inner:?}");
-        let said = text(&ended.stderr);
-        assert!(said.contains("would wait for itself"), "{said}");
-    }
-    let free = under(&daemon, "--limit 2", "run k --limit 2 -- echo inside");
-    assert_eq!(text(&free.stdout), "inside\n");
-}
-
-/// The output of `latch INNER` below `latch run k OUTER` and, between them, `latch run other`.
-fn far_under(daemon: &Daemon, outer: &str, inner: &str) -> std::process::Output {
-    let inner = format!("run other -- sh -c 'exec latch {inner}'");
-    under(daemon, outer, &inner)
-}
-
-#[test]
-fn no_command_waits_for_a_lock_further_out() {
-    let daemon = Daemon::start(&[]);
-    let cases = [
-        ("", "run k -- echo inside"),
-        ("", "run others --and k -- echo inside"),
-        ("", "wait k"),
-        ("", "acquire k"),
-        ("", "reserve k --for 60"),
-        ("", "hold k </dev/null"),
-        (
-            "--limit 3 --slots 2",
-            "run k --limit 3 --slots 2 -- echo inside",
-        ),
-        // One slot further out, and one around the claim.
-        (
-            "--limit 3",
-            "run k --limit 3 -- latch run k --limit 3 --slots 2 -- echo inside",
-        ),
-    ];
-    for (outer, inner) in cases {
-        let ended = far_under(&daemon, outer, inner);
-        assert_eq!(ended.status.code(), Some(75), "{outer:?} {inner:?}");
-        assert_eq!(text(&ended.stdout), "", "{outer:?} {inner:?}");
-        let said = text(&ended.stderr);
-        assert!(said.contains("would wait for itself"), "{said}");
-    }
-    let claim = "run k --limit 3 -- echo inside";
-    assert_eq!(
-        text(&far_under(&daemon, "--limit 3 --slots 2", claim).stdout),
-        "inside\n"
-    );
-}
-
-#[test]
-fn nested_runs_under_a_lock_further_out() {
-    let daemon = Daemon::start(&[]);
-    for (outer, inner, expected) in [
-        ("", "", 0),
-        ("--shared", "--shared", 0),
-        ("--shared", "", 75),
-        ("--limit 3 --slots 2", "--limit 3 --slots 2", 0),
-        ("--limit 3", "--limit 3 --slots 3", 75),
-        ("--limit 3", "--limit 5", 76),
-    ] {
-        let command = format!("run k {inner} --nested -- echo inside");
-        let ended = far_under(&daemon, outer, &command);
-        let seen = (ended.status.code(), text(&ended.stdout) == "inside\n");
-        assert_eq!(seen, (Some(expected), expected == 0), "{outer:?} {inner:?}");
     }
 }

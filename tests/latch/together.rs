@@ -7,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::reconnecting::{listener, Peer};
-use crate::support::latch::{is_held, latch, output, run, started, status, text, wait, Latch};
+use crate::support::latch::{is_held, latch, output, started, status, wait, Latch};
 use crate::support::silent::free_port;
 use crate::support::stalls::{fair_test, in_time};
 use crate::support::{program, Daemon, Signal, PATIENCE};
@@ -51,57 +51,10 @@ fn opposite_orders_never_wait_for_each_other() {
 }
 
 #[test]
-fn a_command_runs_under_all_its_locks() {
-    let daemon = Daemon::start(&[]);
-    let script = "env
-        for key in a b c; do \"$0\" status $key >&2 || echo \"$key is held\"; done
-        \"$0\" run a -- true || \"$0\" run c -- true || echo 'and would be waited for'";
-    let command = [
-        "run",
-        "b",
-        "--and",
-        "c",
-        "--and",
-        "a",
-        "--",
-        "sh",
-        "-c",
-        script,
-        program("latch"),
-    ];
-    let said = text(&run(&daemon, &command).stdout);
-    let value = |name: &str| {
-        let (_, rest) = said.split_once(&format!("{name}=")).expect(&said);
-        rest.lines().next().expect("a line").to_owned()
-    };
-    // The lines of LATCH_TOKENS are those with the tokens of a, b and c.
-    let [a, b, c] = ["LATCH_TOKENS=a", "\nb", "\nc"].map(value);
-    assert_eq!(value("LATCH_KEY"), "b");
-    assert_eq!(value("LATCH_TOKEN"), b);
-    assert_eq!([&a, &b, &c].map(String::len), [32; 3], "{said}");
-    for line in [
-        "a is held",
-        "b is held",
-        "c is held",
-        "and would be waited for",
-    ] {
-        assert!(said.contains(line), "{line}: {said}");
-    }
-    assert!(!["a", "b", "c"].iter().any(|key| is_held(&daemon, key)));
-}
-
-#[test]
 fn a_lock_that_is_busy_gives_the_others_back() {
     let daemon = Daemon::start(&[]);
     let client = client(&daemon);
     let busy = client.lock("b").acquire().expect("it is free");
-    let command = ["run", "a", "--and", "b", "-n", "--", "true"];
-    let refused = run(&daemon, &command);
-    assert_eq!(refused.status.code(), Some(75));
-    let said = text(&refused.stderr);
-    assert!(said.starts_with("latch: b at "), "{said}");
-    let skipped = run(&daemon, &[&["run", "--busy-ok"], &command[1..]].concat());
-    assert_eq!(skipped.status.code(), Some(0));
     let tried = client.lock_all(&["b", "a"]).try_acquire();
     assert!(tried.expect("it answers").is_none());
     assert!(!is_held(&daemon, "a"));
@@ -296,40 +249,7 @@ fn a_wait_for_several_locks_survives_a_restart() {
 }
 
 #[test]
-fn all_locks_are_kept_for_the_interval() {
-    let daemon = Daemon::start(&[]);
-    let command = ["run", "a", "--and", "b", "--at-least", "60", "--", "true"];
-    assert_eq!(status(&daemon, &command), 0);
-    assert!(is_held(&daemon, "a") && is_held(&daemon, "b"));
-}
-
-#[test]
-fn what_cannot_be_held_together_is_a_usage_error() {
-    let daemon = Daemon::start(&[]);
-    let wrong: [(&[&str], &str); 5] = [
-        (&["--and", "a"], "latch: a: the key is given twice\n"),
-        (
-            &["--and", "b", "--and", "b"],
-            "latch: b: the key is given twice\n",
-        ),
-        (
-            &["--and", "b", "--limit", "2"],
-            "latch: --and takes plain locks",
-        ),
-        (
-            &["--and", "b", "--shared"],
-            "latch: --and takes plain locks",
-        ),
-        (
-            &["--and", "b", "--nested"],
-            "latch: --and takes plain locks",
-        ),
-    ];
-    for (options, reason) in wrong {
-        let refused = run(&daemon, &[&["run", "a"], options, &["--", "true"]].concat());
-        assert_eq!(refused.status.code(), Some(64), "{options:?}");
-        assert!(text(&refused.stderr).starts_with(reason), "{refused:?}");
-    }
+fn what_cannot_be_held_together_is_not_asked_for() {
     let twice = Client::new(["127.0.0.1:1".parse().expect("an address")]);
     let refused = twice.lock_all(&["a", "b", "a"]).try_acquire();
     assert!(

@@ -12,11 +12,10 @@ use rustix::thread::{sched_getaffinity, sched_setaffinity, CpuSet};
 
 use crate::reconnecting::{listener, Peer};
 use crate::support::latch::{
-    fed, fill, init_of, is_held, latch, output, process_1, run, signal, status, text, wait,
-    wait_as_shell, Latch,
+    fill, init_of, is_held, latch, process_1, run, signal, status, text, wait, wait_as_shell, Latch,
 };
 use crate::support::silent::{refusing_addr, FullBacklog};
-use crate::support::{eventually, program, Client, Daemon, Scheme, Signal, PATIENCE};
+use crate::support::{eventually, program, Daemon, Scheme, Signal, PATIENCE};
 
 /// Starts a command with its stderr in a pipe.
 fn piped(daemon: &Daemon, arguments: &[&str]) -> Latch {
@@ -29,105 +28,6 @@ fn first_line(child: &mut Latch) -> String {
     let stderr = child.stderr.as_mut().expect("piped");
     BufReader::new(stderr).read_line(&mut line).expect("text");
     line
-}
-
-fn all_of(child: &mut Latch) -> String {
-    let mut said = String::new();
-    let stderr = child.stderr.as_mut().expect("piped");
-    stderr.read_to_string(&mut said).expect("text");
-    said
-}
-
-#[test]
-fn a_person_who_reserves_is_told_at_once_who_holds_the_lock() {
-    let daemon = Daemon::start_directly(Scheme::Plain, &[]);
-    let mut holder = daemon.connect();
-    assert_eq!(holder.request("tag", "_", "a job"), "ok");
-    holder.acquire("k", 0);
-    let began = Instant::now();
-    let mut waiting = piped(&daemon, &["reserve", "k", "--for", "1h"]);
-    let line = first_line(&mut waiting);
-    let expected = "latch: waiting for k: next in line, held by a job for ";
-    assert!(line.starts_with(expected), "{line}");
-    assert!(
-        began.elapsed() < Duration::from_secs(2),
-        "{:?}",
-        began.elapsed()
-    );
-    waiting.kill().expect("it waits");
-}
-
-#[test]
-fn a_verbose_wait_names_the_holder_and_those_ahead() {
-    let daemon = Daemon::start_directly(Scheme::Plain, &[]);
-    let (mut holder, mut other) = (daemon.connect(), daemon.connect());
-    assert_eq!(holder.request("tag", "_", "backup.sh@host pid 4711"), "ok");
-    holder.acquire("k", 0);
-    other.send("l\nk\n60\n");
-    daemon.wait_for_waiters("k", 1);
-    let mut waiting = [
-        piped(&daemon, &["run", "k", "-v", "--", "true"]),
-        piped(&daemon, &["run", "k", "--", "true"]),
-        piped(&daemon, &["run", "k", "-q", "-v", "--", "true"]),
-    ];
-    let line = first_line(&mut waiting[0]);
-    let said = line.strip_prefix("latch: waiting for k: ").expect(&line);
-    let (ahead, said) = said.split_once(" ahead, ").expect(&line);
-    assert!((1..=3).contains(&ahead.parse().unwrap_or(0)), "{line}");
-    let age = said.strip_prefix("held by backup.sh@host pid 4711 for ");
-    let age = age.and_then(|age| age.strip_suffix(" s\n")).expect(&line);
-    assert!((2..60).contains(&age.parse().unwrap_or(0)), "{line}");
-    drop((holder, other));
-    for (at, latch) in waiting.iter_mut().enumerate() {
-        assert_eq!(wait(latch), Some(0));
-        let rest = all_of(latch);
-        assert!(at == 0 || rest.is_empty(), "{at}: {rest}");
-    }
-}
-
-#[test]
-fn every_command_that_waits_can_say_so_without_a_terminal() {
-    let daemon = Daemon::start_directly(Scheme::Plain, &[]);
-    let mut holder = daemon.connect();
-    holder.acquire("k", 0);
-    let commands: [&[&str]; 3] = [
-        &["wait", "k"],
-        &["acquire", "k", "--lease", "1"],
-        &["reserve", "k", "--for", "1"],
-    ];
-    let with = |option| commands.map(|command| piped(&daemon, &[command, &[option]].concat()));
-    let mut verbose = with("-v");
-    let mut quiet = with("-q");
-    for latch in &mut verbose {
-        let line = first_line(latch);
-        assert!(line.starts_with("latch: waiting for k: "), "{line}");
-    }
-    drop(holder);
-    for latch in &mut quiet {
-        assert_eq!(wait(latch), Some(0));
-        assert_eq!(all_of(latch), "");
-    }
-}
-
-#[test]
-fn a_wait_at_a_unix_socket_knows_its_place() {
-    let directory = tempfile::tempdir().expect("a directory");
-    let socket = directory.path().join("socket");
-    let socket = socket.to_str().expect("text");
-    let daemon = Daemon::start(&["--unix", socket]);
-    let mut holder = daemon.connect();
-    holder.acquire("k", 0);
-    let mut waiting = piped(
-        &daemon,
-        &["run", "k", "-v", "--server", socket, "--", "true"],
-    );
-    let line = first_line(&mut waiting);
-    assert!(
-        line.contains(": next in line, held by 127.0.0.1:"),
-        "{line}"
-    );
-    drop(holder);
-    assert_eq!(wait(&mut waiting), Some(0));
 }
 
 #[test]
@@ -148,16 +48,6 @@ fn a_full_stderr_delays_neither_the_grant_nor_a_signal() {
     assert_eq!(wait(&mut waiting[1]), Some(0));
 }
 
-#[test]
-fn a_short_wait_is_silent() {
-    let daemon = Daemon::start(&[]);
-    let mut holder = daemon.connect();
-    holder.acquire("k", 0);
-    let output = run(&daemon, &["run", "k", "-v", "--timeout", "1", "--", "true"]);
-    assert_eq!(output.status.code(), Some(75));
-    assert_eq!(text(&output.stderr).lines().count(), 1, "{output:?}");
-}
-
 /// What a command that fails with `status` says, and how long that took.
 fn failed(daemon: &Daemon, arguments: &[&str], status: i32) -> (String, Duration) {
     let began = Instant::now();
@@ -168,73 +58,6 @@ fn failed(daemon: &Daemon, arguments: &[&str], status: i32) -> (String, Duration
         "{arguments:?}: {output:?}"
     );
     (text(&output.stderr), began.elapsed())
-}
-
-#[test]
-fn the_last_line_of_a_vain_wait_names_the_holder_and_those_ahead() {
-    let daemon = Daemon::start_directly(Scheme::Plain, &[]);
-    let (mut holder, mut other) = (daemon.connect(), daemon.connect());
-    assert_eq!(holder.request("tag", "_", "a\u{1b}[2J\u{202e}@db1"), "ok");
-    holder.acquire("k", 0);
-    other.send("l\nk\n60\n");
-    daemon.wait_for_waiters("k", 1);
-    let addr = daemon.addr();
-    let run = ["run", "k", "-w", "1", "--", "true"];
-    for (arguments, within, status) in [
-        (&run[..], "within 1 s", 75),
-        (&["run", "k", "-n", "-E", "9", "--", "true"], "at once", 9),
-        (&["hold", "k", "-n", "-q"], "at once", 75),
-        (&["wait", "k", "-n"], "at once", 75),
-        (&["acquire", "k", "-n"], "at once", 75),
-        (&["reserve", "k", "--for", "1", "-n"], "at once", 75),
-    ] {
-        let (said, _) = failed(&daemon, arguments, status);
-        let begin = format!(
-            "latch: k at {addr}: not granted {within}: held by a\\x1b[2J\\xe2\\x80\\xae@db1 for "
-        );
-        let age = said
-            .strip_prefix(&begin)
-            .and_then(|rest| rest.strip_suffix(" s, 1 ahead\n"));
-        let age = age.unwrap_or_else(|| panic!("{arguments:?}: {said:?}"));
-        assert!((0..60).contains(&age.parse().unwrap_or(-1)), "{said:?}");
-    }
-    let full = ["run", "k", "--max-waiters", "1", "--", "true"];
-    let (said, _) = failed(&daemon, &full, 75);
-    let expected = format!("latch: k at {addr}: --max-waiters 1 wait already: held by ");
-    assert!(said.starts_with(&expected), "{said}");
-    assert!(said.ends_with(" s, 1 ahead\n"), "{said}");
-    let (said, _) = failed(&daemon, &["run", "k", "-n", "--busy-ok", "--", "true"], 0);
-    assert_eq!(said, "");
-}
-
-#[test]
-fn a_vain_wait_for_the_second_key_names_the_whole_timeout() {
-    let daemon = Daemon::start(&[]);
-    let mut holder = daemon.connect();
-    holder.acquire_for("a", 0, 1);
-    holder.acquire("b", 0);
-    let arguments = ["run", "a", "--and", "b", "-w", "3", "--", "true"];
-    let (said, _) = failed(&daemon, &arguments, 75);
-    assert!(
-        said.contains(": not granted within 3 s: held by "),
-        "{said}"
-    );
-}
-
-#[test]
-fn a_vain_wait_at_a_semaphore_names_one_holder_and_counts_the_others() {
-    let daemon = Daemon::start(&[]);
-    let mut holders = [daemon.connect(), daemon.connect(), daemon.connect()];
-    for holder in &mut holders {
-        assert!(holder.request("sl", "pool", "0 3").starts_with("ok "));
-    }
-    let arguments = ["run", "pool", "--limit", "3", "-n", "--", "true"];
-    let (said, _) = failed(&daemon, &arguments, 75);
-    assert!(
-        said.contains(": not granted at once: held by 127.0.0.1:"),
-        "{said}"
-    );
-    assert!(said.ends_with(" s and by 2 more\n"), "{said}");
 }
 
 #[test]
@@ -316,150 +139,6 @@ fn an_older_server_tells_no_holder() {
 }
 
 #[test]
-fn retry_waits_for_a_server_that_is_not_there_yet() {
-    let directory = tempfile::tempdir().expect("a directory");
-    let socket = directory.path().join("socket");
-    let other = Daemon::start(&[]);
-    let server = socket.to_str().expect("text");
-    for command in [&["run", "k"][..], &["hold", "k"]] {
-        let options = ["--server", server, "--retry", "--timeout", "60"];
-        let mut arguments = [command, &options].concat();
-        if command[0] == "run" {
-            arguments.extend(["--", "true"]);
-        }
-        let mut command = latch(&other, &arguments);
-        let mut waiting = Latch::start(command.stdin(Stdio::piped()).stdout(Stdio::null()));
-        // By the wall's clock: an attempt to connect leaves no trace.
-        thread::sleep(Duration::from_millis(300));
-        assert_eq!(waiting.try_wait().expect("a child"), None);
-        let daemon = Daemon::start_unix(&socket, &[]);
-        let mut asking = Client::unix(&socket);
-        if arguments[0] == "hold" {
-            eventually(PATIENCE, "the lock is held", || {
-                let queue = asking.request("stats", "holders", "k");
-                queue.contains("\"holder_count\":1")
-            });
-            drop(waiting.stdin.take());
-        }
-        let ended = wait(&mut waiting);
-        assert!(ended == Some(0), "{arguments:?}: {ended:?}");
-        drop(daemon);
-        let _ = std::fs::remove_file(&socket);
-    }
-}
-
-#[test]
-fn retry_asks_again_when_the_server_restarts() {
-    let other = Daemon::start(&[]);
-    for (end, refused) in [(Signal::KILL, 69), (Signal::TERM, 75)] {
-        let directory = tempfile::tempdir().expect("a directory");
-        let socket = directory.path().join("socket");
-        let server = socket.to_str().expect("text");
-        let first = Daemon::start_unix(&socket, &[]);
-        let mut holder = Client::unix(&socket);
-        holder.acquire("k", 0);
-        let started = |options: &[&str]| {
-            let arguments = [&["run", "k", "--server", server], options, &["--", "true"]];
-            piped(&other, &arguments.concat())
-        };
-        let (mut with, mut without) = (started(&["--retry"]), started(&[]));
-        let mut asking = Client::unix(&socket);
-        eventually(PATIENCE, "both wait", || {
-            let queue = asking.request("stats", "holders", "k");
-            queue.contains("\"waiter_count\":2")
-        });
-        first.signal(end);
-        assert_eq!(wait(&mut without), Some(refused));
-        assert_eq!(with.try_wait().expect("a child"), None);
-        drop(holder);
-        first.wait_exit(PATIENCE).expect("it ends");
-        let _second = Daemon::start_unix(&socket, &[]);
-        assert_eq!(wait(&mut with), Some(0));
-        assert_eq!(all_of(&mut with), "");
-    }
-}
-
-#[test]
-fn a_waiter_reads_a_secret_that_has_changed_again() {
-    let other = Daemon::start(&[]);
-    let directory = tempfile::tempdir().expect("a directory");
-    let path = |name: &str| directory.path().join(name).display().to_string();
-    let (socket, secret) = (path("socket"), path("secret"));
-    let start = || Daemon::start_unix(socket.as_ref(), &["--auth-token-file", &secret]);
-    std::fs::write(&secret, "before").expect("there is room");
-    let first = start();
-    let mut holder = Client::unix(socket.as_ref());
-    assert_eq!(holder.request("auth", "_", "before"), "ok");
-    holder.acquire("k", 0);
-    let options = ["--server", &socket, "--auth-token-file", &secret];
-    let arguments = [&["run", "k", "--retry"][..], &options, &["--", "true"]].concat();
-    let mut waiting = piped(&other, &arguments);
-    eventually(PATIENCE, "it waits", || {
-        let queue = holder.request("stats", "holders", "k");
-        queue.contains("\"waiter_count\":1")
-    });
-    first.signal(Signal::KILL);
-    first.wait_exit(PATIENCE).expect("it ends");
-    std::fs::write(&secret, "after").expect("there is room");
-    let _second = start();
-    assert_eq!(wait(&mut waiting), Some(0));
-}
-
-#[test]
-fn a_lock_that_is_lost_is_not_retried() {
-    let directory = tempfile::tempdir().expect("a directory");
-    let socket = directory.path().join("socket");
-    let server = socket.to_str().expect("text");
-    let other = Daemon::start(&[]);
-    let daemon = Daemon::start_unix(&socket, &[]);
-    let script = ["sh", "-c", "echo it runs; exec sleep 60"];
-    let arguments = ["run", "k", "--retry", "--server", server, "--"];
-    let mut command = latch(&other, &[&arguments[..], &script].concat());
-    let mut running = Latch::start(command.stdout(Stdio::piped()));
-    let stdout = running.stdout.take().expect("piped");
-    let mut line = String::new();
-    BufReader::new(stdout).read_line(&mut line).expect("text");
-    assert_eq!(line, "it runs\n");
-    daemon.signal(Signal::KILL);
-    assert_eq!(wait(&mut running), Some(70));
-}
-
-#[test]
-fn retries_end_with_their_time_or_the_timeout() {
-    let daemon = Daemon::start(&[]);
-    let (_port, dead) = refusing_addr();
-    let dead = dead.to_string();
-    for (options, at_least) in [
-        (&["--retry=1500ms"][..], 1400),
-        (&["--retry", "--timeout", "1"], 900),
-        (&["--retry=1h", "--timeout", "1"], 900),
-        (&["--retry", "--timeout", "0"], 0),
-        (&["--retry=0"], 0),
-        (&[], 0),
-    ] {
-        let fixed = ["run", "k", "--server", &dead];
-        let arguments = [&fixed[..], options, &["--", "true"]].concat();
-        let began = Instant::now();
-        let output = output(&mut latch(&daemon, &arguments));
-        let took = began.elapsed();
-        assert_eq!(output.status.code(), Some(69), "{options:?}: {output:?}");
-        assert!(
-            took >= Duration::from_millis(at_least),
-            "{options:?}: {took:?}"
-        );
-        let said = text(&output.stderr);
-        assert_eq!(
-            said,
-            format!("latch: {dead}: connection refused; is latchd running there?\n")
-        );
-    }
-    assert_eq!(
-        status(&daemon, &["run", "k", "--retry=x", "--", "true"]),
-        64
-    );
-}
-
-#[test]
 fn connections_without_an_answer_do_not_end_an_outage() {
     let daemon = Daemon::start(&[]);
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
@@ -499,19 +178,6 @@ fn a_wait_at_a_server_without_hello_is_no_outage() {
     command.args(["run", "k", "--server", &address, "--retry=3", "--", "true"]);
     let _child = Latch::start(command.stdin(Stdio::null()).stderr(Stdio::null()));
     server.join().expect("it came again");
-}
-
-#[test]
-fn retry_does_not_ask_twice_after_a_refusal() {
-    let directory = tempfile::tempdir().expect("a directory");
-    let secret = directory.path().join("secret");
-    std::fs::write(&secret, "secret").expect("there is room");
-    let daemon = Daemon::start(&["--auth-token-file", secret.to_str().expect("text")]);
-    let output = fed(
-        &mut latch(&daemon, &["run", "k", "--retry", "--", "true"]),
-        b"",
-    );
-    assert_eq!(output.status.code(), Some(77), "{output:?}");
 }
 
 #[test]

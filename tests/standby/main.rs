@@ -9,9 +9,10 @@
 //! - `limits::exactly_max_connections_of_racing_clients_are_served`: the standby has places of its
 //!   own, and the last round may have left those of the active server only.
 //! - `limits::one_address_gets_no_more_than_its_connections`: all come from the standby's address.
-//! - `terminal::a_line_on_the_terminal_says_what_it_waits_for` and
-//!   `waiting::a_verbose_wait_names_the_holder_and_those_ahead`: `latch` knows its place in the
-//!   queue by its own address.
+//! - `terminal::a_line_on_the_terminal_says_what_it_waits_for`: `latch` knows its place in the queue
+//!   by its own address.
+//!
+//! Sections of transcripts that need a server `alone` are not played here for the same reasons.
 //!
 //! Where the end of the server is to be the loss of the lock, the server is no member at all: a
 //! client of a cluster waits for the next one until its lease could end.
@@ -28,6 +29,8 @@ mod auth;
 mod client;
 #[path = "../latch/commands.rs"]
 mod commands;
+#[path = "../latch/conversations.rs"]
+mod conversations;
 #[path = "../latchd/handover.rs"]
 mod handover;
 #[path = "../latch/hold.rs"]
@@ -36,8 +39,6 @@ mod hold;
 mod hostile;
 #[path = "../latchd/limits.rs"]
 mod limits;
-#[path = "../latch/monitoring.rs"]
-mod monitoring;
 #[path = "../latch/operators.rs"]
 mod operators;
 #[path = "../latch/reconnecting.rs"]

@@ -6,7 +6,8 @@
 //! ```text
 //! == a lock is granted, renewed and released
 //! options: --max-locks 2          options of the server, if any
-//! needs: strace root              what else it needs, or it is skipped; also admin
+//! needs: strace root              what else it needs, or it is skipped; also admin, and alone for
+//!                                 a server that is none of several
 //! # why this matters              a comment
 //! A> l\nk\n10\n                   A writes exactly these bytes in one write
 //! A>> l\nk\n10\n                  A writes them one by one, with a pause after each
@@ -46,11 +47,11 @@
 //! something: a write, a close, a signal, the end of a sleep. The least time is counted from the
 //! beginning of that, before which nothing in the server can have begun, and the greatest from its
 //! end: so a slow machine cannot make a reply look early. The server starts before the first line
-//! that is no command of the shell.
+//! that is no command of the shell, or one that runs `latch`, whose server it is.
 //!
 //! In what is written: `\n \r \t \0 \xNN \\ \{ \} \<`, `{256*a}` for repetition, `<t1>` for a token
-//! seen before, `<fence t1>` for its fence, `<dir>` for the directory, `<pid>` for a process that
-//! is there. In what is read: `<token:t1>` binds a token and `<word:w1>` any word, `<t1>` is what
+//! seen before, `<fence t1>` for its fence, `<dir>` for the directory, `<server>` for the address of
+//! the server, `<pid>` for a process that is there. In what is read: `<token:t1>` binds a token and `<word:w1>` any word, `<t1>` is what
 //! was bound, `<int>`, `<int:1..33>`, `<number>` (JSON), `<number:0..9.5>`, `<version>`, `{256*a}`,
 //! `<*>` for anything up to what comes next; everything else stands for itself.
 
@@ -206,6 +207,7 @@ fn play_section(
     let has = |name: &String| match name.as_str() {
         "root" => needs::root().is_some(),
         "admin" => needs::admin().is_some(),
+        "alone" => !is_member(),
         name => {
             assert!(needs::is_listed(name), "{name} is not in packages.txt");
             needs::programs([name]).is_some()
@@ -273,6 +275,8 @@ struct Stage<'a> {
     /// because the machine is late.
     first_end: Option<Instant>,
     action: Action,
+    /// Whether a command of the shell has run `latch`, which waits for a server, but not for long.
+    has_run_latch: bool,
 }
 
 /// The last line which did something.
@@ -312,6 +316,7 @@ impl<'a> Stage<'a> {
             requested_at: HashMap::new(),
             first_end: None,
             action: Action::now(),
+            has_run_latch: false,
         }
     }
 
@@ -321,13 +326,23 @@ impl<'a> Stage<'a> {
         let options = options.map(|option| option.text(&self.known));
         let options: Vec<String> = options.collect::<Result<_, _>>()?;
         let options: Vec<&str> = options.iter().map(String::as_str).collect();
-        self.daemon = Some((self.folder.start)(&options, self.directory.path()));
+        let daemon = (self.folder.start)(&options, self.directory.path());
+        let server = match daemon.port {
+            Some(_) => daemon.addr().to_string(),
+            None => self.directory.path().join("socket").display().to_string(),
+        };
+        self.known.insert("server".to_owned(), server);
+        self.daemon = Some(daemon);
         self.log_read = 0;
         Ok(())
     }
 
     fn perform(&mut self, step: &Step) -> Result<(), String> {
-        let needs_server = !matches!(step, Step::Shell { .. } | Step::Start(_));
+        let needs_server = match step {
+            Step::Shell { command, .. } => runs_latch(&command.source),
+            Step::Start(_) => false,
+            _ => true,
+        };
         if needs_server && self.daemon.is_none() && self.other.is_none() {
             self.start(&[])?;
         }
@@ -391,7 +406,15 @@ impl<'a> Stage<'a> {
                 command,
                 output,
                 is_awaited,
-            } => return self.run(&command.text(&self.known)?, output, *is_awaited),
+            } => {
+                // It gives a server a second, and says what it has learnt by then.
+                self.has_run_latch |= runs_latch(&command.source);
+                let mut ended = self.run(&command.text(&self.known)?, output, *is_awaited);
+                if let (Err(problem), true) = (&mut ended, self.has_run_latch) {
+                    *problem += &format!("\n  if latch has given up, {NOT_IN_TIME}");
+                }
+                return ended;
+            }
         }
         self.action = Action {
             began,
@@ -613,7 +636,8 @@ impl<'a> Stage<'a> {
         let mut shell = Daemon::command_of("timeout");
         shell
             .args(["-k", "5", "60", "sh", "-c", command])
-            .current_dir(self.directory.path());
+            .current_dir(self.directory.path())
+            .envs(self.known.get("server").map(|it| ("LATCH_SERVER", it)));
         let ended = shell.output().map_err(|error| error.to_string())?;
         let said = String::from_utf8_lossy(&ended.stdout);
         if !ended.status.success() {
@@ -655,6 +679,12 @@ impl<'a> Stage<'a> {
     fn daemon(&self) -> Result<&Daemon, &'static str> {
         self.daemon.as_ref().ok_or(NO_DAEMON)
     }
+}
+
+/// Whether a command of the shell runs `latch`, or a script that does.
+fn runs_latch(command: &str) -> bool {
+    let mut words = command.split(|it: char| !it.is_alphanumeric());
+    words.any(|word| ["latch", "latches"].contains(&word))
 }
 
 const NO_DAEMON: &str = "this needs a daemon of our own";
