@@ -21,6 +21,7 @@ fn promises(text: &str) -> Vec<(&str, Vec<&str>)> {
 /// The texts of all transcripts, whose sections are tests, too.
 fn transcripts() -> Vec<String> {
     let folders = [
+        "tests/latch/conversations",
         "tests/latchd/wire",
         "tests/latchd/conversations",
         "tests/lfpd/conversations",

@@ -9,8 +9,8 @@
 //! - `limits::exactly_max_connections_of_racing_clients_are_served`: the standby has places of its
 //!   own, and the last round may have left those of the active server only.
 //! - `limits::one_address_gets_no_more_than_its_connections`: all come from the standby's address.
-//! - `terminal::a_line_on_the_terminal_says_what_it_waits_for`: `latch` knows its place in the queue
-//!   by its own address.
+//! - `terminal::a_line_on_the_terminal_says_what_it_waits_for`: `latch` knows its place in the
+//!   queue by its own address.
 //!
 //! Sections of transcripts that need a server `alone` are not played here for the same reasons.
 //!

@@ -50,10 +50,11 @@
 //! that is no command of the shell, or one that runs `latch`, whose server it is.
 //!
 //! In what is written: `\n \r \t \0 \xNN \\ \{ \} \<`, `{256*a}` for repetition, `<t1>` for a token
-//! seen before, `<fence t1>` for its fence, `<dir>` for the directory, `<server>` for the address of
-//! the server, `<pid>` for a process that is there. In what is read: `<token:t1>` binds a token and `<word:w1>` any word, `<t1>` is what
-//! was bound, `<int>`, `<int:1..33>`, `<number>` (JSON), `<number:0..9.5>`, `<version>`, `{256*a}`,
-//! `<*>` for anything up to what comes next; everything else stands for itself.
+//! seen before, `<fence t1>` for its fence, `<dir>` for the directory, `<server>` for the address
+//! of the server, `<pid>` for a process that is there. In what is read: `<token:t1>` binds a token
+//! and `<word:w1>` any word, `<t1>` is what was bound, `<int>`, `<int:1..33>`, `<number>` (JSON),
+//! `<number:0..9.5>`, `<version>`, `{256*a}`, `<*>` for anything up to what comes next; everything
+//! else stands for itself.
 
 mod script;
 mod template;
