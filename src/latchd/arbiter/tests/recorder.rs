@@ -5,8 +5,8 @@ use crate::latchd::table::{Change, HolderRecord, News, Proof, ProofRules, Record
 use crate::wire::terms::Terms;
 use crate::wire::token::{Fence, Salt, Token};
 
-/// Keeps the changes, in short: `+fence`, `-fence`, and `dead fence` if the client may come back with
-/// the token.
+/// Keeps the changes, in short: `+fence`, `-fence`, and `dead fence` if the client may come back
+/// with the token.
 #[derive(Clone, Default)]
 struct Notes(Arc<Mutex<Vec<String>>>);
 
