@@ -515,7 +515,8 @@ fn a_flock_of_anybody_is_a_holder_for_every_command() {
             ("clean f", 0),
         ] {
             let words = words(arguments);
-            let output = place.sema(&words);
+            let (input, _open) = pipe().expect("descriptors are left");
+            let output = finish(place.command("sema", &words).stdin(input));
             let what = format!("{arguments}: {content:?} {seconds} {output:?}");
             assert_eq!(output.status.code(), Some(status), "{what}");
             let said = text(&output.stdout) + &text(&output.stderr);
