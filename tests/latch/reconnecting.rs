@@ -2,9 +2,10 @@
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -125,8 +126,12 @@ fn adoption(lease: u64) -> String {
     format!("adopt k {TOKEN} {lease}")
 }
 
+/// A listener at an address of its own: a client of another test may still try to come back to a
+/// port that has been given anew.
 pub fn listener() -> (TcpListener, SocketAddr) {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    static COUNT: AtomicU8 = AtomicU8::new(0);
+    let host = [127, 0, 1, COUNT.fetch_add(1, Ordering::Relaxed)];
+    let listener = TcpListener::bind((IpAddr::from(host), 0)).expect("a port");
     let addr = listener.local_addr().expect("its address");
     (listener, addr)
 }
