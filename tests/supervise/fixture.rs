@@ -6,29 +6,28 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::{symlink, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Output, Stdio};
-use std::thread;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Arc;
 
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::fs::{mkfifoat, open, Mode, OFlags, CWD};
 use rustix::process::{kill_process, kill_process_group, Pid, Signal};
 
 use crate::support::inherited::INHERITS;
-use crate::support::latch::{fed, number_in, shell_status, state};
+use crate::support::latch::{fed, number_in, shell_status, state, text};
 use crate::support::limited::copy_program;
 use crate::support::needs::has_pidfds;
 use crate::support::{children_of, eventually, PATIENCE};
 use crate::wrapper::{GRANT, LOCK, LOSS, WAITING, WRAPPER};
 
-/// Times before SIGKILL, in seconds: one that no test waits for, and one that soon passes.
-pub const LONG: &str = "60";
-pub const SHORT: &str = "0.3";
-
-/// Waits in a script until the file `go` is there.
-pub const WAIT: &str = "until [ -e $DIR/go ]; do sleep 0.02; done";
-
-/// Writes the number of a shell to the file `ready`. `$READY` in a script stands for it.
+/// Writes the number of a shell to the file `ready`. `$READY` in a script stands for it, and `$WAIT`
+/// for a wait until the file `go` is there.
 const READY: &str = "echo $$ >$DIR/new; mv $DIR/new $DIR/ready";
+const WAIT: &str = "until [ -e $DIR/go ]; do sleep 0.02; done";
+
+pub fn script_of(text: &str) -> String {
+    text.replace("$READY", READY).replace("$WAIT", WAIT)
+}
 
 /// A folder with the named pipes of one lock. Shells that have its variables find the wrapper as
 /// `under`.
@@ -70,11 +69,6 @@ impl Lock {
     }
 
     /// Has the wrapper wait for the lock until [`Lock::grant`].
-    pub fn held(self) -> Lock {
-        self.hold();
-        self
-    }
-
     pub fn hold(&self) {
         mkfifoat(CWD, self.file(GRANT), Mode::RWXU).expect("a pipe");
     }
@@ -83,12 +77,6 @@ impl Lock {
     pub fn grant(&self) -> File {
         let pipe = File::options().write(true).open(self.file(GRANT));
         pipe.expect("a pipe")
-    }
-
-    pub fn wait_for_waiter(&self) {
-        eventually(PATIENCE, "the wrapper waits", || {
-            self.file(WAITING).exists()
-        });
     }
 
     /// The variables of a shell that finds the wrapper.
@@ -112,10 +100,17 @@ impl Lock {
         command
     }
 
-    /// What a shell script prints, and its status.
-    pub fn output(&self, script: &str) -> Output {
-        let script = script.replace("$READY", READY);
-        fed(self.command("sh").args(["-c", &script]), b"in")
+    /// The status of a shell script, what it prints, and its errors behind a `!`.
+    pub fn output(&self, script: &str) -> String {
+        let output = fed(self.command("sh").args(["-c", &script_of(script)]), b"in");
+        let status = shell_status(output.status).expect("one");
+        let [out, err] = [output.stdout, output.stderr].map(|it| text(&it));
+        let mut said = format!("{status} {out}");
+        if !err.is_empty() {
+            said += &format!("! {err}");
+        }
+        let folder = self.folder.path().to_str().expect("text");
+        said.replace(folder, "DIR").trim_end().to_owned()
     }
 
     pub fn file(&self, name: &str) -> PathBuf {
@@ -155,10 +150,8 @@ impl Lock {
 
 /// The wrapper, which is killed when dropped, and its command's group, too.
 pub struct Wrapper {
-    lock: Lock,
+    lock: Arc<Lock>,
     pub child: Child,
-    /// The script under the lock, and the leader of its group.
-    command: Option<Pid>,
 }
 
 impl Deref for Wrapper {
@@ -171,64 +164,52 @@ impl Deref for Wrapper {
 
 impl Wrapper {
     /// Starts a program that is the wrapper or becomes it, in a group of its own: the test is its
-    /// shell with job control.
-    pub fn start(lock: Lock, command: &mut Command) -> Wrapper {
+    /// shell with job control. Waits until the wrapper waits for a lock that is held, and else for
+    /// the number that `script` writes with `$READY`, if it does so.
+    fn start(lock: Arc<Lock>, script: &str, command: &mut Command) -> Wrapper {
         let child = command
             .stdout(Stdio::null())
             .stderr(File::create(lock.file("stderr")).expect("a file"))
             .process_group(0)
             .spawn()
             .expect("the wrapper");
-        Wrapper {
-            lock,
-            child,
-            command: None,
-        }
-    }
-
-    /// Starts a shell script that becomes the wrapper. Waits until the command has written its
-    /// number with `$READY`, if it does so.
-    pub fn shell(lock: Lock, script: &str) -> Wrapper {
-        let mut wrapper = Wrapper::spawn_shell(lock, script);
-        if script.contains("$READY") {
-            wrapper.command = Some(wrapper.number("ready"));
+        let wrapper = Wrapper { lock, child };
+        if wrapper.file(GRANT).exists() {
+            eventually(PATIENCE, "the wrapper waits", || {
+                wrapper.file(WAITING).exists()
+            });
+        } else if script.contains("$READY") {
+            wrapper.command();
         }
         wrapper
     }
 
-    /// Starts such a script, and waits until the wrapper waits for the lock.
-    pub fn shell_that_waits(script: &str) -> Wrapper {
-        let wrapper = Wrapper::spawn_shell(Lock::new().held(), script);
-        wrapper.wait_for_waiter();
-        wrapper
-    }
-
-    fn spawn_shell(lock: Lock, script: &str) -> Wrapper {
+    /// Starts a shell script that becomes the wrapper.
+    pub fn shell(lock: Arc<Lock>, script: &str) -> Wrapper {
         let mut shell = lock.command("sh");
-        shell.args(["-c", &script.replace("$READY", READY)]);
-        Wrapper::start(lock, &mut shell)
+        shell.args(["-c", &script_of(script)]);
+        Wrapper::start(lock, script, &mut shell)
     }
 
-    /// Runs a script that writes its number with `$READY`, and waits until it has done so.
-    pub fn script(leftovers: &str, kill_after: &str, script: &str) -> Wrapper {
-        let lock = Lock::new();
-        let script = script.replace("$READY", READY);
+    /// Runs a shell script under the lock. The options are the leftovers, and behind a slash the
+    /// time before SIGKILL in seconds; no test waits for the default.
+    pub fn script(lock: Arc<Lock>, options: &str, script: &str) -> Wrapper {
+        let (leftovers, kill_after) = options.split_once('/').unwrap_or((options, "60"));
         let mut command = lock.command(WRAPPER);
         command
             .env("LEFTOVERS", leftovers)
             .env("KILL_AFTER", kill_after)
-            .args(["sh", "-c", &script]);
-        let mut wrapper = Wrapper::start(lock, &mut command);
-        wrapper.command = Some(wrapper.number("ready"));
-        wrapper
+            .args(["sh", "-c", &script_of(script)]);
+        Wrapper::start(lock, script, &mut command)
     }
 
     pub fn pid(&self) -> Pid {
         Pid::from_child(&self.child)
     }
 
+    /// The process that writes its number with `$READY`, which leads its group.
     pub fn command(&self) -> Pid {
-        self.command.expect("a script")
+        self.number("ready")
     }
 
     pub fn signal(&self, signal: Signal) {
@@ -252,18 +233,6 @@ impl Wrapper {
 
     pub fn said(&self) -> String {
         fs::read_to_string(self.file("stderr")).expect("a file")
-    }
-
-    pub fn wait_for_the_end_of_the_command(&self) {
-        eventually(PATIENCE, "the command has ended", || {
-            has_ended(self.command())
-        });
-    }
-
-    pub fn wait_for_the_stop_of_the_command(&self) {
-        eventually(PATIENCE, "the command has stopped", || {
-            has_stopped(self.command())
-        });
     }
 
     /// The guard, once the wrapper has started it and it waits.
@@ -292,7 +261,7 @@ impl Drop for Wrapper {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
-        if let Some(command) = self.command {
+        if let Some(command) = number_in(&self.file("ready")) {
             let _ = kill_process_group(command, Signal::KILL);
         }
     }
@@ -323,14 +292,4 @@ pub fn as_nobody() -> &'static str {
     } else {
         "env"
     }
-}
-
-/// Runs a test with each of the signals, side by side.
-pub fn at_once(signals: &[Signal], test: impl Fn(Signal) + Sync) {
-    let test = &test;
-    thread::scope(|scope| {
-        for sent in signals {
-            scope.spawn(move || test(*sent));
-        }
-    });
 }

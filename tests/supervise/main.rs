@@ -5,15 +5,12 @@
 //! This target has no test harness, because it is also the program that supervises: it starts
 //! itself again as the exec shim and as the guard.
 
-mod end;
+mod conversations;
 mod fixture;
-mod guard;
+mod others;
 mod shells;
-mod signals;
-mod start;
 #[path = "../support/mod.rs"]
 mod support;
-mod terminal;
 mod wrapper;
 
 use std::env;
@@ -25,12 +22,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 /// A test and its name.
-type Test = (&'static str, Box<dyn Fn() + Send + Sync>);
+type Test = (String, Box<dyn Fn() + Send + Sync>);
 
 macro_rules! tests {
     ($($name:ident),* $(,)?) => {
         pub fn tests() -> Vec<crate::Test> {
-            vec![$((stringify!($name), Box::new($name))),*]
+            vec![$((stringify!($name).to_owned(), Box::new($name))),*]
         }
     };
 }
@@ -54,14 +51,7 @@ fn run(words: &[OsString]) -> ExitCode {
     let words: Vec<&str> = words.iter().filter_map(|word| word.to_str()).collect();
     let filters: Vec<&&str> = words.iter().filter(|word| !word.starts_with('-')).collect();
     let is_wanted = |name: &str| filters.is_empty() || filters.iter().any(|it| name.contains(**it));
-    let all = [
-        start::tests(),
-        signals::tests(),
-        end::tests(),
-        guard::tests(),
-        terminal::tests(),
-        shells::tests(),
-    ];
+    let all = [conversations::tests(), others::tests(), shells::tests()];
     let mut wanted: Vec<Test> = all.into_iter().flatten().collect();
     wanted.retain(|(name, _)| is_wanted(name) && !words.contains(&"--ignored"));
     if words.contains(&"--list") {
