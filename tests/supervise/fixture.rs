@@ -20,9 +20,10 @@ use crate::support::needs::has_pidfds;
 use crate::support::{children_of, eventually, PATIENCE};
 use crate::wrapper::{GRANT, LOCK, LOSS, WAITING, WRAPPER};
 
-/// Writes the number of a shell to the file `ready`. `$READY` in a script stands for it, and `$WAIT`
-/// for a wait until the file `go` is there.
+/// Writes the number of a shell to the file `ready`. `$READY` in a script stands for it.
 const READY: &str = "echo $$ >$DIR/new; mv $DIR/new $DIR/ready";
+
+/// Waits until the file `go` is there. `$WAIT` in a script stands for it.
 const WAIT: &str = "until [ -e $DIR/go ]; do sleep 0.02; done";
 
 pub fn script_of(text: &str) -> String {

@@ -22,17 +22,6 @@ use crate::support::terminal::{Terminal, CTRL_BACKSLASH, CTRL_C, CTRL_Z};
 use crate::support::{eventually, is_soon, PATIENCE};
 use crate::wrapper::WRAPPER;
 
-crate::tests![
-    keys_in_bash_do_what_they_do_without_a_lock,
-    keys_in_dash_do_what_they_do_without_a_lock,
-    keys_in_zsh_do_what_they_do_without_a_lock,
-    keys_in_fish_do_what_they_do_without_a_lock,
-    keys_in_mksh_do_what_they_do_without_a_lock,
-    keys_in_ksh93_do_what_they_do_without_a_lock,
-    keys_in_busybox_do_what_they_do_without_a_lock,
-    keys_under_other_programs_do_what_they_do_without_a_lock,
-];
-
 /// How many cases of a shell run at a time. Most of them wait.
 const CASES_AT_A_TIME: usize = 4;
 
@@ -40,138 +29,54 @@ const CASES_AT_A_TIME: usize = 4;
 /// it has not happened without.
 const A_WHILE: Duration = Duration::from_millis(500);
 
-struct Shell {
-    /// How it runs a script, and how it is started at a terminal.
-    script: &'static str,
-    interactive: &'static [&'static str],
-    /// Its variable with the last status.
-    status: &'static str,
-}
+/// How each shell runs a script, and how it is started at a terminal.
+const SHELLS: [(&str, &str); 7] = [
+    BASH,
+    ("dash", "dash -i"),
+    ("zsh -f", "zsh -f -i +Z"),
+    ("fish --no-config", "fish --no-config -i"),
+    ("mksh", "mksh -i"),
+    ("ksh93", "ksh93 -i"),
+    ("busybox sh", "busybox sh -i"),
+];
+const BASH: (&str, &str) = ("bash", "bash --norc --noprofile --noediting -i");
 
-const BASH: Shell = Shell {
-    script: "bash",
-    interactive: &["bash", "--norc", "--noprofile", "--noediting", "-i"],
-    status: "$?",
-};
-
-/// A form in which a shell runs a command.
-struct Form {
-    name: &'static str,
-    /// What is typed, or in a script. `RUN` is the wrapper, or nothing. `JOB` is a command that
-    /// goes on until it is told to end, `FIRM` takes the signals and ends with 3, `ASK` asks a
-    /// person, and `TAIL` is the end of a pipeline. A file `waits` says that the script waits.
-    text: &'static str,
-    /// The same for fish; empty if it has no such form.
-    fish: &'static str,
-    keys: &'static [&'static str],
-}
+/// A form in which a shell runs a command, and the keys that are tried. `RUN` is the wrapper, or
+/// nothing. `JOB` is a command that goes on until it is told to end, `FIRM` takes the signals and
+/// ends with 3, `ASK` asks a person, and `TAIL` is the end of a pipeline. A file `waits` says that
+/// the script waits.
+type Form = (&'static str, &'static [&'static str]);
 
 const KEYS: &[&str] = &[CTRL_C, CTRL_BACKSLASH, CTRL_Z];
 const ENDING_KEYS: &[&str] = &[CTRL_C, CTRL_BACKSLASH];
+const ANSWERS: &[&str] = &["secret\n", CTRL_C];
 
 /// What an interactive shell runs.
 const TYPED: &[Form] = &[
-    Form {
-        name: "a command",
-        text: "RUN JOB one",
-        fish: "RUN JOB one",
-        keys: KEYS,
-    },
-    Form {
-        name: "a command that takes signals",
-        text: "RUN FIRM one",
-        fish: "RUN FIRM one",
-        keys: KEYS,
-    },
-    Form {
-        name: "a pipeline",
-        text: "RUN JOB one | TAIL",
-        fish: "RUN JOB one | TAIL",
-        keys: KEYS,
-    },
-    Form {
-        name: "a substitution",
-        text: "x=$(RUN JOB one)",
-        fish: "set x (RUN JOB one)",
-        keys: ENDING_KEYS,
-    },
-    Form {
-        name: "a substitution that asks",
-        text: "x=$(RUN ASK one)",
-        fish: "set x (RUN ASK one)",
-        keys: &["secret\n", CTRL_C],
-    },
-    Form {
-        name: "a pipeline that asks",
-        text: "RUN ASK one | TAIL",
-        fish: "RUN ASK one | TAIL",
-        keys: &["secret\n", CTRL_C],
-    },
+    ("RUN JOB one", KEYS),
+    ("RUN FIRM one", KEYS),
+    ("RUN JOB one | TAIL", KEYS),
+    ("x=$(RUN JOB one)", ENDING_KEYS),
+    ("x=$(RUN ASK one)", ANSWERS),
+    ("RUN ASK one | TAIL", ANSWERS),
 ];
 
-/// What a script does.
+/// What a script does, before it notes the status.
 const SCRIPTS: &[Form] = &[
-    Form {
-        name: "a command",
-        text: "RUN JOB one; echo script:$? >>log",
-        fish: "RUN JOB one; echo script:$status >>log",
-        keys: KEYS,
-    },
-    Form {
-        name: "a command that takes signals",
-        text: "RUN FIRM one; echo script:$? >>log",
-        fish: "RUN FIRM one; echo script:$status >>log",
-        // The others reach the script, too, without the wrapper: see CAVEATS in latch-job(7).
-        keys: &[CTRL_Z],
-    },
-    Form {
-        name: "two jobs and a trap",
-        text: "trap 'echo trap >>log; exit 7' INT QUIT\nRUN JOB one & RUN JOB two &\necho >waits; wait; echo script:$? >>log",
-        fish: "trap 'echo trap >>log; exit 7' INT QUIT\nRUN JOB one & RUN JOB two &\necho >waits; wait; echo script:$status >>log",
-        keys: KEYS,
-    },
-    Form {
-        name: "a job",
-        text: "RUN JOB one &\necho >waits; wait; echo script:$? >>log",
-        fish: "RUN JOB one &\necho >waits; wait; echo script:$status >>log",
-        keys: KEYS,
-    },
-    Form {
-        name: "a job in a pipeline",
-        text: "RUN JOB one | TAIL &\necho >waits; wait; echo script:$? >>log",
-        fish: "RUN JOB one | TAIL &\necho >waits; wait; echo script:$status >>log",
-        keys: KEYS,
-    },
-    Form {
-        name: "a substitution",
-        text: "x=$(RUN JOB one); echo script:$? >>log",
-        fish: "set x (RUN JOB one); echo script:$status >>log",
-        keys: KEYS,
-    },
-    Form {
-        name: "a substitution that asks",
-        text: "x=$(RUN ASK one); echo script:$? >>log",
-        fish: "set x (RUN ASK one); echo script:$status >>log",
-        keys: &["secret\n", CTRL_C],
-    },
-    Form {
-        name: "a pipeline",
-        text: "RUN JOB one | TAIL; echo script:$? >>log",
-        fish: "RUN JOB one | TAIL; echo script:$status >>log",
-        keys: KEYS,
-    },
-    Form {
-        name: "the end of a pipeline",
-        text: "true | RUN FIRM one; echo script:$? >>log",
-        fish: "true | RUN FIRM one; echo script:$status >>log",
-        keys: KEYS,
-    },
-    Form {
-        name: "a subshell in the background",
-        text: "(RUN JOB one; true) &\necho >waits; wait; echo script:$? >>log",
-        fish: "",
-        keys: KEYS,
-    },
+    ("RUN JOB one", KEYS),
+    // The others reach the script, too, without the wrapper: see CAVEATS in latch-job(7).
+    ("RUN FIRM one", &[CTRL_Z]),
+    (
+        "trap 'echo trap >>log; exit 7' INT QUIT\nRUN JOB one & RUN JOB two &\necho >waits; wait",
+        KEYS,
+    ),
+    ("RUN JOB one &\necho >waits; wait", KEYS),
+    ("RUN JOB one | TAIL &\necho >waits; wait", KEYS),
+    ("x=$(RUN JOB one)", KEYS),
+    ("x=$(RUN ASK one)", ANSWERS),
+    ("RUN JOB one | TAIL", KEYS),
+    ("true | RUN FIRM one", KEYS),
+    ("(RUN JOB one; true) &\necho >waits; wait", KEYS),
 ];
 
 /// Programs between the shell and the wrapper, each with what is typed.
@@ -210,66 +115,23 @@ const ASK: &str = "exec 9<>/dev/tty
 echo $$ >$1
 if read x <&9; then echo $1:$x >>log; else echo $1:none >>log; fi";
 
-fn keys_in_bash_do_what_they_do_without_a_lock() {
-    compare_in(BASH);
-}
-
-fn keys_in_dash_do_what_they_do_without_a_lock() {
-    compare_in(Shell {
-        script: "dash",
-        interactive: &["dash", "-i"],
-        status: "$?",
-    });
-}
-
-fn keys_in_zsh_do_what_they_do_without_a_lock() {
-    if programs(["zsh"]).is_some() {
-        compare_in(Shell {
-            script: "zsh -f",
-            interactive: &["zsh", "-f", "-i", "+Z"],
-            status: "$?",
-        });
+pub fn tests() -> Vec<crate::Test> {
+    let mut tests: Vec<crate::Test> = Vec::new();
+    for (script, interactive) in SHELLS {
+        let name = script.split(' ').next().expect("a program");
+        let test = move || {
+            if ["bash", "dash"].contains(&name) || programs([name]).is_some() {
+                compare_in(script, interactive);
+            }
+        };
+        let claim = format!("keys_in_{name}_do_what_they_do_without_a_lock");
+        tests.push((claim, Box::new(test)));
     }
-}
-
-fn keys_in_fish_do_what_they_do_without_a_lock() {
-    if programs(["fish"]).is_some() {
-        compare_in(Shell {
-            script: "fish --no-config",
-            interactive: &["fish", "--no-config", "-i"],
-            status: "$status",
-        });
-    }
-}
-
-fn keys_in_mksh_do_what_they_do_without_a_lock() {
-    if programs(["mksh"]).is_some() {
-        compare_in(Shell {
-            script: "mksh",
-            interactive: &["mksh", "-i"],
-            status: "$?",
-        });
-    }
-}
-
-fn keys_in_ksh93_do_what_they_do_without_a_lock() {
-    if programs(["ksh93"]).is_some() {
-        compare_in(Shell {
-            script: "ksh93",
-            interactive: &["ksh93", "-i"],
-            status: "$?",
-        });
-    }
-}
-
-fn keys_in_busybox_do_what_they_do_without_a_lock() {
-    if programs(["busybox"]).is_some() {
-        compare_in(Shell {
-            script: "busybox sh",
-            interactive: &["busybox", "sh", "-i"],
-            status: "$?",
-        });
-    }
+    tests.push((
+        "keys_under_other_programs_do_what_they_do_without_a_lock".to_owned(),
+        Box::new(keys_under_other_programs_do_what_they_do_without_a_lock),
+    ));
+    tests
 }
 
 fn keys_under_other_programs_do_what_they_do_without_a_lock() {
@@ -284,8 +146,7 @@ fn keys_under_other_programs_do_what_they_do_without_a_lock() {
         if is_there {
             for key in KEYS {
                 cases.push(Case {
-                    shell: &BASH,
-                    name: format!("typed {typed}"),
+                    interactive: BASH.1,
                     typed: (*typed).to_owned(),
                     script: "RUN JOB one".to_owned(),
                     key,
@@ -297,27 +158,31 @@ fn keys_under_other_programs_do_what_they_do_without_a_lock() {
 }
 
 /// Compares all forms and keys in one shell.
-fn compare_in(shell: Shell) {
+fn compare_in(script: &str, interactive: &'static str) {
     let mut cases = Vec::new();
     for (forms, is_script) in [(TYPED, false), (SCRIPTS, true)] {
-        for form in forms {
-            let text = match shell.status {
-                "$?" => form.text,
-                _ => form.fish,
-            };
-            let typed = if is_script {
-                format!("{} script", shell.script)
-            } else {
-                text.to_owned()
-            };
-            let place = if is_script { "in a script" } else { "typed" };
-            for key in form.keys.iter().filter(|_| !text.is_empty()) {
+        for (form, keys) in forms {
+            let mut text = (*form).to_owned();
+            if is_script {
+                text += "; echo script:$? >>log";
+            }
+            if script.starts_with("fish") {
+                if text.starts_with('(') {
+                    // It has no such form.
+                    continue;
+                }
+                text = text.replace("$?", "$status").replace("x=$(", "set x (");
+            }
+            for key in *keys {
                 cases.push(Case {
                     // The shell of a script is its own; the one at the terminal is bash.
-                    shell: if is_script { &BASH } else { &shell },
-                    name: format!("{}: {} {place}", shell.script, form.name),
-                    typed: typed.clone(),
-                    script: text.to_owned(),
+                    interactive: if is_script { BASH.1 } else { interactive },
+                    typed: if is_script {
+                        format!("{script} script")
+                    } else {
+                        text.clone()
+                    },
+                    script: text.clone(),
                     key,
                 });
             }
@@ -326,16 +191,15 @@ fn compare_in(shell: Shell) {
     compare_all(&cases);
 }
 
-struct Case<'a> {
-    /// The shell at the terminal.
-    shell: &'a Shell,
-    name: String,
+struct Case {
+    /// Starts the shell at the terminal.
+    interactive: &'static str,
     typed: String,
     script: String,
     key: &'static str,
 }
 
-fn compare_all(cases: &[Case<'_>]) {
+fn compare_all(cases: &[Case]) {
     let next = AtomicUsize::new(0);
     let different: Vec<String> = thread::scope(|scope| {
         let runs: Vec<_> = (0..CASES_AT_A_TIME)
@@ -356,7 +220,7 @@ fn compare_all(cases: &[Case<'_>]) {
     assert!(different.is_empty(), "{}", different.join("\n"));
 }
 
-impl Case<'_> {
+impl Case {
     /// What differs with the wrapper, in words, if it differs twice. Once in a while a shell loses
     /// a key by itself: ksh93 did, with the wrapper and without.
     fn difference(&self) -> Option<String> {
@@ -368,8 +232,8 @@ impl Case<'_> {
         let with = Run::facts_of(self, WRAPPER, Some(&without));
         (with != without).then(|| {
             format!(
-                "{}, {:?}:\n    without {without:?}\n    with    {with:?}",
-                self.name, self.key
+                "{}, {}, {:?}:\n    without {without:?}\n    with    {with:?}",
+                self.typed, self.script, self.key
             )
         })
     }
@@ -377,7 +241,7 @@ impl Case<'_> {
 
 /// A case with or without the wrapper.
 struct Run<'a> {
-    case: &'a Case<'a>,
+    case: &'a Case,
     /// Dropped before the folder of the lock, which its shells use.
     terminal: Terminal,
     lock: Lock,
@@ -388,7 +252,7 @@ struct Run<'a> {
 }
 
 impl<'a> Run<'a> {
-    fn facts_of(case: &'a Case<'a>, run: &str, expected: Option<&'a [String]>) -> Vec<String> {
+    fn facts_of(case: &'a Case, run: &str, expected: Option<&'a [String]>) -> Vec<String> {
         let lock = Lock::new();
         let fill = |text: &str| {
             let text = text.replace("RUN", run);
@@ -412,9 +276,10 @@ impl<'a> Run<'a> {
         let mut variables = lock.variables().to_vec();
         variables.push(("SCREENDIR", lock.file("screens").display().to_string()));
         let variables: Vec<(&str, &str)> = variables.iter().map(|it| (it.0, &*it.1)).collect();
+        let interactive: Vec<&str> = case.interactive.split(' ').collect();
         let mut this = Run {
             case,
-            terminal: Terminal::open(&variables, case.shell.interactive),
+            terminal: Terminal::open(&variables, &interactive),
             lock,
             jobs: Vec::new(),
             facts: Vec::new(),
@@ -514,7 +379,9 @@ impl<'a> Run<'a> {
     /// Notes the last status of the shell at the terminal, if it reads commands.
     fn tell(&mut self, fact: &str) {
         let file = self.lock.file(&fact.replace(' ', "-"));
-        let line = format!(" echo {} >>{}", self.case.shell.status, file.display());
+        let is_fish = self.case.interactive.starts_with("fish");
+        let status = if is_fish { "$status" } else { "$?" };
+        let line = format!(" echo {status} >>{}", file.display());
         let patience = self.patience(fact);
         self.type_until(&line, patience, || {
             fs::read_to_string(&file).is_ok_and(|text| text.ends_with('\n'))
