@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! == a loss ends a stopped command
-//! needs: python3 pidfds                what it needs, or it is skipped
+//! needs: python3 pidfds process-1      what it needs, or it is skipped
 //! for: STOP => 3                       it is played for each such line, with these words in place
 //!                                      of JOB and STATUS
 //! signals: TERM 37                     the same with the numbers of these signals, and the exit
@@ -12,10 +12,13 @@
 //! end $READY; exit 3                   starts a shell script under the lock, with --leftovers end;
 //!                                      also leave, wait, and end/0.3 with a time before SIGKILL
 //! sh exec under sh -c true             starts a shell script that becomes the wrapper
+//! unshared exec under sh -c true       the same as process 1, which is called init
+//! orphans 0                            so many children has init in the end
 //! command stops                        also ends, goes on; and wrapper, guard, or a file that has
 //!                                      the number of a process
 //! command is stopped                   is so at once; also is running, is gone
 //! wrapper TERM                         sends a signal to the process
+//! guard                                waits for the guard, and writes its number into a file
 //! group is empty                       is so at once; also group is not empty, group ends
 //! = 70                                 the wrapper ends with this status, as a shell has it
 //! dies 15                              dies of this signal, without a core dump
@@ -60,7 +63,7 @@ use rustix_libc_wrappers::process::SignalExt;
 
 use crate::fixture::{as_nobody, has_ended, has_stopped, Lock, Stray, Wrapper};
 use crate::support::group::is_empty;
-use crate::support::latch::{is_gone, shell_status};
+use crate::support::latch::{is_gone, process_1, shell_status};
 use crate::support::needs::{has_pidfds, programs, skipped};
 use crate::support::terminal::{at_each_shell, Terminal, CTRL_C, CTRL_D, CTRL_Z, PROMPT, SAY};
 use crate::support::{children_of, eventually, stat_of, PATIENCE};
@@ -147,6 +150,7 @@ impl Section {
                 skipped(&["pidfds"]);
                 false
             }
+            "process-1" => process_1(&[]).is_some(),
             name => programs([name]).is_some(),
         };
         if !self.needs.iter().all(is_there) {
@@ -187,7 +191,6 @@ struct Stage {
     lock: Arc<Lock>,
     /// What keeps the lock granted.
     granted: Option<File>,
-    guard: Option<Pid>,
     /// How much the terminal had shown when a key was pressed last.
     pressed_at: usize,
 }
@@ -209,13 +212,16 @@ impl Stage {
             strays: Vec::new(),
             lock: Arc::new(lock),
             granted: None,
-            guard: None,
             pressed_at: 0,
         }
     }
 
     fn wrapper(&mut self) -> &mut Wrapper {
         self.wrapper.as_mut().expect("a wrapper")
+    }
+
+    fn init(&mut self) -> Pid {
+        children_of(self.wrapper().child.id())[0]
     }
 
     fn take(&mut self, step: &str) {
@@ -287,18 +293,22 @@ impl Stage {
                 assert!(!has_ended(stray.0));
                 self.strays.push(stray);
             }
-            "guard" if ["ends", "is gone"].contains(&rest) => {
-                take_of_process(self.guard.expect("a guard"), rest);
-            }
-            "guard" => {
+            "guard" if !["ends", "is gone"].contains(&rest) => {
                 let guard = self.wrapper().guard();
-                self.guard = Some(guard);
+                fs::write(lock.file("guard"), guard.to_string()).expect("a file");
                 if !rest.is_empty() {
                     self.strays.push(Stray(guard));
                     take_of_process(guard, rest);
                     let is_done = || has_stopped(guard) || is_gone(guard);
                     eventually(PATIENCE, rest, is_done);
                 }
+            }
+            "unshared" => self.wrapper = Some(Wrapper::unshared(lock, rest)),
+            "init" => take_of_process(self.init(), rest),
+            "orphans" => {
+                let init = self.init().as_raw_pid().unsigned_abs();
+                let count: usize = rest.parse().expect("a number");
+                eventually(PATIENCE, "orphans", || children_of(init).len() == count);
             }
             "wrapper" => take_of_process(self.wrapper().pid(), rest),
             "command" => take_of_process(lock.number("ready"), rest),

@@ -14,7 +14,7 @@ use rustix::fs::{mkfifoat, open, Mode, OFlags, CWD};
 use rustix::process::{kill_process, kill_process_group, Pid, Signal};
 
 use crate::support::inherited::INHERITS;
-use crate::support::latch::{fed, number_in, shell_status, state, text};
+use crate::support::latch::{fed, number_in, process_1, shell_status, state, text};
 use crate::support::limited::copy_program;
 use crate::support::needs::has_pidfds;
 use crate::support::{children_of, eventually, PATIENCE};
@@ -190,6 +190,18 @@ impl Wrapper {
         let mut shell = lock.command("sh");
         shell.args(["-c", &script_of(script)]);
         Wrapper::start(lock, script, &mut shell)
+    }
+
+    /// Starts a shell script as process 1 of a namespace, which becomes the wrapper. The numbers of
+    /// its processes are those of others here.
+    pub fn unshared(lock: Arc<Lock>, script: &str) -> Wrapper {
+        assert!(!script.contains("$READY"));
+        let mut command = process_1(&[]).expect("it is possible");
+        let variables = lock.variables();
+        command
+            .envs(variables)
+            .args(["sh", "-c", &script_of(script)]);
+        Wrapper::start(lock, script, &mut command)
     }
 
     /// Runs a shell script under the lock. The options are the leftovers, and behind a slash the
