@@ -250,22 +250,10 @@ mod tests {
         }
 
         fn word(&mut self) -> String {
-            const ALPHABET: [char; 12] = [
-                'a',
-                'Z',
-                '0',
-                '=',
-                '-',
-                '"',
-                '\\',
-                'ü',
-                '\u{1f512}',
-                '\u{feff}',
-                '\u{2028}',
-                '.',
-            ];
+            const ALPHABET: &str = "aZ0=-\"\\ü\u{1f512}\u{feff}\u{2028}.";
+            let alphabet: Vec<char> = ALPHABET.chars().collect();
             let word: String = (0..=self.throw(40))
-                .map(|_| ALPHABET[self.throw(ALPHABET.len())])
+                .map(|_| alphabet[self.throw(alphabet.len())])
                 .collect();
             // Blanks at the ends are not kept.
             word.trim().to_owned()

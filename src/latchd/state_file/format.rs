@@ -485,20 +485,6 @@ mod tests {
     }
 
     #[test]
-    fn no_part_of_a_file_is_taken_for_the_whole() {
-        let content = encode(&state());
-        let content = content.as_bytes();
-        for len in 0..content.len() {
-            assert!(decode(&content[..len]).is_err(), "{len}");
-        }
-        for at in 0..content.len() {
-            let mut flipped = content.to_vec();
-            flipped[at] ^= 1;
-            assert!(decode(&flipped).is_err(), "{at}");
-        }
-    }
-
-    #[test]
     fn a_batch_that_is_cut_short_changes_nothing() {
         let (pieces, states) = with_batches();
         let mut earlier = Vec::new();

@@ -355,42 +355,31 @@ mod tests {
         }
     }
 
+    /// Otherwise the maximum hold time could end a grant whose lease has not ended.
     #[test]
     fn a_clock_that_is_set_makes_no_grant_older() {
-        let mut state = with_grants(Condition::Open, Some("now"));
-        third(&mut state).record.age = Some(Duration::from_secs(7));
-        let set = Circumstances {
-            now: ClockTimes {
-                wall: at(900_000).wall,
-                ..HERE.now
-            },
-            ..HERE
-        };
-        let grants = Previous::State(state).grants(&set);
-        assert_eq!(
-            grants.last().and_then(|it| it.age),
-            Some(Duration::from_secs(57))
-        );
-    }
-
-    #[test]
-    fn a_grant_in_a_batch_is_older_by_the_time_since_the_batch() {
-        let mut state = with_grants(Condition::Open, Some("now"));
-        let grant = third(&mut state);
-        grant.record.age = Some(Duration::from_secs(7));
-        grant.written_at = at(990);
-        let grants = Previous::State(state).grants(&HERE);
-        let ages = grants.iter().map(|it| it.age);
-        assert_eq!(ages.max(), Some(Some(Duration::from_secs(17))));
-    }
-
-    /// Otherwise the maximum hold time would end the grant although its lease has not ended.
-    #[test]
-    fn after_a_boot_a_clock_that_was_set_makes_no_grant_older() {
-        let mut state = with_grants(Condition::Open, Some("then"));
-        third(&mut state).record.age = Some(Duration::from_secs(7));
-        let grants = Previous::State(state).grants(&HERE);
-        assert_eq!(grants.last().and_then(|it| it.age), None);
+        for (boot_id, written_at, wall, age) in [
+            ("now", 950, 1000, Some(57)),
+            ("now", 950, 900_000, Some(57)),
+            // In a later batch.
+            ("now", 990, 1000, Some(17)),
+            // After a boot, no clock is known to have gone on all the time.
+            ("then", 950, 1000, None),
+        ] {
+            let mut state = with_grants(Condition::Open, Some(boot_id));
+            let grant = third(&mut state);
+            grant.record.age = Some(Duration::from_secs(7));
+            grant.written_at = at(written_at);
+            let mut here = HERE;
+            here.now.wall = at(wall).wall;
+            let grants = Previous::State(state).grants(&here);
+            let found = grants.last().and_then(|it| it.age);
+            assert_eq!(
+                found.map(|it| it.as_secs()),
+                age,
+                "{boot_id} {written_at} {wall}"
+            );
+        }
     }
 
     #[test]

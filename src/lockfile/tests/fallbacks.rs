@@ -15,6 +15,9 @@ use crate::os::process;
 
 const HOUR: Duration = Duration::from_secs(3600);
 
+/// The record of [`DEAD`], as of long ago.
+const STALE: &str = "pid=999999999\ntimestamp=1\n";
+
 /// Calls `check` once for every file system, each time with the path of a free lock.
 fn everywhere(check: impl Fn(&Path, MissingFeatures)) {
     for missing in every_file_system() {
@@ -150,22 +153,20 @@ fn a_stale_file_with_another_name_is_replaced() {
     let scratch = tempfile::tempdir().expect("a directory");
     let path = scratch.path().join("fallbacks.lock");
     let other = scratch.path().join("other");
-    let stale = format!("pid={DEAD}\ntimestamp=1\n");
-    fs::write(&path, &stale).expect("a stale lock");
+    fs::write(&path, STALE).expect("a stale lock");
     fs::hard_link(&path, &other).expect("another name");
     let semaphore = lock_without(&path, MissingFeatures::default(), HOUR);
     let guard = semaphore.try_acquire().expect("a stale lock");
     assert!(guard.is_held());
     assert_ne!(file_of(&path).0, file_of(&other).0);
-    assert_eq!(fs::read_to_string(&other).expect("a record"), stale);
+    assert_eq!(fs::read_to_string(&other).expect("a record"), STALE);
 }
 
 #[test]
 fn a_lock_renewed_during_a_takeover_is_kept() {
     everywhere(|path, missing| {
-        let stale = format!("pid={DEAD}\ntimestamp=1\n");
         let renewed = format!("pid={DEAD}\ntimestamp=2000000000\n");
-        fs::write(path, &stale).expect("a stale lock");
+        fs::write(path, STALE).expect("a stale lock");
         let directory = Directory::of(path).expect("a directory");
         let files = LockFiles::new(
             &directory,
@@ -178,7 +179,7 @@ fn a_lock_renewed_during_a_takeover_is_kept() {
             // locked.
             may_take: &|content| {
                 fs::write(path, &renewed).expect("a renewed lock");
-                let is_stale = content.bytes == stale.as_bytes();
+                let is_stale = content.bytes == STALE.as_bytes();
                 is_stale.then_some(()).ok_or(Obstacle::NotStale)
             },
         };
@@ -204,7 +205,7 @@ fn a_takeover_settles_however_it_was_done() {
         let deadline = Instant::now() + Duration::from_secs(60);
         loop {
             assert!(Instant::now() < deadline, "every removal came too early");
-            fs::write(&path, format!("pid={DEAD}\ntimestamp=1\n")).expect("a stale lock");
+            fs::write(&path, STALE).expect("a stale lock");
             let taken = thread::scope(|scope| {
                 let taker = scope.spawn(|| semaphore.try_acquire().map(|guard| guard.is_held()));
                 let is_ours = || fs::read_to_string(&path).is_ok_and(|it| it.contains("x-host="));
@@ -314,7 +315,7 @@ fn cleaning_removes_a_stale_lock_and_nothing_else() {
         };
         fs::write(path, living.print()).expect("a lock of the living");
         assert_eq!(semaphore.clean().expect("cleaning"), Cleaned::default());
-        fs::write(path, format!("pid={DEAD}\ntimestamp=1\n")).expect("a stale lock");
+        fs::write(path, STALE).expect("a stale lock");
         assert_eq!(semaphore.clean().expect("cleaning").lock, !missing.locks);
         assert_eq!(path.exists(), missing.locks);
         assert!(other.exists());
@@ -374,15 +375,14 @@ fn a_full_disk_leaves_neither_a_lock_nor_litter() {
         );
 
         // The stale lock that was there stays, too.
-        let stale = format!("pid={DEAD}\ntimestamp=1\n");
-        fs::write(&path, &stale).expect("a stale lock");
+        fs::write(&path, STALE).expect("a stale lock");
         let status = on_a_full_disk("trap '' XFSZ", &path, bits);
         assert_eq!(
             status.code(),
             Some(if missing.locks { 8 } else { 7 }),
             "{missing:?}"
         );
-        assert_eq!(fs::read_to_string(&path).expect("a record"), stale);
+        assert_eq!(fs::read_to_string(&path).expect("a record"), STALE);
         assert!(litter(&path).is_empty(), "{missing:?}: {:?}", litter(&path));
     }
 }
@@ -501,7 +501,7 @@ fn the_end_of_a_holder_wakes_only_once() {
 fn a_refused_stale_lock_is_retried_at_the_retry_interval() {
     let scratch = tempfile::tempdir().expect("a directory");
     let path = scratch.path().join("fallbacks.lock");
-    fs::write(&path, format!("pid={DEAD}\ntimestamp=1\n")).expect("a stale lock");
+    fs::write(&path, STALE).expect("a stale lock");
     let poor = MissingFeatures {
         locks: true,
         ..MissingFeatures::default()
