@@ -152,11 +152,11 @@ pub(super) fn judge(
     };
     let is_dead_for_sure = alive == Alive::No && is_death_certain(content, flock, host);
     let may_be_dead = alive != Alive::Yes && origin(&content.record, host.id()) != Origin::Unknown;
-    // While another process has the file locked, the lock cannot be taken over, however old it is.
-    let counts_as_dead = flock != Flock::HeldByOther && (rule == StaleRule::Age || may_be_dead);
     let stale_in = match timeout {
+        // The lock cannot be taken over, however old it is.
+        _ if flock == Flock::HeldByOther => None,
         Some(_) if is_dead_for_sure => Some(0),
-        Some(timeout) if counts_as_dead => {
+        Some(timeout) if rule == StaleRule::Age || may_be_dead => {
             let stale_at = timeout.as_secs().saturating_add(1);
             let by_age = stale_at.saturating_sub(age(content, host));
             let waits_for_proof = alive == Alive::Unknown

@@ -483,6 +483,8 @@ fn a_flock_of_anybody_is_a_holder_for_every_command() {
     let place = Place::new();
     let zeros = "\0".repeat(100);
     let old = format!("pid={NO_PROCESS}\ntimestamp=1\n");
+    let host = fs::read_to_string("/proc/sys/kernel/hostname").expect("it has a name");
+    let of_an_earlier_boot = format!("{old}x-boot=b\nx-host={host}");
     let older_guard = format!("{old}x-boot=b\nx-fcntl=read\nx-live=flock\n");
     let ours = dead_guard(&place);
     let young = format!("pid={NO_PROCESS}\ntimestamp={}\n", now());
@@ -494,6 +496,7 @@ fn a_flock_of_anybody_is_a_holder_for_every_command() {
         ("pid=47", TWO_HOURS, false),
         (&old, 0, false),
         (&young, 0, true),
+        (&of_an_earlier_boot, 0, false),
         (&older_guard, 0, false),
         (&ours, 0, false),
     ]
