@@ -533,9 +533,9 @@ mod tests {
     }
 
     /// A row: the process, the time of the grant, the rest of the record, the judgement, and what
-    /// differs from a file that was just written, that no process has locked, and that is on this
-    /// host. `own` is this host, this boot and this PID namespace; `here` and `there` are a process
-    /// of these and of others. `in` is the number of seconds until the lock is stale. What stands
+    /// differs. Otherwise the file was just written on this host, and no process has locked it.
+    /// `own` is this host, this boot and this PID namespace; `here` and `there` are a process of
+    /// these and of others. `in` is the number of seconds until the lock is stale. What stands
     /// behind `with` differs in all rows up to the next `with`.
     const RULE: &str = "
         foreign, young, alive           | PID    | YOUNG  |               | alive
